@@ -1,0 +1,71 @@
+"""Everything that can go wrong with a model, said once and clearly.
+
+A stage collects every `Problem` it finds in a `Problems` list and raises them together, so that a person
+reads all of them at once. On the command line an `OnnxgenError` is printed without a traceback and its
+`exit_code` ends the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: what, at which node (if any), and the way out.
+
+    `what` and `help` are plain sentences; names that come from the file are passed through
+    `names.printable` before they get here.
+    """
+
+    what: str
+    node: str = ""
+    op: str = ""
+    opset: int | None = None
+    help: str = ""
+
+    def __str__(self) -> str:
+        where = ""
+        if self.node or self.op:
+            version = f"-{self.opset}" if self.opset is not None else ""
+            where = f"node {self.node or '(unnamed)'} ({self.op}{version}): "
+        return f"{where}{self.what}" + (f" -> {self.help}" if self.help else "")
+
+
+class OnnxgenError(Exception):
+    """Bad input: a file, an option or a model that cannot be converted exactly.
+
+    Attributes:
+        problems: everything that was found, in the order it was found.
+        exit_code: the process's exit code on the command line (2; subclasses differ).
+    """
+
+    exit_code = 2
+
+    def __init__(self, *problems: Problem | str) -> None:
+        self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+class EditedError(OnnxgenError):
+    """The output was edited by hand and its source changed too; nothing was overwritten."""
+
+    exit_code = 3
+
+
+class Problems:
+    """Collects problems during one stage; `raise_if_any` ends the stage."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def add(self, problem: Problem | str) -> None:
+        """Record one problem; duplicates are kept once."""
+        problem = Problem(problem) if isinstance(problem, str) else problem
+        if problem not in self.found:
+            self.found.append(problem)
+
+    def raise_if_any(self) -> None:
+        """Raise one `OnnxgenError` with all that was found, if anything was."""
+        if self.found:
+            raise OnnxgenError(*self.found)

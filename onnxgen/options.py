@@ -1,0 +1,68 @@
+"""What a user can ask for: one frozen dataclass, read alike by the command line, pyproject.toml and the library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes past which a file is refused before any native code sees it; raise them for honest giants."""
+
+    nodes: int = 1_000_000
+    initializers: int = 1_000_000
+    depth: int = 32  # nested subgraphs
+    rank: int = 64
+    name_length: int = 65_536
+    fold_elements: int = 16_777_216  # largest constant that folding may create
+    function_nodes: int = 1_000_000  # nodes after inlining local functions
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one generation.
+
+    Attributes:
+        class_name: name of the root class; default: what the exporter recorded, else the file's stem.
+        weights: where to write the sidecar; default: beside the module, by its stem.
+        dtype: cast every floating point weight ("float16", "bfloat16", "float32", "float64"); default: as stored.
+        embed: put the weights into the module itself (small models).
+        input_shapes: fixed dims for graph inputs, `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is.
+        flat: one class, no nested modules.
+        trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
+        frozen: a regular expression; tensors whose ONNX name it finds are not trained.
+        shard_size: bytes past which the sidecar is written as several files with an index.
+        templates: a folder with Jinja templates that override onnxgen's own.
+        limits: see `Limits`.
+    """
+
+    class_name: str | None = None
+    weights: Path | None = None
+    dtype: str | None = None
+    embed: bool = False
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    flat: bool = False
+    trainable: str | None = None
+    frozen: str | None = None
+    shard_size: int = 5_000_000_000
+    templates: Path | None = None
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise OnnxgenError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name in ("trainable", "frozen"):
+            pattern = getattr(self, name)
+            try:
+                re.compile(pattern or "")
+            except re.error as error:
+                raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+        if self.class_name is not None and not (self.class_name.isidentifier() and self.class_name.isascii()):
+            raise OnnxgenError(f"class name {self.class_name!r} is not a Python identifier")

@@ -1,0 +1,57 @@
+"""What is known of a value before anything runs: dtype, dims, and the elements of small integer tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.propagate.dims import Dim
+
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Info:
+    """Facts about one value, proven from the graph and never guessed.
+
+    Attributes:
+        dtype: element type; None where unknown (strings are `ir.DataType.STRING`).
+        shape: one `Dim` (int or symbolic) an axis; None where the rank is unknown.
+        data: the elements, where they are known at generation. A numeric array for a constant; an object array of
+            `Dim` for an integer tensor computed from shapes. Never there for trainable values.
+        kind: "tensor", "sequence" or "optional"; `dtype` and `shape` then speak of the elements.
+    """
+
+    dtype: ir.DataType | None = None
+    shape: Shape | None = None
+    data: NDArray[np.generic] | None = None
+    kind: str = "tensor"
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def constant(self) -> NDArray[np.generic] | None:
+        """The elements if they are plain numbers (nothing symbolic), else None."""
+        if self.data is None or self.data.dtype != object:
+            return self.data
+        if all(isinstance(d, int) for d in self.data.flat):
+            return self.data.astype(np.int64)
+        return None
+
+
+UNKNOWN = Info()
+
+
+def info(value: ir.Value | None) -> Info:
+    """The facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
+    found = None if value is None else value.meta.get("info")
+    return found if isinstance(found, Info) else UNKNOWN
+
+
+def set_info(value: ir.Value, facts: Info) -> None:
+    value.meta["info"] = facts
