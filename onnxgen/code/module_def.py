@@ -1,0 +1,179 @@
+"""A module in PyTorch's words: what `__init__` registers and what `forward` does.
+
+Lowering makes one flat `ModuleDef`; `structure` splits it into a tree of classes; `render` writes it out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import refs
+from onnxgen.propagate.info import Info
+from onnxgen.wayback import Source
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Member:
+    """One thing registered in `__init__`.
+
+    Attributes:
+        path: absolute module path and attribute name, e.g. `("layer1", "0", "conv1")`.
+        build: the expression assigned to it.
+        kind: "module", "parameter" or "buffer" (a non-persistent constant).
+        keys: how each of its state-dict tensors is made; the key is `""` for a parameter, else "weight", ...
+        frozen: the keys that are not trained.
+        named: the path is the file's own; otherwise its last part is a role, to be numbered among its like.
+    """
+
+    path: Path
+    build: ast.expr
+    kind: str = "module"
+    keys: dict[str, Source] = field(default_factory=dict)
+    frozen: set[str] = field(default_factory=set)
+    named: bool = True
+
+    def state_keys(self) -> Iterator[tuple[str, Source]]:
+        for key, source in self.keys.items():
+            yield ".".join((*self.path, key) if key else self.path), source
+
+
+@dataclass
+class Assign:
+    """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`)."""
+
+    targets: tuple[str, ...]
+    value: ast.expr
+    scope: Path = ()
+    node: str = ""
+
+
+@dataclass
+class If:
+    """A Python `if`; the values that both branches assign are its results."""
+
+    test: ast.expr
+    then: list[Statement]
+    orelse: list[Statement]
+    targets: tuple[str, ...]
+    scope: Path = ()
+    node: str = ""
+
+
+@dataclass
+class Loop:
+    """A Python loop: `for target in iterable` or, where `iterable` is None, `while True`.
+
+    `stop`, if given, is evaluated before each turn: the loop ends where it is false.
+    `carried` are the values assigned before the loop and again in it; `targets` those among them used after it.
+    """
+
+    target: str | None
+    iterable: ast.expr | None
+    stop: ast.expr | None
+    body: list[Statement]
+    targets: tuple[str, ...]
+    scope: Path = ()
+    node: str = ""
+
+
+Statement = Assign | If | Loop
+
+
+def blocks(statement: Statement) -> list[list[Statement]]:
+    """The nested blocks of a statement."""
+    if isinstance(statement, If):
+        return [statement.then, statement.orelse]
+    return [statement.body] if isinstance(statement, Loop) else []
+
+
+def expressions(statement: Statement) -> Iterator[ast.expr]:
+    """Every expression of a statement, nested blocks included, in order of evaluation."""
+    if isinstance(statement, Assign):
+        yield statement.value
+        return
+    if isinstance(statement, If):
+        yield statement.test
+    elif isinstance(statement, Loop):
+        if statement.iterable is not None:
+            yield statement.iterable
+        if statement.stop is not None:
+            yield statement.stop
+    for block in blocks(statement):
+        for inner in block:
+            yield from expressions(inner)
+
+
+def assigned(statement: Statement) -> Iterator[str]:
+    """Every value that a statement or its nested blocks assign."""
+    yield from statement.targets
+    if isinstance(statement, Loop) and statement.target:
+        yield statement.target
+    for block in blocks(statement):
+        for inner in block:
+            yield from assigned(inner)
+
+
+def used(statement: Statement) -> list[str]:
+    """The values that a statement needs from outside itself, in order of first use."""
+    inside = set(assigned(statement)) if blocks(statement) else set()
+    found: dict[str, None] = {}
+    for expression in expressions(statement):
+        for name in refs(expression):
+            if name not in inside:
+                found.setdefault(name)
+    if isinstance(statement, Loop):
+        # values carried around the loop are assigned in it but must exist before it
+        for name in carried(statement):
+            found.setdefault(name)
+    return list(found)
+
+
+def carried(statement: Loop) -> list[str]:
+    """Values that a loop assigns and that must already have a value when it starts: all of its targets."""
+    return list(statement.targets)
+
+
+@dataclass
+class Input:
+    """One argument of `forward`: a value, and the annotation that says what it is."""
+
+    value: str
+    annotation: str = "Tensor"
+    default: ast.expr | None = None
+
+
+@dataclass
+class ModuleDef:
+    """A whole network as one class, before structure.
+
+    Attributes:
+        name: the class's name.
+        members: what `__init__` registers, by absolute path.
+        inputs, outputs: arguments of `forward`, and the expressions it returns.
+        body: the statements of `forward`.
+        infos: what is known of each value (dtype, dims), for names and comments.
+        hints: for each value the name it has in the file.
+        constants: arrays too large for source, by key, read from `constants.*` in the sidecar.
+        ties: pairs of state-dict keys that are one tensor (the first is the one stored).
+        classes: class names that the exporter recorded, by module path.
+        doc: lines of the header docstring about inputs, outputs and weights.
+    """
+
+    name: str
+    members: list[Member] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[ast.expr] = field(default_factory=list)
+    body: list[Statement] = field(default_factory=list)
+    infos: dict[str, Info] = field(default_factory=dict)
+    hints: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    ties: list[tuple[str, str]] = field(default_factory=list)
+    classes: dict[Path, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,136 @@
+"""Binds a node's inputs and attributes to the parameters of its operator's function, by schema name.
+
+The names are those of the schema at the node's own opset. An attribute that a later opset turned into an input has the
+same name in both, so it reaches the function as a constant input; one that the function doesn't know is an error unless it
+says what the default says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import defs
+
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import Operator
+from onnxgen.propagate.info import Info, info
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+MISSING = inspect.Parameter.empty
+
+
+@lru_cache(maxsize=None)
+def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
+    """The schema of an operator as `opset` has it, or None for an operator that onnx does not know."""
+    try:
+        return defs.get_schema(name, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+@lru_cache(maxsize=None)
+def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]:
+    """(parameter name, is variadic) for each input of the node, in order."""
+    found = schema(operator.domain, operator.name, opset)
+    if found is None:
+        positional = [p for p in operator.parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        return tuple((p.name, p.kind is inspect.Parameter.VAR_POSITIONAL) for p in positional)
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
+    return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in found.inputs)
+
+
+@lru_cache(maxsize=None)
+def _defaults(domain: str, name: str, opset: int) -> dict[str, Any]:
+    found = schema(domain, name, opset)
+    if found is None:
+        return {}
+    return {
+        key: ir.serde.deserialize_attribute(a.default_value).value
+        for key, a in found.attributes.items()
+        if a.default_value.name
+    }
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value in plain Python: bytes as text, sequences as lists, tensors as numpy arrays."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def as_input(builder: Builder, value: Any) -> Arg:
+    """An attribute as the constant input that later opsets made of it."""
+    array = np.asarray(value, np.float32 if np.asarray(value).dtype.kind == "f" else np.int64)
+    return Arg(builder, Info(ir.DataType.from_numpy(array.dtype), array.shape, array))
+
+
+def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
+    names = _input_names(operator, builder.opset)
+    bound: dict[str, Any] = {}
+    for i, value in enumerate(builder.node.inputs):
+        name, variadic = names[min(i, len(names) - 1)] if names else ("", False)
+        if i >= len(names) and not variadic:
+            raise builder.error(f"it has {len(builder.node.inputs)} inputs, but its schema knows {len(names)}")
+        arg = None if value is None else Arg(builder, info(value), value)
+        if variadic:
+            bound.setdefault(name, []).append(arg)
+        else:
+            bound[name] = arg
+    return bound
+
+
+def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments with which to call the operator's function for this node."""
+    parameters = operator.parameters
+    bound = _bind_inputs(builder, operator)
+    given = {k: plain(a.value) for k, a in builder.node.attributes.items()}
+    for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
+        given.setdefault(name, plain(default))
+    for name, value in given.items():
+        name = operator.renames.get(name, name)
+        parameter = parameters.get(name)
+        if parameter is None:
+            _refuse_unknown(builder, operator, name, value)
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            bound[name] = value
+        elif bound.get(name) is None:
+            bound[name] = as_input(builder, value)
+    for name in [n for n in bound if n not in parameters]:
+        if bound.pop(name) is not None:
+            raise builder.error(f"its input {name!r} is not handled", "please report this model")
+    return _arguments(builder, parameters, bound)
+
+
+def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
+    default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
+    if default is MISSING or plain(default) != value:
+        raise builder.error(f"its attribute {name!r} is not handled", "please report this model")
+
+
+def _arguments(
+    builder: Builder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for parameter in parameters.values():
+        value = bound.get(parameter.name)
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            positional.extend(value or [])
+            continue
+        if value is None:
+            value = None if parameter.default is MISSING else parameter.default
+            if parameter.default is MISSING:
+                raise builder.error(f"its {parameter.name!r} is missing")
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            keywords[parameter.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords

@@ -1,0 +1,134 @@
+"""What an operator's function works with: one `Builder` a node.
+
+    @op("Relu")
+    def relu(b, X):
+        return b("F.relu(x)", x=X)
+
+A function returns the expression of its output; a list of expressions (None where unused) for several outputs; or
+`b.unpack(expression)` where one expression yields a tuple of all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.module_def import Assign, Statement
+from onnxgen.code.quote import MemberRef, Ref, call, quote
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.ops.arg import Arg
+from onnxgen.propagate.info import Info, info
+from onnxgen.wayback import Source
+
+if TYPE_CHECKING:
+    from onnxgen.lower import Lowering
+
+
+class Unpack:
+    """An expression that yields a tuple with one element for each of the node's outputs."""
+
+    def __init__(self, value: ast.expr, count: int) -> None:
+        self.value, self.count = value, count
+
+
+class Builder:
+    """Everything an operator's function may ask for or add.
+
+    Attributes:
+        node: the ONNX node.
+        opset: the opset whose schema the node follows.
+        lowering: the state of the whole network.
+    """
+
+    def __init__(self, lowering: Lowering, node: ir.Node, opset: int) -> None:
+        self.lowering, self.node, self.opset = lowering, node, opset
+        self.scope: tuple[str, ...] = node.meta.get("scope", ())
+
+    def __call__(self, template: str, **values: Any) -> ast.expr:
+        """The expression that `template` spells; names that are in `values` stand for those values."""
+        return quote(template, **values)
+
+    def call(self, function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
+        """`function(...)`, without the arguments that are `unless(value, default) -> OMIT`."""
+        return call(function, *args, **kwargs)
+
+    def out(self, index: int = 0) -> Info:
+        """What is known of an output."""
+        return info(self.node.outputs[index]) if index < len(self.node.outputs) else Info()
+
+    def wants(self, index: int) -> bool:
+        """Whether anything uses this output."""
+        if index >= len(self.node.outputs):
+            return False
+        output = self.node.outputs[index]
+        return bool(output.name) and (output.is_graph_output() or len(output.uses()) > 0)
+
+    def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
+        """Assign an intermediate value to a local variable and return its name."""
+        name = self.lowering.fresh(hint or "x")
+        self.lowering.infos[name] = known or Info()
+        self.emit(Assign((name,), value, self.scope, self.node.name or ""))
+        return Ref(name)
+
+    def emit(self, statement: Statement) -> None:
+        """Append a statement to the block that is being written."""
+        self.lowering.block.append(statement)
+
+    def unpack(self, value: ast.expr, count: int | None = None) -> Unpack:
+        """One expression for all outputs; `count`: how many it yields (default: as many as the node has)."""
+        return Unpack(value, len(self.node.outputs) if count is None else count)
+
+    def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
+        """A submodule such as `nn.Conv2d(...)`, whose state-dict tensors `keys` are made of stored tensors.
+
+        Returns None where the tensors can't be the module's own: one of them is computed, or is a parameter whose
+        name in the file says that it belongs elsewhere. The caller then writes the functional form.
+        """
+        sources: dict[str, Source] = {}
+        for key, value in keys.items():
+            source = value.source if isinstance(value, Arg) else value
+            if source is None and value is not None:
+                return None
+            if source is not None:
+                sources[key] = source
+        return self.lowering.module(self, role, build, sources)
+
+    def buffer(self, array: NDArray[Any], hint: str = "constant", dtype: ir.DataType | None = None) -> ast.expr:
+        """A constant tensor: a non-persistent buffer, equal ones shared within one scope."""
+        return self.lowering.buffer(self, array, hint, dtype)
+
+    def block(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
+        """The statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
+        return self.lowering.subgraph(graph, inputs)
+
+    def numbers(self, *args: Arg) -> list[Any]:
+        """Operands of an elementwise operator: one-element constants as Python numbers where that changes nothing.
+
+        At least one operand stays a tensor, and a number never lowers the rank of the result.
+        """
+        ranks = [a.rank for a in args]
+        best = max((r for a, r in zip(args, ranks) if r is not None and a.number is None), default=-1)
+        operands: list[Any] = []
+        for arg, rank in zip(args, ranks):
+            number = arg.number if rank is not None and rank <= best else None
+            operands.append(arg if number is None else number)
+        return operands
+
+    def error(self, what: str, help: str = "") -> OnnxgenError:
+        """A problem with this node, to be raised; all nodes' problems are reported together."""
+        return OnnxgenError(self.problem(what, help))
+
+    def problem(self, what: str, help: str = "") -> Problem:
+        domain = f"{self.node.domain}." if self.node.domain else ""
+        return Problem(
+            printable(what, 400), printable(self.node.name or ""), printable(domain + self.node.op_type), self.opset, help
+        )
+
+
+def one_element(value: float | int | bool, dtype: ir.DataType) -> NDArray[Any]:
+    return np.asarray(value, dtype.numpy())
