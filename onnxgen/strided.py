@@ -70,9 +70,11 @@ def merged(atoms: Iterable[tuple[int, int]]) -> Axis:
 
 def window(array: Array, offset: int, atoms: Axis, write: bool) -> Array:
     """The strided view of a contiguous array's elements."""
-    flat = array.reshape(-1)[offset:]
+    # As plain bytes and back: numpy's as_strided does not know the dtypes of ml_dtypes.
+    flat = array.reshape(-1)[offset:].view(f"V{array.itemsize}")
     strides = [stride * array.itemsize for _, stride in atoms]
-    return np.lib.stride_tricks.as_strided(flat, [size for size, _ in atoms], strides, writeable=write)
+    view = np.lib.stride_tricks.as_strided(flat, [size for size, _ in atoms], strides, writeable=write)
+    return view.view(array.dtype)
 
 
 def block(piece: Piece) -> tuple[slice, ...]:

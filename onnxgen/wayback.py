@@ -313,12 +313,12 @@ class _Covered:
     """Which elements of one ONNX tensor are spoken for, in cells as large as the pieces' edges allow."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        size = math.prod(pieces[0].tensor.shape.numpy())
+        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # one cell for "none": something must speak for it
         self.grain = size
         for piece in pieces:
             *outer, (run, _) = _runs(piece)
             self.grain = math.gcd(self.grain, piece.offset, run, *(stride for _, stride in outer))
-        self.cells = np.zeros(size // self.grain if size else 1, bool)
+        self.cells = np.zeros(size // self.grain, bool)
 
     @property
     def all(self) -> bool:
