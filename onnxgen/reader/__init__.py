@@ -1,0 +1,76 @@
+"""Reading: from a path to a checked `onnx_ir.Model` (see docs/ARCHITECTURE.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx_ir import external_data
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.reader.check import check
+from onnxgen.reader.functions import check_functions, inline
+from onnxgen.reader.normal import normalize
+from onnxgen.reader.origin import note_origin, param_path
+from onnxgen.reader.parse import parse
+from onnxgen.reader.shapes import fix_inputs
+
+__all__ = ["param_path", "read"]
+
+
+def read(path: Path, options: Options) -> ir.Model:
+    """Read an ONNX file.
+
+    Nodes are sorted, local functions inlined (a node of a function that imports another opset carries its own
+    `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
+    gives them. `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
+    No weight is read: inline tensors stay in the protobuf, external ones are mapped when first used.
+
+    Raises:
+        OnnxgenError: anything is wrong with the file or with `options.input_shapes`; all of it at once where the
+            file could be parsed.
+    """
+    proto = parse(path)
+    # Not resolved: external data lies beside the name that the user gave, even if that is a link.
+    folder = Path(os.path.abspath(path)).parent
+    sorted_already = check(proto, folder, options.limits)
+    check_functions(proto, options.limits)
+    normalize(proto)
+    model = _deserialize(proto)
+    if not sorted_already:
+        model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
+    inline(model)
+    external_data.set_base_dir(model.graph, folder)
+    _drop_default_inputs(model.graph)
+    fix_inputs(model, options.input_shapes)
+    note_origin(model)
+    return model
+
+
+def _deserialize(proto: onnx.ModelProto) -> ir.Model:
+    try:
+        return ir.from_proto(proto)
+    except (
+        Exception
+    ) as error:  # noqa: BLE001 - whatever a hostile file makes of it: it is bad input, not a bug of the caller
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise OnnxgenError(f"not a valid ONNX model: {printable(str(cause), 300)}") from None
+
+
+def _drop_default_inputs(graph: ir.Graph) -> None:
+    """Inputs that have an initializer are weights (every initializer was listed so before IR version 4)."""
+    for value in [value for value in graph.inputs if value.is_initializer()]:
+        graph.inputs.remove(value)
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            # What the data is, whatever the file declared.
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+            value.type = ir.TensorType(value.const_value.dtype)

@@ -1,0 +1,141 @@
+"""Names: text from an ONNX file made safe for Python source, and kept unique.
+
+Nothing from a file reaches generated source or a message except through one of these functions (or as a literal).
+All of them are deterministic and give ASCII only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterable
+
+LENGTH = 60  # longest identifier made from a name; ONNX names may have thousands of characters
+
+# Names that a generated file itself uses: nothing else in it may be called so.
+_RESERVED = """
+    Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
+    WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED
+    F nn torch math np numpy json os re sys base64 functools safetensors safe_open load_file annotations
+    self cls device dtype weights x_ __class__
+    """
+RESERVED: frozenset[str] = frozenset(_RESERVED.split())
+
+# What `torch.nn.Module` already is or has; a submodule or a parameter of that name would break it. Kept as a list,
+# since generating never imports torch; a test compares it with the real class.
+_MODULE_ATTRIBUTES = """
+    T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval
+    extra_repr float forward from_pretrained get_buffer get_extra_state get_parameter get_submodule half ipu
+    load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty
+    train training type xpu zero_grad
+    _apply _backward_hooks _backward_pre_hooks _buffers _call_impl _compiled_call_impl _forward_hooks
+    _forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs
+    _get_backward_hooks _get_backward_pre_hooks _get_name _is_full_backward_hook _is_hf_initialized
+    _load_from_state_dict _load_state_dict_post_hooks _load_state_dict_pre_hooks _maybe_warn_non_full_backward_hook
+    _modules _named_members _non_persistent_buffers_set _parameters _register_load_state_dict_pre_hook
+    _register_state_dict_hook _replicate_for_data_parallel _save_to_state_dict _slow_forward _state_dict_hooks
+    _state_dict_pre_hooks _version _wrapped_call_impl
+    """
+MODULE_ATTRIBUTES: frozenset[str] = frozenset(_MODULE_ATTRIBUTES.split())
+
+_BUILTINS = frozenset(dir(builtins))
+
+
+def _ascii(text: str) -> str:
+    """ASCII letters for accented, wide and ligature ones (Unicode NFKD); what has no such form is dropped."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
+
+
+def _taken_by_python(name: str) -> bool:
+    return keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _BUILTINS
+
+
+def identifier(text: str, fallback: str = "x") -> str:
+    """A safe snake_case identifier that reads like `text`.
+
+    Never a keyword, a soft keyword, a builtin or a dunder; at most `LENGTH` characters (and one underscore).
+    `fallback` serves where nothing of the text can be kept, and comes first where the text begins with a digit.
+    """
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", _ascii(text[: 4 * LENGTH]))
+    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:LENGTH].rstrip("_")
+    if not name:
+        name = fallback
+    elif name[0].isdigit():
+        name = f"{fallback}_{name}"
+    return f"{name}_" if _taken_by_python(name) else name
+
+
+def module_part(text: str, fallback: str = "part") -> str:
+    """One part of a module path, as close to the original as an attribute of `nn.Module` can be.
+
+    Digits stay as they are (`nn.Sequential` and `nn.ModuleList` call their children so) and case is kept, so that
+    state-dict keys stay those of the original. A name that Python or `nn.Module` needs gets an underscore.
+    """
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return text
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * LENGTH]))[: 2 * LENGTH]
+    if name != text:
+        name = name.strip("_")
+    if name.startswith("__"):  # private name mangling, or a dunder
+        name = name.strip("_")
+    if not name.strip("_"):
+        name = fallback
+    elif name[0].isdigit():
+        name = f"{fallback}_{name}"
+    return f"{name}_" if keyword.iskeyword(name) or name in MODULE_ATTRIBUTES else name
+
+
+def class_name(text: str, fallback: str = "Model") -> str:
+    """A CamelCase class name that reads like `text`: "version-RFB-320_simplified" is `VersionRFB320Simplified`.
+
+    The name `fallback` itself may come out (of "model"); every other name in `RESERVED`, a keyword or a builtin
+    gets `fallback` behind it.
+    """
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", _ascii(text[: 4 * LENGTH])) if w]
+    name = "".join(w[0].upper() + w[1:] for w in words)[:LENGTH]
+    if not name or name == fallback:
+        return fallback
+    if name[0].isdigit():
+        name = fallback + name
+    return name + fallback if _taken_by_python(name) or name in RESERVED else name
+
+
+class Namer:
+    """Gives out names, each once."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(reserved)
+        self._next: dict[str, int] = {}
+
+    def take(self, wanted: str) -> str:
+        """`wanted` if it is free, else `wanted_2`, `wanted_3`, ... (`wanted` must be an identifier already)."""
+        name = wanted
+        count = self._next.get(wanted, 2)
+        while name in self._taken:
+            name = f"{wanted.rstrip('_') or wanted}_{count}"
+            count += 1
+        self._next[wanted] = count
+        self._taken.add(name)
+        return name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """Text for comments, docstrings and messages: printable ASCII without quotes, backslashes and newlines.
+
+    What cannot be shown is a question mark; text longer than `limit` ends in three dots and has `limit` characters.
+    """
+    plain = unicodedata.normalize("NFKD", text[: 4 * limit])
+    plain = "".join(c for c in plain if not unicodedata.combining(c))
+    shown = re.sub(r"[^ -~]|['\"\\`]", "?", plain)
+    if len(shown) > limit or len(text) > 4 * limit:
+        return shown[: limit - 3] + "..."
+    return shown

@@ -1,0 +1,315 @@
+"""Checks of the protobuf's structure, before onnx_ir sees it.
+
+onnx_ir is lenient: it invents undeclared inputs and only logs it, skips nameless initializers, takes the last of two
+initializers. Each of those would be a silent wrong answer, so the structure is checked on the protobuf, by the rules
+of https://onnx.ai/onnx/repo-docs/IR.html, with the tolerance of onnxruntime: nodes may stand in any order, and an
+inner graph's initializers may hide outer names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import onnx
+from onnx.defs import SchemaError
+
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.names import printable
+from onnxgen.options import Limits
+from onnxgen.reader.cycles import find_cycle
+from onnxgen.reader.external import ExternalData
+from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem
+
+Attribute = onnx.AttributeProto
+# Which field holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
+ATTRIBUTE_FIELDS: dict[int, str] = {
+    Attribute.FLOAT: "f",
+    Attribute.INT: "i",
+    Attribute.STRING: "s",
+    Attribute.TENSOR: "t",
+    Attribute.GRAPH: "g",
+    Attribute.SPARSE_TENSOR: "sparse_tensor",
+    Attribute.TYPE_PROTO: "tp",
+    Attribute.FLOATS: "floats",
+    Attribute.INTS: "ints",
+    Attribute.STRINGS: "strings",
+    Attribute.TENSORS: "tensors",
+    Attribute.GRAPHS: "graphs",
+    Attribute.SPARSE_TENSORS: "sparse_tensors",
+    Attribute.TYPE_PROTOS: "type_protos",
+}
+_MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # no default value stands for these
+
+
+class Scope:
+    """The names of one graph, and those around it."""
+
+    def __init__(self, outer: Scope | None) -> None:
+        self.outer = outer
+        self.names: set[str] = set()  # every name that the graph defines, wherever
+        self.before: set[str] = set()  # those defined by the nodes seen so far
+        self.unsorted = False
+
+    def use(self, name: str) -> bool:
+        """Whether `name` is defined here or around; notes where that is only later."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                scope.unsorted |= name not in scope.before
+                return True
+            scope = scope.outer
+        return False
+
+    def hides(self, name: str) -> bool:
+        """Whether `name` is defined in a surrounding graph by something that ran before this one."""
+        scope = self.outer
+        while scope is not None:
+            if name in scope.before:
+                return True
+            scope = scope.outer
+        return False
+
+
+def check(proto: onnx.ModelProto, folder: Path, limits: Limits) -> bool:
+    """Check a whole model whose external data lies in `folder`.
+
+    Returns:
+        Whether every graph's nodes are sorted topologically already.
+
+    Raises:
+        OnnxgenError: with everything that is wrong.
+    """
+    checker = _Checker(proto, folder, limits)
+    try:
+        checker.model()
+    except UnicodeDecodeError:
+        checker.problems.add("the model has a name that is not valid UTF-8 text")
+    checker.problems.raise_if_any()
+    return checker.sorted
+
+
+class _Checker:
+    def __init__(self, proto: onnx.ModelProto, folder: Path, limits: Limits) -> None:
+        self.proto = proto
+        self.limits = limits
+        self.external = ExternalData(folder)
+        self.problems = Problems()
+        self.sorted = True
+        self.nodes = self.initializers = 0
+        self.opsets: dict[str, int] = {}
+        self.parameters: frozenset[str] | None = None  # attributes of the local function being checked
+
+    def model(self) -> None:
+        self.opsets = self.imports(self.proto.opset_import)
+        if self.proto.ir_version > onnx.IR_VERSION:
+            what = f"IR version {self.proto.ir_version} is newer than the {onnx.IR_VERSION} that onnx knows"
+            self.problems.add(Problem(what, help="upgrade onnx"))
+        if not self.proto.graph.output:
+            self.problems.add("the graph has no outputs")
+        self.graph(self.proto.graph, None, 0)
+        seen = set()
+        for function in self.proto.functions:
+            key = (function.domain, function.name, function.overload)
+            if key in seen:
+                self.problems.add(f"the local function {printable(function.name)} is defined twice")
+            seen.add(key)
+            self.function(function)
+
+    def imports(self, entries: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+        newest = onnx.defs.onnx_opset_version()
+        opsets: dict[str, int] = {}
+        for entry in entries:
+            domain = "" if entry.domain == "ai.onnx" else entry.domain
+            name = printable(domain) or "ai.onnx"
+            if opsets.setdefault(domain, entry.version) != entry.version:
+                self.problems.add(f"opset {name} is imported as version {opsets[domain]} and {entry.version}")
+            if not domain and entry.version > newest:
+                what = f"opset {entry.version} is newer than the {newest} that onnx knows"
+                self.problems.add(Problem(what, help="upgrade onnx, or export with an older opset"))
+            if entry.version < 1:
+                self.problems.add(f"opset {name} is imported as version {entry.version}, which does not exist")
+        return opsets
+
+    def function(self, function: onnx.FunctionProto) -> None:
+        outer_opsets = self.opsets
+        self.opsets = {**outer_opsets, **self.imports(function.opset_import)}
+        self.parameters = frozenset([*function.attribute, *(a.name for a in function.attribute_proto)])
+        where = f"local function {printable(function.name)}"
+        scope = Scope(None)
+        for name in function.input:
+            self.declare(scope, name, f"input of {where}", before=True)
+        for attribute in function.attribute_proto:
+            self.attribute(attribute, scope, Problem("", where), None, 0)
+        self.body(function.node, scope, 0)
+        for name in function.output:
+            if not scope.use(name):
+                self.problems.add(f"output {label(name)} of {where} is made by no node")
+        self.parameters = None
+        self.opsets = outer_opsets
+
+    def graph(self, graph: onnx.GraphProto, outer: Scope | None, depth: int) -> None:
+        scope = Scope(outer)
+        for info in graph.input:
+            self.declare(scope, info.name, "graph input", before=True)
+        tensors = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
+        self.count(initializers=len(tensors))
+        if len(set(tensors)) < len(tensors):
+            seen: set[str] = set()
+            for name in tensors:
+                if name in seen:
+                    self.problems.add(f"there are two initializers named {label(name)}")
+                seen.add(name)
+        for name in tensors:
+            if not name:
+                self.problems.add("an initializer has no name")
+            elif name not in scope.names:  # an initializer may be an input as well: its default
+                self.declare(scope, name, "initializer", before=True)
+        self.tensors(graph)
+        self.body(graph.node, scope, depth)
+        for info in graph.output:
+            if not scope.use(info.name):
+                self.problems.add(f"graph output {label(info.name)} is made by no node")
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            if problem := type_problem(info.type, self.limits):
+                self.problems.add(f"value {label(info.name)}: {problem}")
+
+    def tensors(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            if problem := tensor_problem(tensor, self.limits, self.external):
+                self.problems.add(f"initializer {label(tensor.name)}: {problem}")
+        for sparse in graph.sparse_initializer:
+            if problem := sparse_problem(sparse, self.limits, self.external):
+                self.problems.add(f"initializer {label(sparse.values.name)}: {problem}")
+
+    def body(self, nodes: Iterable[onnx.NodeProto], scope: Scope, depth: int) -> None:
+        nodes = list(nodes)
+        self.count(nodes=len(nodes))
+        for node in nodes:
+            for name in node.output:
+                if name:
+                    self.declare(scope, name, f"output of a {printable(node.op_type)} node", before=False)
+        for node in nodes:
+            self.node(node, scope, depth)
+            scope.before.update(node.output)
+        if scope.unsorted:
+            self.sorted = False
+            if cycle := find_cycle(nodes):
+                self.problems.add(f"the graph has a cycle: {cycle}")
+
+    def declare(self, scope: Scope, name: str, what: str, before: bool) -> None:
+        """Add a name to its graph; `before` if it is there before any node runs."""
+        if not name:
+            self.problems.add(f"a {what} has no name")
+        elif name in scope.names:
+            self.problems.add(f"duplicate name {label(name)}: {what}, but defined already")
+        elif len(name) > self.limits.name_length:
+            self.problems.add(
+                f"the name {label(name)} has {len(name)} characters; the limit is {self.limits.name_length}"
+            )
+        scope.names.add(name)
+        if before:
+            scope.before.add(name)
+
+    def count(self, nodes: int = 0, initializers: int = 0) -> None:
+        """Enforce the limits at once: past them, nothing more is looked at."""
+        self.nodes += nodes
+        self.initializers += initializers
+        for kind in ("nodes", "initializers"):
+            found, limit = getattr(self, kind), getattr(self.limits, kind)
+            if found > limit:
+                what = f"the model has more than {limit} {kind} ({found} counted so far)"
+                raise OnnxgenError(*self.problems.found, Problem(what, help=f"raise Limits.{kind} if it is honest"))
+
+    def node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        opset = self.opsets.get(domain)
+        op = f"{printable(domain)}.{printable(node.op_type)}" if domain else printable(node.op_type)
+        first = next((name for name in node.output if name), "")
+        at = Problem("", printable(node.name or first) or "(unnamed)", op, opset)
+        if not node.op_type:
+            self.problems.add(_at(at, "it names no operator"))
+        if max(len(node.name), len(node.op_type), len(domain)) > self.limits.name_length:
+            self.problems.add(_at(at, f"its name is longer than the limit of {self.limits.name_length} characters"))
+        if not domain and opset is None and self.proto.ir_version >= 3:
+            self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")
+        for name in node.input:
+            if name and not scope.use(name):
+                what = f"its input {label(name)} is no graph input, initializer or output of another node"
+                self.problems.add(_at(at, what))
+        for name in node.output:
+            if name and scope.hides(name):
+                self.problems.add(_at(at, f"duplicate name {label(name)}: its output hides a value of an outer graph"))
+        expected = attribute_types(node.op_type, domain, opset or 1)
+        seen = set()
+        for attribute in node.attribute:
+            if attribute.name in seen:
+                self.problems.add(_at(at, f"it has the attribute {label(attribute.name)} twice"))
+            seen.add(attribute.name)
+            self.attribute(attribute, scope, at, expected.get(attribute.name), depth)
+
+    def attribute(self, a: onnx.AttributeProto, scope: Scope, at: Problem, expected: int | None, depth: int) -> None:
+        name = label(a.name)
+        if a.ref_attr_name:
+            if self.parameters is None or a.ref_attr_name not in self.parameters:
+                self.problems.add(_at(at, f"attribute {name} refers to a function attribute that does not exist"))
+            return
+        problem = _attribute_problem(a, expected)
+        if problem:
+            self.problems.add(_at(at, f"attribute {name} {problem}"))
+            return
+        for tensor in (a.t, *a.tensors) if a.HasField("t") else a.tensors:
+            if problem := tensor_problem(tensor, self.limits, self.external):
+                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+        for sparse in (a.sparse_tensor, *a.sparse_tensors) if a.HasField("sparse_tensor") else a.sparse_tensors:
+            if problem := sparse_problem(sparse, self.limits, self.external):
+                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+        for kind in (a.tp, *a.type_protos) if a.HasField("tp") else a.type_protos:
+            if problem := type_problem(kind, self.limits):
+                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+        for graph in (a.g, *a.graphs) if a.HasField("g") else a.graphs:
+            if depth >= self.limits.depth:
+                self.problems.add(_at(at, f"graphs are nested deeper than the limit of {self.limits.depth}"))
+            else:
+                self.graph(graph, scope, depth + 1)
+
+
+def _at(at: Problem, what: str) -> Problem:
+    return Problem(what, at.node, at.op, at.opset)
+
+
+def attribute_type(a: onnx.AttributeProto) -> int:
+    """The type of an attribute: the declared one, else that of the only field that is set (0 if none or several)."""
+    if a.type:
+        return a.type
+    filled = _filled(a)
+    return next((t for t, field in ATTRIBUTE_FIELDS.items() if field in filled), 0) if len(filled) == 1 else 0
+
+
+def _filled(a: onnx.AttributeProto) -> set[str]:
+    return {field.name for field, _ in a.ListFields()}.intersection(ATTRIBUTE_FIELDS.values())
+
+
+def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | None:
+    kind = attribute_type(a)
+    if not kind:
+        return "has no known type"
+    field, filled = ATTRIBUTE_FIELDS[kind], _filled(a)
+    if filled - {field} or (field in _MESSAGES and field not in filled):
+        return f"says it is of type {Attribute.AttributeType.Name(kind)} but holds another"
+    if expected is not None and expected != kind:
+        wanted, found = Attribute.AttributeType.Name(expected), Attribute.AttributeType.Name(kind)
+        return f"is of type {found}, but the operator needs {wanted}"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
+    """Attribute types of a standard operator by name, from its schema; empty for operators that onnx does not know."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except SchemaError:
+        return {}
+    types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
+    return {name: Attribute.AttributeType.Value(kind) for name, kind in types.items()}

@@ -1,0 +1,43 @@
+"""Finds a cycle among the nodes of one graph. Graphs that are merely out of order have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+
+from onnxgen.names import printable
+
+_SHOWN = 6  # nodes of a cycle that a message names
+
+
+def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
+    """The names of nodes that need each other, "a, b, a"; None if the nodes can be sorted.
+
+    A node needs what its inner graphs take from outside, too.
+    """
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    sorter = TopologicalSorter({i: {maker[n] for n in uses(node) if n in maker} for i, node in enumerate(nodes)})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = [_name(nodes[i]) for i in error.args[1]]
+        return ", ".join(cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "..."])
+    return None
+
+
+def uses(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node takes from its graph: its inputs, and what its inner graphs do not define themselves."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+            own |= {sparse.values.name for sparse in graph.sparse_initializer}
+            own.update(name for inner in graph.node for name in inner.output)
+            yield from (info.name for info in graph.output if info.name not in own)
+            yield from (name for inner in graph.node for name in uses(inner) if name not in own)
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return printable(node.name or next(iter(node.output), "")) or "(unnamed)"

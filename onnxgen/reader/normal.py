@@ -1,0 +1,80 @@
+"""Unusual but unambiguous forms of the protobuf, turned into the usual ones that onnx_ir understands.
+
+Only for a model that `check` let pass. Nothing here changes what the model computes:
+attribute types that were left out, types that onnx_ir cannot hold, an inner graph that hands out an outer value,
+sparse constants, and an ai.onnx import that no node needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from onnxgen.reader.check import attribute_type
+from onnxgen.reader.tensors import dense, settle_type
+
+
+def normalize(proto: onnx.ModelProto) -> None:
+    """Rewrite `proto` in place (see the module's text)."""
+    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
+        # Files older than IR version 3 mean opset 1; in all others no node is of ai.onnx (`check` saw to that).
+        proto.opset_import.append(onnx.OperatorSetIdProto(domain="", version=1))
+    _graph(proto.graph, set())
+    for function in proto.functions:
+        for attribute in function.attribute_proto:
+            _attribute(attribute, set())
+        for info in function.value_info:
+            settle_type(info)
+        _nodes(function.node, set(function.input))
+
+
+def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        settle_type(info)
+    graph.initializer.extend(dense(sparse) for sparse in graph.sparse_initializer)
+    graph.ClearField("sparse_initializer")
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    own.update(name for node in graph.node for name in node.output)
+    _copy_outer_outputs(graph, own, outer)
+    _nodes(graph.node, outer | own if any(_inner(node) for node in graph.node) else outer)
+
+
+def _copy_outer_outputs(graph: onnx.GraphProto, own: set[str], outer: set[str]) -> None:
+    """An output of an inner graph that is a value of an outer one goes through an Identity (onnx_ir would lose it)."""
+    for info in graph.output:
+        if info.name not in own and info.name in outer:
+            name = info.name + "_copy"
+            while name in own or name in outer:
+                name += "_"
+            graph.node.append(onnx.NodeProto(op_type="Identity", input=[info.name], output=[name]))
+            info.name = name
+            own.add(name)
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            _attribute(attribute, names)
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+                tensor = dense(attribute.sparse_tensor)
+                attribute.Clear()
+                attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
+                attribute.t.CopyFrom(tensor)
+
+
+def _attribute(attribute: onnx.AttributeProto, names: set[str]) -> None:
+    if not attribute.type and not attribute.ref_attr_name:
+        attribute.type = attribute_type(attribute)  # type: ignore[assignment]
+    for graph in _graphs(attribute):
+        _graph(graph, names)
+
+
+def _graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def _inner(node: onnx.NodeProto) -> bool:
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)

@@ -1,0 +1,140 @@
+"""From a path to a protobuf: the file is there, is a file, and is ONNX. What it is instead, is said."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+
+DAMAGED = "not a readable ONNX file (truncated or damaged)"
+_PROTOBUF_LIMIT = 2**31 - 1
+
+# Kinds of file that are mistaken for ONNX: offset, the bytes there, what it is.
+_SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"\x1f\x8b", "a gzip file; unpack it first"),
+    (0, b"\x89HDF", "an HDF5 file (Keras?)"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"GGUF", "a GGUF file"),
+    (0, b"\x80\x02", "a Python pickle (an old PyTorch checkpoint?)"),
+    (0, b"\x80\x03", "a Python pickle"),
+    (0, b"\x80\x04", "a Python pickle"),
+    (0, b"\x80\x05", "a Python pickle"),
+    (4, b"TFL3", "a TensorFlow Lite model"),
+    (4, b"ORTM", "an onnxruntime .ort model; convert the .onnx file that it was made from"),
+    (5, b"\0\0\0{", "a safetensors file"),
+    (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
+)
+_TEXT_KINDS: tuple[tuple[str, str], ...] = (
+    ("ir_version:", "an ONNX model as protobuf text; save it in binary form with onnx.load(..., format=textproto)"),
+    ("irVersion", "an ONNX model as JSON; save it in binary form with onnx.load(..., format=json)"),
+    ("ir_version", "an ONNX model in ONNX text syntax; save it in binary form with onnx.load(..., format=onnxtxt)"),
+    ("<html", "a web page (a download that failed?)"),
+    ("<!doctype", "a web page (a download that failed?)"),
+)
+
+
+def parse(path: Path) -> onnx.ModelProto:
+    """Read and parse `path` as a binary ONNX `ModelProto`.
+
+    The file's bytes are dropped as soon as they are parsed, so that an inline model peaks at twice the file.
+
+    Raises:
+        OnnxgenError: no such file, not a regular file, not readable, not ONNX.
+    """
+    shown = printable(str(path), 200)
+    data = _read(path, shown)
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except (DecodeError, ValueError, RuntimeError):
+        raise OnnxgenError(_explain(path, shown, data, DAMAGED)) from None
+    # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
+    if not proto.HasField("graph") or proto.ir_version <= 0:
+        missing = "graph" if not proto.HasField("graph") else "ir_version"
+        raise OnnxgenError(_explain(path, shown, data[:4096], f"not an ONNX model (it has no {missing})"))
+    return proto
+
+
+def _read(path: Path, shown: str) -> bytes:
+    try:
+        mode = path.stat()
+        if stat.S_ISDIR(mode.st_mode):
+            raise OnnxgenError(Problem(f"{shown} is a folder", help="name the .onnx file in it"))
+        if not stat.S_ISREG(mode.st_mode):
+            raise OnnxgenError(f"{shown} is not a regular file")
+        if mode.st_size == 0:
+            raise OnnxgenError(f"{shown} is empty")
+        if mode.st_size > _PROTOBUF_LIMIT:
+            what = f"{shown} is larger than 2 GB, which protobuf cannot hold"
+            raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise OnnxgenError(f"{shown}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        raise OnnxgenError(
+            f"{shown} cannot be read: {printable(getattr(error, 'strerror', '') or str(error))}"
+        ) from None
+
+
+def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> str:
+    kind = _kind(path, data)
+    return f"{shown} is not an ONNX model: it seems to be {kind}" if kind else f"{shown} is {otherwise}"
+
+
+def _kind(path: Path, data: bytes) -> str | None:
+    """What the file seems to be, in words; None if it could be a damaged ONNX file."""
+    if data.startswith(b"PK\x03\x04"):
+        return _zip_kind(path)
+    for offset, magic, kind in _SIGNATURES:
+        if data[offset : offset + len(magic)] == magic:
+            return kind
+    if data[257:262] == b"ustar":
+        return "a tar archive; unpack it first"
+    return _text_kind(data[:2048]) or _proto_kind(data)
+
+
+def _zip_kind(path: Path) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return "a damaged zip archive"
+    if any(name.endswith(("data.pkl", "constants.pkl", "model.json")) for name in names):
+        return "a PyTorch file (.pt); export it with torch.onnx.export"
+    return "a zip archive; unpack it first"
+
+
+def _text_kind(head: bytes) -> str | None:
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:  # not merely a character cut in two
+            return None
+        text = head[: error.start].decode("utf-8")
+    if any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
+        return None
+    lower = text.lower()
+    return next((kind for mark, kind in _TEXT_KINDS if mark in text or mark in lower), "a text file")
+
+
+def _proto_kind(data: bytes) -> str | None:
+    """Another of ONNX's own protobuf messages, if the bytes make sense as one."""
+    if len(data) > 1 << 20:
+        return None
+    for kind in (onnx.TensorProto, onnx.GraphProto, onnx.SequenceProto):
+        try:
+            message = kind.FromString(data)
+        except (DecodeError, ValueError, RuntimeError):
+            continue
+        # Unknown fields are kept when parsing; a message of the right kind has none.
+        known = kind()
+        known.CopyFrom(message)
+        known.DiscardUnknownFields()
+        if message.ListFields() and known.ByteSize() == len(data):
+            return f"a single ONNX {kind.DESCRIPTOR.name}, not a whole model"
+    return None

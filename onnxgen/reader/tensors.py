@@ -1,0 +1,144 @@
+"""Checks of one tensor or type of a protobuf, and sparse tensors made dense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
+
+from onnxgen.names import printable
+from onnxgen.options import Limits
+from onnxgen.reader.external import ExternalData
+
+# The field that holds a tensor's elements where they are not raw bytes, by dtype (onnx.proto, message TensorProto).
+_TYPED_FIELD = {
+    ir.DataType.FLOAT: "float_data",
+    ir.DataType.COMPLEX64: "float_data",
+    ir.DataType.DOUBLE: "double_data",
+    ir.DataType.COMPLEX128: "double_data",
+    ir.DataType.INT64: "int64_data",
+    ir.DataType.UINT32: "uint64_data",
+    ir.DataType.UINT64: "uint64_data",
+    ir.DataType.STRING: "string_data",
+}
+
+
+def tensor_problem(tensor: onnx.TensorProto, limits: Limits, external: ExternalData) -> str | None:
+    """What is wrong with a tensor: dtype, dims, or the amount of data; None if all is well."""
+    known = ir.DataType.__members__.values()
+    if tensor.data_type not in known or tensor.data_type == ir.DataType.UNDEFINED:
+        return f"it has the unknown element type {tensor.data_type}"
+    if len(tensor.dims) > limits.rank:
+        return f"it has {len(tensor.dims)} dims; the limit is {limits.rank}"
+    if any(d < 0 for d in tensor.dims):
+        return f"it has negative dims {list(tensor.dims)}"
+    if tensor.HasField("segment"):
+        return "it is stored in segments, which ONNX does not define"
+    dtype = ir.DataType(tensor.data_type)
+    count = math.prod(tensor.dims)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if dtype == ir.DataType.STRING:
+            return "its strings are external data, which ONNX forbids"
+        return external.problem(tensor, _nbytes(dtype, count))
+    return _size_problem(tensor, dtype, count)
+
+
+def _nbytes(dtype: ir.DataType, count: int) -> int:
+    return (count * dtype.bitwidth + 7) // 8
+
+
+def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> str | None:
+    dims = f"its dims {list(tensor.dims)}"
+    if dtype != ir.DataType.STRING and tensor.HasField("raw_data"):
+        found = len(tensor.raw_data)
+        if found or not count:
+            need = _nbytes(dtype, count)
+            return None if found == need else f"it has {found} bytes of data, but {dims} and dtype need {need}"
+    found = len(getattr(tensor, _TYPED_FIELD.get(dtype, "int32_data")))
+    need = count
+    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+        need = 2 * count
+    elif dtype != ir.DataType.STRING and dtype.bitwidth < 8:
+        need = _nbytes(dtype, count)  # sub-byte elements are packed, a byte in each int32
+    return None if found == need else f"it has {found} elements of data, but {dims} need {need}"
+
+
+def type_problem(kind: onnx.TypeProto, limits: Limits) -> str | None:
+    """What is wrong with the declared type of a value; None if all is well."""
+    for shape, elem_type in _tensor_types(kind, limits.depth):
+        if elem_type not in ir.DataType.__members__.values():
+            return f"it has the unknown element type {elem_type}"
+        if shape is not None and len(shape.dim) > limits.rank:
+            return f"it has {len(shape.dim)} dims; the limit is {limits.rank}"
+    return None
+
+
+def _tensor_types(kind: onnx.TypeProto, depth: int) -> Iterator[tuple[onnx.TensorShapeProto | None, int]]:
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        inner = getattr(kind, which)
+        yield (inner.shape if inner.HasField("shape") else None), inner.elem_type
+    elif which in ("sequence_type", "optional_type") and depth > 0:
+        yield from _tensor_types(getattr(kind, which).elem_type, depth - 1)
+
+
+def settle_type(info: onnx.ValueInfoProto) -> None:
+    """Make a declared type one that onnx_ir can hold, never saying more than the file did.
+
+    Negative dims are unknown ones, as in onnxruntime; map, opaque and incomplete sequence types are dropped (no
+    operator that PyTorch can express makes or takes one, so those operators are reported later, by name).
+    """
+    kind = info.type
+    while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, which).elem_type
+    if which not in ("tensor_type", "sparse_tensor_type"):
+        info.ClearField("type")
+        return
+    for dim in getattr(kind, which).shape.dim if getattr(kind, which).HasField("shape") else ():
+        if dim.dim_value < 0:
+            dim.ClearField("dim_value")
+
+
+def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: ExternalData) -> str | None:
+    """What is wrong with a sparse tensor; None if it can be made dense (onnx.proto, message SparseTensorProto)."""
+    for part in (sparse.values, sparse.indices):
+        if part.data_location == onnx.TensorProto.EXTERNAL:
+            return "it is sparse with external data, which is not supported; store it dense"
+        if problem := tensor_problem(part, limits, external):
+            return problem
+    size = math.prod(sparse.dims)
+    if any(d < 0 for d in sparse.dims) or len(sparse.dims) > limits.rank or size > limits.fold_elements:
+        return f"it is sparse with dims {list(sparse.dims)[:8]}, too many elements to make dense; store it dense"
+    count = math.prod(sparse.values.dims)
+    shapes = ([count], [count, len(sparse.dims)])
+    if sparse.indices.data_type != onnx.TensorProto.INT64 or list(sparse.indices.dims) not in shapes:
+        return "it is sparse and its indices do not fit its values"
+    if sparse.values.data_type == onnx.TensorProto.STRING:
+        return "it is a sparse tensor of strings, which is not supported; store it dense"
+    where = numpy_helper.to_array(sparse.indices)
+    bound = np.array(sparse.dims if where.ndim == 2 else size, dtype=np.int64)
+    if where.size and ((where < 0).any() or (where >= bound).any()):
+        return "it is sparse and its indices are out of range"
+    return None
+
+
+def dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    """The same tensor, dense, for a `sparse` that has no `sparse_problem`."""
+    values = numpy_helper.to_array(sparse.values)
+    where = numpy_helper.to_array(sparse.indices)
+    full = np.zeros(tuple(sparse.dims), dtype=values.dtype)
+    if where.ndim == 2:
+        full[tuple(where.T)] = values.reshape(-1)
+    else:
+        full.reshape(-1)[where] = values.reshape(-1)
+    tensor = numpy_helper.from_array(full, sparse.values.name)
+    return tensor
+
+
+def label(name: str) -> str:
+    """A tensor or value by its name, for a message."""
+    return printable(name) or "(unnamed)"
