@@ -56,7 +56,9 @@ def _triangle(array: NDArray[Any], dtype: ir.DataType, device: Any) -> ast.expr 
     if array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2] or min(array.shape[-2:]) < 2:
         return None
     matrix = array.reshape(array.shape[-2:])
-    if not bool(((matrix == 0) | (matrix == 1)).all()) or (np.signbit(matrix).any() if matrix.dtype.kind == "f" else False):
+    if not bool(((matrix == 0) | (matrix == 1)).all()) or (
+        np.signbit(matrix).any() if matrix.dtype.kind == "f" else False
+    ):
         return None
     ones = call("torch.ones", *matrix.shape, dtype=_dtype_argument(dtype, ir.DataType.FLOAT), device=device)
     for name, cut in (("tril", np.tril), ("triu", np.triu)):

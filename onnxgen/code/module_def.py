@@ -29,6 +29,7 @@ class Member:
         kind: "module", "parameter" or "buffer" (a non-persistent constant).
         keys: how each of its state-dict tensors is made; the key is `""` for a parameter, else "weight", ...
         frozen: the keys that are not trained.
+        extra: state-dict tensors that no ONNX tensor makes, such as a BatchNorm's counter.
         named: the path is the file's own; otherwise its last part is a role, to be numbered among its like.
     """
 
@@ -38,6 +39,7 @@ class Member:
     keys: dict[str, Source] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     named: bool = True
+    extra: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def state_keys(self) -> Iterator[tuple[str, Source]]:
         for key, source in self.keys.items():

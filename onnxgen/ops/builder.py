@@ -126,7 +126,11 @@ class Builder:
     def problem(self, what: str, help: str = "") -> Problem:
         domain = f"{self.node.domain}." if self.node.domain else ""
         return Problem(
-            printable(what, 400), printable(self.node.name or ""), printable(domain + self.node.op_type), self.opset, help
+            printable(what, 400),
+            printable(self.node.name or ""),
+            printable(domain + self.node.op_type),
+            self.opset,
+            help,
         )
 
 

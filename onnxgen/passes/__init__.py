@@ -1,0 +1,31 @@
+"""Rewrites of the graph before lowering, in order, each with the reason why it stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.linear import linear
+from onnxgen.passes.trainable import trainable
+from onnxgen.propagate import propagate
+
+Pass = Callable[[ir.Model, Options], None]
+
+
+def _propagate(model: ir.Model, options: Options) -> None:
+    propagate(model.graph, options)
+
+
+PASSES: list[Pass] = [
+    trainable,  # first: nothing that is trained may be folded
+    _propagate,  # types, dims and constants, which the idioms' checks read
+    linear,  # MatMul + Add: one nn.Linear
+]
+
+
+def simplify(model: ir.Model, options: Options) -> None:
+    """Run every pass."""
+    for step in PASSES:
+        step(model, options)

@@ -1,0 +1,69 @@
+"""Readable PyTorch source from an ONNX file.
+
+    import onnxgen
+
+    onnxgen.generate("mnist.onnx", "model.py")      # model.py and model.safetensors
+    model = onnxgen.load("mnist.onnx")              # an nn.Module in memory, with the trained weights
+    report = onnxgen.verify("mnist.onnx", "model.py")
+    assert report.agrees
+
+Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`
+and `verify` import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from onnxgen._version import __version__
+
+if TYPE_CHECKING:
+    from onnxgen.errors import EditedError, OnnxgenError, Problem
+    from onnxgen.load import load
+    from onnxgen.options import Limits, Options
+    from onnxgen.pipeline import Generated, Report, generate
+    from onnxgen.verify import VerifyReport, verify
+
+__all__ = [
+    "EditedError",
+    "Generated",
+    "Limits",
+    "OnnxgenError",
+    "Options",
+    "Problem",
+    "Report",
+    "VerifyReport",
+    "__version__",
+    "generate",
+    "load",
+    "verify",
+]
+
+# `load` and `verify` are submodules too, and importing a submodule binds its name in the package: whichever comes
+# first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
+_HOME = {
+    "EditedError": "errors",
+    "OnnxgenError": "errors",
+    "Problem": "errors",
+    "Limits": "options",
+    "Options": "options",
+    "Generated": "pipeline",
+    "Report": "pipeline",
+    "generate": "pipeline",
+    "VerifyReport": "verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in ("load", "verify"):
+        return importlib.import_module(f"onnxgen.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'onnxgen' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"onnxgen.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,46 @@
+"""Finds the helper functions that generated code calls, to copy their source into it.
+
+`onnxgen/helpers/` holds real torch functions for what no single torch call does. They are read as text: generating never
+imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+
+from onnxgen.paths import helpers_dir
+
+_CALL = re.compile(r"\b([a-z_]\w*)\(")
+
+
+@lru_cache(maxsize=1)
+def _sources() -> dict[str, str]:
+    """The source of every helper by its name, in the order in which they are written."""
+    found: dict[str, str] = {}
+    for path in sorted(helpers_dir().glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef):
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
+    return found
+
+
+def helper_names() -> frozenset[str]:
+    """The names of all helpers: no local variable may be called so."""
+    return frozenset(_sources())
+
+
+def copied(text: str) -> list[str]:
+    """The sources of the helpers that `text` calls, and of those that they call, in their files' order."""
+    sources = _sources()
+    wanted: set[str] = set()
+    pending = [text]
+    while pending:
+        for name in set(_CALL.findall(pending.pop())) & sources.keys() - wanted:
+            wanted.add(name)
+            pending.append(sources[name])
+    return [source for name, source in sources.items() if name in wanted]

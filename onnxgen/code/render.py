@@ -1,0 +1,150 @@
+"""The text of a generated file: Jinja for the frame, black last."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxgen._version import __version__
+from onnxgen.code.copied import copied
+from onnxgen.errors import OnnxgenError
+from onnxgen.paths import templates_dir
+from onnxgen.structure.classes import ClassSource
+
+LINE_LENGTH = 88
+
+
+@dataclass
+class Frame:
+    """What surrounds the classes of a file.
+
+    Attributes:
+        name: the root class.
+        source, opset: the ONNX file's name (printable) and the opset of ai.onnx.
+        summary: lines of the header docstring (inputs, outputs, weights).
+        weights: the sidecar's name, relative to the module's folder.
+        fingerprint: what the sidecar must carry.
+        constants: whether the sidecar has constants that buffers read.
+        ties: pairs (kept, tied) of state-dict keys.
+        embedded: the safetensors bytes, if they are to be in the file itself.
+        sharded: the sidecar is an index of several files.
+    """
+
+    name: str
+    source: str
+    opset: int
+    summary: list[str]
+    weights: str
+    fingerprint: str = ""
+    constants: bool = False
+    ties: list[tuple[str, str]] = field(default_factory=list)
+    embedded: bytes | None = None
+    sharded: bool = False
+
+
+def render(frame: Frame, classes: list[ClassSource], templates: Path | None = None) -> str:
+    """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`."""
+    text = "\n".join(line for c in classes for line in [*c.init, *c.arguments, *c.forward, c.returns])
+    helpers = copied(text)
+    embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
+    values: dict[str, Any] = {
+        **frame.__dict__,
+        "version": __version__,
+        "classes": classes,
+        "helpers": helpers,
+        "embedded": textwrap.wrap(embedded, 88) if embedded else [],
+        "imports": _imports(frame, text + "\n".join(helpers)),
+        "ties": [(_attribute(a), _attribute(b)) for a, b in frame.ties],
+        "tied_keys": frame.ties,
+    }
+    return _black(_environment(templates).get_template("module.py.jinja").render(values))
+
+
+def _environment(templates: Path | None) -> Any:
+    import jinja2
+
+    folders = [str(f) for f in (templates, templates_dir()) if f is not None]
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+
+
+def _black(source: str) -> str:
+    import black
+
+    try:
+        return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
+    except black.InvalidInput as error:
+        raise OnnxgenError(f"the templates do not make a Python file: {error}") from error
+
+
+def _attribute(key: str) -> str:
+    """A state-dict key as the attribute that it is: `self.layer[0].weight`."""
+    made = "self"
+    for part in key.split("."):
+        made += f"[{part}]" if part.isdigit() else f".{part}"
+    return made
+
+
+def _imports(frame: Frame, text: str) -> dict[str, list[str]]:
+    def uses(name: str) -> bool:
+        return re.search(rf"(?<![\w.]){name}\b", text) is not None
+
+    embedded = frame.embedded is not None
+    stdlib = ["import base64"] if embedded else []
+    stdlib += ["import json"] if frame.sharded else []
+    stdlib += [f"import {m}" for m in ("math", "re") if uses(m)]
+    stdlib += ["from pathlib import Path"]
+    packages = ["import numpy as np"] if uses("np") else []
+    packages += ["import torch"] + (["import torch.nn.functional as F"] if uses("F") else [])
+    packages += ["from safetensors.torch import load, load_file"] if embedded else ["from safetensors import safe_open"]
+    packages += ["from torch import Tensor, nn"]
+    return {"stdlib": stdlib, "packages": packages}
+
+
+_FINGERPRINT = re.compile(r'^FINGERPRINT = "[0-9a-f]*"', re.MULTILINE)
+
+
+def with_fingerprint(source: str, fingerprint: str) -> str:
+    """The source with its `FINGERPRINT` set."""
+    return _FINGERPRINT.sub(f'FINGERPRINT = "{fingerprint}"', source, count=1)
+
+
+def code_digest(source: str) -> str:
+    """A digest of what a module does: of its AST without docstrings, and whatever its `FINGERPRINT` says.
+
+    Reformatting, comments and line ends do not change it; the same on every Python version (`ast.dump` is not). Raises `SyntaxError` if the source is no Python.
+    """
+    tree = ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n")))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+
+
+def aligned(rows: Mapping[str, list[tuple[str, ...]]]) -> list[str]:
+    """Header lines: a label, then rows of columns under each other."""
+    widths = (
+        [max(len(r[i]) for rs in rows.values() for r in rs if len(r) > i) for i in range(2)]
+        if any(rows.values())
+        else []
+    )
+    lines = []
+    for label, entries in rows.items():
+        for n, row in enumerate(entries):
+            cells = [cell.ljust(widths[i]) if i < 2 else cell for i, cell in enumerate(row)]
+            lines.append(f"{label if n == 0 else '':<10}{'  '.join(cells)}".rstrip())
+    return lines

@@ -1,0 +1,183 @@
+"""What a generation makes: source, lazy weights with their way back, and a report."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen._version import __version__
+from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.code.render import Frame, aligned, code_digest, render, with_fingerprint
+from onnxgen.errors import OnnxgenError
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.passes.trainable import FLOATS, stored_values
+from onnxgen.propagate.info import info
+from onnxgen.structure.classes import ClassSource
+from onnxgen.wayback import Source, way_back
+from onnxgen.weights import embed_bytes
+
+Tensors = dict[str, Source | NDArray[Any]]
+EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
+CODE_LINE = "Code"
+
+
+@dataclass
+class Report:
+    """What a generation did, for people and for `--json`.
+
+    Attributes:
+        classes, parameters, lines: of the generated file (parameters: trained elements).
+        recognised: how often each `nn` module occurs.
+        notes: what the file was exported without, and other things worth knowing.
+        stages: seconds that each stage took.
+        trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
+        wrote: the files written.
+        status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
+    """
+
+    classes: int = 0
+    parameters: int = 0
+    lines: int = 0
+    recognised: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    stages: dict[str, float] = field(default_factory=dict)
+    trainable: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    wrote: list[Path] = field(default_factory=list)
+    status: str = "built"
+
+
+@dataclass
+class Generated:
+    """The result of a generation.
+
+    Attributes:
+        source: the module's text.
+        tensors: every tensor of the sidecar by its key; a `Source` is read only when it is written.
+        metadata: the sidecar's metadata: fingerprint, and the way back of each trainable ONNX tensor.
+        weights: where the sidecar goes.
+        report: see `Report`.
+    """
+
+    source: str
+    tensors: Mapping[str, Source | NDArray[Any]]
+    metadata: Mapping[str, str]
+    weights: Path
+    report: Report
+
+
+def compose(
+    model: ir.Model,
+    module: ModuleDef,
+    classes: list[ClassSource],
+    path: Path,
+    out: Path,
+    options: Options,
+    report: Report,
+) -> Generated:
+    """Put source, weights and report together."""
+    tensors, record = _tensors(module, options)
+    weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
+    total = sum(_nbytes(t) for t in tensors.values())
+    sharded = total > options.shard_size and not options.embed
+    if sharded:
+        weights = weights.with_name(weights.name + ".index.json")
+    _fill(report, model, module, classes)
+    frame = _frame(model, module, path, out, weights, report)
+    frame.sharded = sharded
+    if options.embed:
+        if total > EMBED_LIMIT:
+            raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
+        frame.embedded = embed_bytes(tensors, {})
+    source = render(frame, classes, options.templates)
+    digest = code_digest(source)
+    fingerprint = _fingerprint(digest, tensors, record, options)
+    source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
+    report.lines = source.count("\n")
+    metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, "wayback": json.dumps(record)}
+    return Generated(source, tensors, metadata, weights, report)
+
+
+def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, Any]]:
+    """The sidecar's tensors, and the way back from them to the ONNX tensors."""
+    tied = {second for _, second in module.ties}
+    sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
+    if options.dtype:
+        wanted = next(d for d, name in TORCH_DTYPES.items() if name == options.dtype)
+        sources = {k: s.cast(wanted) if s.dtype in FLOATS else s for k, s in sources.items()}
+    tensors: Tensors = dict(sources)
+    for member in module.members:
+        tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
+    tensors.update({f"constants.{key}": array for key, array in module.constants.items()})
+    return tensors, way_back(sources)
+
+
+def _nbytes(tensor: Source | NDArray[Any]) -> int:
+    return int(tensor.nbytes)
+
+
+def _fingerprint(digest: str, tensors: Tensors, record: dict[str, Any], options: Options) -> str:
+    """What ties a module to its sidecar: code, keys, shapes, dtypes, way back and options, but no weight bytes."""
+    layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
+    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in ("weights", "limits", "templates")}
+    text = json.dumps([__version__, digest, layout, record, chosen], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassSource]) -> None:
+    report.classes = len(classes)
+    tied = {second for _, second in module.ties}
+    for member in module.members:
+        for key, source in member.state_keys():
+            short = key.rpartition(".")[2]
+            if key not in tied and not short.startswith("running_") and short not in member.frozen:
+                report.parameters += int(np.prod(source.shape, dtype=np.int64))
+    built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
+    report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
+    report.notes.extend(module.notes)
+    for value in stored_values(model.graph):
+        if "trainable" in value.meta:
+            report.trainable[value.name or ""] = value.meta["trainable"]
+
+
+def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path, report: Report) -> Frame:
+    stored_inputs = set(model.graph.initializers)
+    inputs = [v for v in model.graph.inputs if v.name not in stored_inputs]
+    rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
+    summary = aligned(rows)
+    summary.append(f"{'Weights':<10}{printable(weights.name)}, {report.parameters:,} parameters")
+    summary.append(f"{CODE_LINE:<10}{'?' * 16}")
+    relative = weights.name if weights.parent == out.parent else str(_relative(weights, out.parent))
+    if re.search(r'["\\\n\r]', relative):
+        raise OnnxgenError(
+            f"the weights' file name {printable(relative)} can't stand in a Python file",
+        )
+    opset = model.graph.opset_imports.get("", 1)
+    return Frame(
+        module.name, printable(path.name), opset, summary, relative, constants=bool(module.constants), ties=module.ties
+    )
+
+
+def _relative(path: Path, folder: Path) -> Path:
+    import os
+
+    return Path(os.path.relpath(path, folder))
+
+
+def _row(value: ir.Value) -> tuple[str, ...]:
+    facts = info(value)
+    dims = "?" if facts.shape is None else ", ".join(printable(str(d), 24) for d in facts.shape)
+    dtype = "?" if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "str")
+    return printable(value.name or "", 40), dtype if facts.kind == "tensor" else f"{facts.kind} of {dtype}", f"[{dims}]"

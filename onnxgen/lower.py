@@ -1,0 +1,229 @@
+"""From an ONNX graph to one flat `ModuleDef`: walks the nodes, calls each operator's function, keeps the books.
+
+What operators may ask for is in `ops.builder`; this module knows no operator.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.module_def import Assign, If, Input, Loop, Member, ModuleDef, Statement, blocks, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs, walk
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.members import Members
+from onnxgen.names import class_name, identifier, printable
+from onnxgen.ops import registry
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.bind import bind
+from onnxgen.ops.builder import Builder, Unpack
+from onnxgen.options import Options
+from onnxgen.propagate.info import Info, info
+from onnxgen.stored import stored, view_source
+from onnxgen.wayback import Source
+
+
+def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
+    """One flat class that computes what the graph computes.
+
+    Raises:
+        OnnxgenError: with every node that cannot be lowered, all at once.
+    """
+    state = Lowering(model, options)
+    graph = model.graph
+    inputs = [state.argument(value) for value in graph.inputs if value not in state.initialized]
+    state.run(graph)
+    state.problems.raise_if_any()
+    outputs = [state.result(value) for value in graph.outputs]
+    state.problems.raise_if_any()
+    body = live(state.block, [r for o in outputs for r in refs(o)])
+    members = state.members.finish(body, outputs)
+    return ModuleDef(
+        class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
+        state.members.ties(members), model.meta.get("classes", {}),
+    )  # fmt: skip
+
+
+class Lowering:
+    """The state of one network while it is lowered.
+
+    Attributes:
+        block: the statements being written (the innermost block).
+        infos, hints: what is known of each value, and its name in the file.
+        members: what `__init__` will register.
+    """
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self.model, self.options = model, options
+        self.initialized = set(model.graph.initializers.values())
+        self.block: list[Statement] = []
+        self.infos: dict[str, Info] = {}
+        self.hints: dict[str, str] = {}
+        self.members = Members(model, options)
+        self.problems = Problems()
+        self._exprs: dict[ir.Value, ast.expr] = {}
+        self._sources: dict[ir.Value, Source | None] = {}
+
+    # values
+
+    def fresh(self, hint: str) -> str:
+        """A new value id."""
+        name, n = hint, 1
+        while name in self.infos:
+            n += 1
+            name = f"{hint}%{n}"
+        self.infos[name] = Info()
+        self.hints[name] = hint
+        return name
+
+    def define(self, value: ir.Value) -> str:
+        """The id under which a graph value is assigned."""
+        name = self.fresh(value.name or "x")
+        self.infos[name] = info(value)
+        self._exprs[value] = Ref(name)
+        return name
+
+    def argument(self, value: ir.Value) -> Input:
+        facts = info(value)
+        annotation = {"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor")
+        if facts.dtype == ir.DataType.STRING:
+            annotation = "np.ndarray"
+        return Input(self.define(value), annotation)
+
+    def result(self, value: ir.Value) -> ast.expr:
+        builder = Builder(self, ir.Node("", "Output", [value]), 0)
+        return Arg(builder, info(value), value).expr
+
+    def bind_value(self, value: ir.Value, expression: ast.expr) -> None:
+        """Let a subgraph's input stand for an expression."""
+        self._exprs[value] = expression
+
+    def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
+        """The elements of a stored tensor that is not trained, whatever its size."""
+        tensor = stored(value)
+        return None if tensor is None or value is None or self.is_trainable(value) else tensor.numpy()
+
+    def is_trainable(self, value: ir.Value) -> bool:
+        return bool(value.meta.get("trainable", (False, ""))[0])
+
+    def source(self, value: ir.Value | None) -> Source | None:
+        """How a value is made of stored tensors alone, or None."""
+        if value is None:
+            return None
+        if value not in self._sources:
+            self._sources[value] = view_source(value, self.source)
+        return self._sources[value]
+
+    def tensor(self, arg: Arg) -> ast.expr:
+        """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""
+        if arg.value is not None and arg.value in self._exprs:
+            return self._exprs[arg.value]
+        if arg.value is not None and self.is_trainable(arg.value):
+            return self.members.parameter(arg.builder, arg.value)
+        if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
+            sizes = np.asarray(arg.info.data).tolist()
+            return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
+        array = arg.constant
+        if array is None:
+            raise arg.builder.error(f"its input {printable(arg.name)} was never computed", "please report this model")
+        return self.buffer(arg.builder, array, arg.name, arg.dtype)
+
+    def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
+        return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
+
+    def module(self, b: Builder, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
+        return self.members.module(b.scope, role, build, sources)
+
+    # nodes
+
+    def run(self, graph: ir.Graph) -> None:
+        """Lower every node of a graph into the current block."""
+        for node in graph:
+            if all(self._known(output) for output in node.outputs):
+                continue
+            try:
+                self._node(node)
+            except OnnxgenError as error:
+                for problem in error.problems:
+                    self.problems.add(problem)
+                for output in node.outputs:
+                    self.define(output)
+
+    def _known(self, output: ir.Value) -> bool:
+        """Nothing to compute: unused, stored, or its elements are known."""
+        if not output.name or (not output.uses() and not output.is_graph_output()):
+            return True
+        return info(output).data is not None or stored(output) is not None
+
+    def _node(self, node: ir.Node) -> None:
+        opset = node.version or self.model.graph.opset_imports.get(node.domain, 1)
+        builder = Builder(self, node, opset)
+        operator = registry.find(node.domain, node.op_type, opset)
+        if operator is None:
+            raise builder.error("the operator is not supported", "rewrite it with standard operators, or open an issue")
+        positional, keywords = bind(builder, operator)
+        made = operator.function(builder, *positional, **keywords)
+        self._assign(builder, made)
+
+    def _assign(self, b: Builder, made: Any) -> None:
+        node = b.node
+        if isinstance(made, Unpack):
+            targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
+            targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
+            b.emit(Assign(tuple(targets), made.value, b.scope, node.name or ""))
+            return
+        for output, value in zip(node.outputs, made if isinstance(made, list) else [made]):
+            if value is None or not output.name:
+                continue
+            if isinstance(value, Ref):  # no copy of a name: the output is that value
+                self._exprs[output] = value
+                self._adopt(value.value, output)
+            else:
+                b.emit(Assign((self.define(output),), value, b.scope, node.name or ""))
+
+    def _adopt(self, name: str, output: ir.Value) -> None:
+        """A value that was assigned under a made-up name gets the output's facts and name."""
+        if self.infos[name] == Info():
+            self.infos[name] = info(output)
+            self.hints[name] = output.name or name
+
+    def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
+        """Lower a subgraph; its inputs stand for the given expressions."""
+        for value, expression in zip(graph.inputs, inputs):
+            self.bind_value(value, expression)
+        outer, self.block = self.block, []
+        try:
+            self.run(graph)
+            outputs = [self.result(value) for value in graph.outputs]
+            return self.block, outputs
+        finally:
+            self.block = outer
+
+
+def _device() -> ast.expr:
+    from onnxgen.code.quote import DeviceOf
+
+    return DeviceOf()
+
+
+def live(block: list[Statement], wanted: list[str]) -> list[Statement]:
+    """The statements that the wanted values need, nested blocks included, in order."""
+    needed = set(wanted)
+    kept: list[Statement] = []
+    for statement in reversed(block):
+        if statement.targets and not needed.intersection(statement.targets):
+            continue
+        if isinstance(statement, If):
+            statement.then = live(statement.then, [t for t in statement.targets if t in needed])
+            statement.orelse = live(statement.orelse, [t for t in statement.targets if t in needed])
+            statement.targets = tuple(t for t in statement.targets if t in needed)
+        elif isinstance(statement, Loop):
+            inside = {n for s in statement.body for n in used(s)}
+            statement.body = live(statement.body, [*statement.targets, *inside.intersection(needed)])
+        needed.update(used(statement))
+        kept.append(statement)
+    return kept[::-1]

@@ -1,0 +1,241 @@
+"""What `__init__` registers: submodules, parameters and buffers, and under which names.
+
+Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its node
+was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the file still
+knows them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.literals import tensor_literal
+from onnxgen.code.module_def import Member, Path, Statement, expressions
+from onnxgen.code.quote import MemberRef, call, quote, walk
+from onnxgen.names import identifier, module_part
+from onnxgen.options import Options
+from onnxgen.reader.origin import param_path
+from onnxgen.stored import stored
+from onnxgen.wayback import Source
+
+CPU = ast.Constant("cpu")
+_NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*)$")
+
+
+class Members:
+    """The members of one network, while it is lowered.
+
+    Attributes:
+        constants: arrays too large for source, by the key they have in the sidecar.
+    """
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self.options = options
+        self.constants: dict[str, NDArray[Any]] = {}
+        self.members: list[Member] = []
+        self._by_path: dict[Path, Member] = {}
+        self._modules: dict[tuple[str, str, tuple[tuple[str, Source], ...]], Member] = {}
+        self._parameters: dict[ir.Value, Member] = {}
+        self._buffers: dict[tuple[Any, ...], Member] = {}
+        self._frozen = {
+            v.name or "" for v in _stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]
+        }
+        self._crowd: Counter[Path] = Counter()
+        for node in model.graph.all_nodes():
+            scope = tuple(node.meta.get("scope", ()))
+            if any(stored(i) is not None and _is_weight(stored(i)) for i in node.inputs if i is not None):
+                for n in range(1, len(scope) + 1):
+                    self._crowd[scope[:n]] += 1
+
+    # modules
+
+    def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
+        """The submodule with these tensors; the very same one if it is asked for twice."""
+        identity = (role, ast.dump(build), tuple(sorted(sources.items(), key=lambda i: i[0])))
+        if identity in self._modules:
+            return MemberRef(self._modules[identity])
+        home, elsewhere = self._home(sources)
+        if elsewhere:
+            return None
+        path, named = self._module_path(scope, role, home)
+        frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
+        member = self._register(Member(path, build, "module", dict(sources), frozen, named))
+        self._modules[identity] = member
+        return MemberRef(member)
+
+    def _home(self, sources: dict[str, Source]) -> tuple[Path | None, bool]:
+        """The module path that the tensors' own names give, and whether a name contradicts being this module's.
+
+        `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
+        parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
+        """
+        homes: list[Path] = []
+        for key, source in sources.items():
+            path = self._named_path(source)
+            if path is not None and path[-1] != key:
+                return None, True
+            if path is not None and len(path) > 1:
+                homes.append(path[:-1])
+        return (homes[0] if homes else None), False
+
+    def _module_path(self, scope: Path, role: str, home: Path | None) -> tuple[Path, bool]:
+        if home is not None:
+            home = tuple(module_part(p) for p in home)
+            if home not in self._by_path:
+                return home, True
+        clean = tuple(module_part(p) for p in scope)
+        if clean and self._crowd[scope] <= 1 and clean not in self._by_path and not clean[-1].isdigit():
+            return clean, True
+        return (*clean, role), False
+
+    def _named_path(self, source: Source) -> Path | None:
+        """The dotted name of the one whole tensor that a source is made of, as a path; None if it has none."""
+        if len(source.names) != 1:
+            return None
+        return param_path(next(iter(source.names)))
+
+    # parameters and buffers
+
+    def parameter(self, b: Any, value: ir.Value) -> ast.expr:
+        """A trainable tensor that no module takes: a parameter of its own."""
+        name = value.name or "weight"
+        for member in self.members:  # already there as a module's weight: the same tensor
+            for key, source in member.keys.items():
+                if key and source.is_identity and set(source.names) == {name} and len(source.shape) >= 2:
+                    return ast.Attribute(MemberRef(member), key, ast.Load())
+        if value not in self._parameters:
+            tensor = stored(value)
+            assert tensor is not None
+            path, named = self._parameter_path(b.scope, name, b.node.op_type)
+            source = Source.of(tensor, name)
+            build = _initial(source, b.node.op_type)
+            self._parameters[value] = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+        return MemberRef(self._parameters[value])
+
+    def _parameter_path(self, scope: Path, name: str, op_type: str) -> tuple[Path, bool]:
+        found = param_path(name)
+        if found is not None:
+            path = tuple(module_part(p) for p in found)
+            if path not in self._by_path:
+                return path, True
+        clean = tuple(module_part(p) for p in scope)
+        if _NOISE.match(name) or "/" in name:
+            role = {"Add": "bias", "Sub": "bias", "Mul": "scale", "MatMul": "weight", "Gemm": "weight"}.get(
+                op_type, "weight"
+            )
+            return (*clean, role), False
+        return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
+
+    def buffer(self, scope: Path, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
+        """A constant tensor as a non-persistent buffer; equal ones in one scope are one buffer."""
+        content = array.tobytes() if array.nbytes <= 4096 else id(array)
+        identity = (scope, dtype, array.shape, content)
+        if identity not in self._buffers:
+            clean = tuple(module_part(p) for p in scope)
+            made = tensor_literal(array, dtype, CPU)
+            member = Member((*clean, _buffer_name(hint)), made or ast.Constant(None), "buffer", {}, set(), False)
+            if made is None:
+                member.build = ast.Constant(array)  # type: ignore[arg-type]  # replaced in `finish`, when it has its name
+            self._buffers[identity] = self._register(member)
+        return MemberRef(self._buffers[identity])
+
+    def _register(self, member: Member) -> Member:
+        if member.named:
+            self._by_path[member.path] = member
+        self.members.append(member)
+        return member
+
+    # the end
+
+    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
+        """The members that the code uses, with their final names."""
+        trees = [*(e for s in body for e in expressions(s)), *outputs]
+        used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
+        members = [m for m in self.members if id(m) in used]
+        self._number(members)
+        for member in members:
+            if isinstance(member.build, ast.Constant) and isinstance(member.build.value, np.ndarray):
+                key = ".".join(member.path)
+                self.constants[key] = member.build.value
+                member.build = quote("constant(k)", k=key)
+        return members
+
+    def _number(self, members: list[Member]) -> None:
+        """Give role-named members their place: `conv` if it is the only one there, else `conv1`, `conv2`, ..."""
+        modules = {m.path for m in members if m.named and m.kind == "module"}
+        for member in members:
+            while not member.named and len(member.path) > 1 and any(
+                member.path[:n] in modules for n in range(1, len(member.path))
+            ):  # fmt: skip
+                member.path = (*member.path[:-2], member.path[-1])
+        taken = {m.path[:n] for m in members if m.named for n in range(1, len(m.path) + 1)}
+        taken |= {m.path[:n] for m in members for n in range(1, len(m.path))}
+        counts = Counter(m.path for m in members if not m.named)
+        turn: Counter[Path] = Counter()
+        for member in members:
+            if member.named:
+                continue
+            base = member.path
+            path = base
+            while (counts[base] > 1 and path == base) or path in taken:
+                turn[base] += 1
+                path = (*base[:-1], f"{base[-1]}{turn[base]}")
+            member.path = path
+            taken.add(path)
+
+    def ties(self, members: list[Member]) -> list[tuple[str, str]]:
+        """Pairs of state-dict keys that are one tensor: stored matrices that are a weight in two places."""
+        first: dict[Source, str] = {}
+        pairs = []
+        for member in members:
+            for key, source in member.state_keys():
+                if len(source.shape) < 2:
+                    continue
+                if source in first:
+                    pairs.append((first[source], key))
+                else:
+                    first[source] = key
+        return pairs
+
+
+def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
+    return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0
+
+
+def _stored_values(graph: ir.Graph) -> list[ir.Value]:
+    found = list(graph.initializers.values())
+    for node in graph.all_nodes():
+        if node.op_type == "Constant":
+            found.extend(node.outputs)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                found.extend(attribute.value.initializers.values())
+    return found
+
+
+def _buffer_name(hint: str) -> str:
+    last = re.split(r"[./]", hint)[-1]
+    return (
+        "constant"
+        if not last or _NOISE.match(hint) or "/" in hint or "output" in last.lower()
+        else module_part(identifier(last))
+    )
+
+
+def _initial(source: Source, op_type: str) -> ast.expr:
+    """A parameter's fresh value: multipliers of rank 1 ones, additive ones zeros, all others truncated normal 0.02."""
+    shape = source.shape
+    dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
+    if len(shape) <= 1 and op_type in ("Mul", "Div"):
+        return quote("nn.Parameter(x)", x=call("torch.ones", *shape, **dtype))
+    if op_type in ("Add", "Sub", "Sum") and len([d for d in shape if d != 1]) <= 1:
+        return quote("nn.Parameter(x)", x=call("torch.zeros", *shape, **dtype))
+    empty = call("torch.empty", *shape, **dtype)
+    return quote("nn.Parameter(nn.init.trunc_normal_(x, std=0.02))", x=empty)

@@ -1,0 +1,134 @@
+"""Activations: elementwise functions of one tensor, and the softmax family."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op, register_function
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+# one input, no attribute, the same meaning at every opset
+UNARY = {
+    "Relu": "F.relu(x)",
+    "Sigmoid": "torch.sigmoid(x)",
+    "Tanh": "torch.tanh(x)",
+    "Softsign": "F.softsign(x)",
+    "HardSwish": "F.hardswish(x)",
+    "Mish": "F.mish(x)",
+}
+
+
+def _unary(template: str) -> object:
+    def lower(b: Builder, X: Arg) -> ast.expr:
+        return b(template, x=X)
+
+    return lower
+
+
+for _name, _template in UNARY.items():
+    register_function(_name, _unary(_template), renames={"input": "X"})  # type: ignore[arg-type]
+
+
+@op("Softplus")
+def softplus(b: Builder, X: Arg) -> ast.expr:
+    # F.softplus is linear past its threshold, which is not what ln(exp(x) + 1) rounds to in float64
+    return (
+        b("F.softplus(x)", x=X)
+        if X.dtype is not None and X.dtype.itemsize <= 4
+        else b("F.softplus(x, threshold=40)", x=X)
+    )
+
+
+@op("Elu")
+def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    return b.call("F.elu", X, alpha=unless(alpha, 1.0))
+
+
+@op("Celu")
+def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    return b.call("F.celu", X, alpha=unless(alpha, 1.0))
+
+
+@op("Selu")
+def selu(b: Builder, X: Arg, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> ast.expr:  # fmt: skip
+    if abs(alpha - 1.6732632423543772) < 1e-6 and abs(gamma - 1.0507009873554805) < 1e-6:
+        return b("F.selu(x)", x=X)
+    return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=alpha, gamma=gamma)
+
+
+@op("LeakyRelu")
+def leaky_relu(b: Builder, X: Arg, *, alpha: float = 0.01) -> ast.expr:
+    return b.call("F.leaky_relu", X, unless(alpha, 0.01))
+
+
+@op("ThresholdedRelu")
+def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    return b("F.threshold(x, alpha, 0.0)", x=X, alpha=alpha)
+
+
+@op("HardSigmoid")
+def hard_sigmoid(b: Builder, X: Arg, *, alpha: float = 0.2, beta: float = 0.5) -> ast.expr:
+    if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
+        return b("F.hardsigmoid(x)", x=X)
+    return b("(alpha * x + beta).clamp(0.0, 1.0)", x=X, alpha=alpha, beta=beta)
+
+
+@op("Gelu", since=20)
+def gelu(b: Builder, X: Arg, *, approximate: str = "none") -> ast.expr:
+    return b.call("F.gelu", X, approximate=unless(approximate, "none"))
+
+
+@op("Swish", since=24)
+def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    return b("F.silu(x)", x=X) if alpha == 1.0 else b("x * torch.sigmoid(alpha * x)", x=X, alpha=alpha)
+
+
+@op("PRelu")
+def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
+    """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
+    source, rank = slope.source, X.rank
+    if source is not None and rank is not None and rank >= 2 and X.is_float:
+        shape = source.shape
+        per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
+        count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
+        if source.nbytes == count * source.dtype.itemsize:
+            flat = source if len(shape) == 1 else source.reshape((count,))
+            module = b.module("prelu", b.call("nn.PReLU", unless(count, 1)), weight=flat)
+            if module is not None:
+                return b("m(x)", m=module, x=X)
+    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
+
+
+# From opset 13 on an axis is what it is everywhere; before, the tensor was flattened to 2-D at it.
+SOFTMAX = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}
+
+
+def _softmax(function: str) -> object:
+    def lower(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
+        return b(f"F.{function}(x, dim=axis)", x=input, axis=_last(axis, input.rank))
+
+    def flattened(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
+        rank = input.known_rank
+        axis = axis % rank if rank else 0
+        if axis == rank - 1 or rank == 0 or all(d == 1 for d in (input.shape or ())[axis + 1 :]):
+            return b(f"F.{function}(x, dim=axis)", x=input, axis=_last(axis, rank))
+        if axis == 0:
+            return b(f"F.{function}(x.flatten(), dim=0).reshape(x.shape)", x=input)
+        return b(f"F.{function}(x.flatten(axis), dim=-1).reshape(x.shape)", x=input, axis=axis)
+
+    return lower, flattened
+
+
+def _last(axis: int, rank: int | None) -> int:
+    return -1 if rank is not None and axis == rank - 1 and rank > 2 else axis
+
+
+for _name, _function in SOFTMAX.items():
+    _new, _old = _softmax(_function)  # type: ignore[misc]
+    register_function(_name, _new, since=13)
+    register_function(_name, _old, since=1)

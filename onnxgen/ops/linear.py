@@ -1,0 +1,82 @@
+"""Matrix products: MatMul, Gemm, and the linear layer that a pass makes of MatMul and Add."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import MemberRef, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.passes.linear import DOMAIN
+from onnxgen.reader.origin import param_path
+from onnxgen.wayback import Source
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("MatMul")
+def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
+    return b("x @ y", x=A, y=B)
+
+
+@op("Linear", domain=DOMAIN)
+def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
+    """`x @ weight + bias`, weight as [in, out]."""
+    module = _module(b, weight.source, None if bias is None else bias.source, transposed=True)
+    if module is not None and (bias is None or bias.source is not None):
+        return b("m(x)", m=module, x=x)
+    product = b("x @ w", x=x, w=weight)
+    return product if bias is None else b("p + c", p=product, c=bias)
+
+
+def _module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:
+    """`nn.Linear` for a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in].
+
+    A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is
+    stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own.
+    """
+    if weight is None or len(weight.shape) != 2:
+        return None
+    if transposed:
+        weight = weight.transpose((1, 0))
+    if len(weight.names) == 1 and param_path(weight.names[0]) is not None and not weight.is_identity:
+        return None
+    columns, rows = weight.shape[1], weight.shape[0]
+    dtype = unless(weight.dtype, ir.DataType.FLOAT)
+    if bias is not None and bias.shape != (rows,):
+        if any(d != 1 for d in bias.shape[:-1]) or bias.shape[-1:] != (rows,):
+            return None
+        bias = bias.reshape((rows,))
+    build = b.call("nn.Linear", columns, rows, bias=unless(bias is not None, True), dtype=dtype)
+    return b.module("fc", build, weight=weight, bias=bias)
+
+
+@op("Gemm", since=1)
+def gemm(
+    b: Builder,
+    A: Arg,
+    B: Arg,
+    C: Arg | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    broadcast: int = 0,
+) -> ast.expr:
+    """`alpha * A' @ B' + beta * C`, C broadcast to the result (before opset 7 only if `broadcast`)."""
+    a = b("x.T", x=A) if transA else A.expr
+    if alpha == 1.0 and (beta == 1.0 or C is None) and (C is None or C.source is not None):
+        module = _module(b, B.source, None if C is None else C.source, transposed=not transB)
+        if module is not None:
+            return b("m(x)", m=module, x=a)
+    product = b("a @ y", a=a, y=b("x.T", x=B) if transB else B)
+    if alpha != 1.0:
+        product = b("alpha * p", alpha=alpha, p=product)
+    if C is None or beta == 0.0:
+        return product
+    return b("p + c", p=product, c=C) if beta == 1.0 else b("p + beta * c", p=product, beta=beta, c=C)

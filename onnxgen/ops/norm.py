@@ -1,0 +1,165 @@
+"""Normalisation layers, and Dropout."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import MemberRef, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+def _dtype(arg: Arg) -> Any:
+    return unless(arg.source.dtype if arg.source is not None else ir.DataType.FLOAT, ir.DataType.FLOAT)
+
+
+@op(
+    "BatchNormalization",
+    renames={"mean": "input_mean", "var": "input_var", "is_test": "_", "consumed_inputs": "_"},
+)
+def batch_normalization(
+    b: Builder,
+    X: Arg,
+    scale: Arg,
+    B: Arg,
+    input_mean: Arg,
+    input_var: Arg,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    spatial: int = 1,
+    _: Any = None,
+) -> Any:
+    """`nn.BatchNormNd`; ONNX's momentum is the share that is kept, torch's the share that is replaced."""
+    if not spatial:
+        raise b.error("spatial=0 (statistics for each element) is not handled", "export with opset 9 or newer")
+    rank = X.known_rank
+    training = bool(training_mode) or b.wants(1)
+    x: Any = X
+    # nn.BatchNorm2d wants rank 4, 3d rank 5; other ranks as (N, C, L)
+    dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(rank)
+    if dims is None:
+        x, dims = (b("x.flatten(2)", x=X), 1) if rank > 5 else (b("x.unsqueeze(-1)", x=X), 1)
+    module = _batch_norm(b, dims, scale, B, input_mean, input_var, shortest(epsilon), shortest(momentum))
+    if module is None:
+        made = b.call(
+            "F.batch_norm", X, input_mean, input_var, scale, B, training=unless(training, False),
+            momentum=unless(_inverted(momentum), 0.1), eps=unless(shortest(epsilon), 1e-5),
+        )  # fmt: skip
+    else:
+        made = b("m(x)", m=module, x=x)
+        if rank not in (2, 3, 4, 5):
+            made = b("y.reshape(x.shape)", y=made, x=X)
+    if not b.wants(1) and not b.wants(2):
+        return made
+    if module is None:
+        raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
+    y = b.let(made, "x", b.out(0))
+    return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
+
+
+def _inverted(momentum: float) -> float:
+    """torch's momentum for ONNX's: 1 - m, in the decimal that a person would write."""
+    return round(1.0 - shortest(momentum), 7)
+
+
+def _batch_norm(
+    b: Builder, dims: int, scale: Arg, B: Arg, mean: Arg, var: Arg, epsilon: float, momentum: float
+) -> MemberRef | None:
+    if mean.source is None or var.source is None or scale.source is None or B.source is None:
+        return None
+    channels = scale.source.shape[0]
+    build = b.call(
+        f"nn.BatchNorm{dims}d", channels, eps=unless(epsilon, 1e-5), momentum=unless(_inverted(momentum), 0.1), dtype=_dtype(scale)
+    )  # fmt: skip
+    module = b.module("bn", build, weight=scale, bias=B, running_mean=mean, running_var=var)
+    if module is not None:
+        module.member.extra["num_batches_tracked"] = np.zeros((), np.int64)
+    return module
+
+
+@op("InstanceNormalization", renames={"consumed_inputs": "_"})
+def instance_normalization(
+    b: Builder, input: Arg, scale: Arg, B: Arg, *, epsilon: float = 1e-5, _: Any = None
+) -> ast.expr:
+    eps = unless(shortest(epsilon), 1e-5)
+    dims = {3: 1, 4: 2, 5: 3}.get(input.known_rank)
+    if dims is not None and scale.source is not None and B.source is not None:
+        build = b.call(f"nn.InstanceNorm{dims}d", scale.source.shape[0], eps=eps, affine=True, dtype=_dtype(scale))
+        module = b.module("norm", build, weight=scale, bias=B)
+        if module is not None:
+            return b("m(x)", m=module, x=input)
+    return b.call("F.instance_norm", input, weight=scale, bias=B, eps=eps)
+
+
+@op("LayerNormalization", since=1)
+def layer_normalization(
+    b: Builder,
+    X: Arg,
+    Scale: Arg,
+    B: Arg | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Any:
+    """Over the axes from `axis` on; the optional outputs are the mean and the inverse of the standard deviation."""
+    rank = X.known_rank
+    shape = None if X.shape is None else X.shape[axis % rank :]
+    eps = shortest(epsilon)
+    made = None
+    if shape is not None and all(isinstance(d, int) for d in shape):
+        made = _layer_norm(b, X, Scale, B, [int(d) for d in shape if isinstance(d, int)], eps)
+    if made is None:
+        normal = b.call("F.layer_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=unless(eps, 1e-5))
+        made = b("n * s", n=normal, s=Scale) if B is None else b("n * s + b", n=normal, s=Scale, b=B)
+    if not b.wants(1) and not b.wants(2):
+        return made
+    dims = tuple(range(axis % rank - rank, 0))
+    mean = b("x.mean(dims, keepdim=True)", x=X, dims=dims)
+    inverse = b("(x.var(dims, correction=0, keepdim=True) + eps).rsqrt()", x=X, dims=dims, eps=eps)
+    return [made, mean, inverse]
+
+
+def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[int], eps: float) -> ast.expr | None:
+    """`nn.LayerNorm` where weight and bias have exactly the normalised shape."""
+    normalised = shape[0] if len(shape) == 1 else tuple(shape)
+    if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
+        return None
+    if scale.source is not None and (bias is None or bias.source is not None):
+        options = {"eps": unless(eps, 1e-5), "bias": unless(bias is not None, True), "dtype": _dtype(scale)}
+        module = b.module("norm", b.call("nn.LayerNorm", normalised, **options), weight=scale, bias=bias)
+        if module is not None:
+            return b("m(x)", m=module, x=X)
+    return b.call("F.layer_norm", X, tuple(shape), scale, *([bias] if bias is not None else []), eps=unless(eps, 1e-5))
+
+
+@op("Dropout", renames={"is_test": "_"})
+def dropout(
+    b: Builder,
+    data: Arg,
+    ratio: Arg | None = None,
+    training_mode: Arg | None = None,
+    *,
+    seed: int | None = None,
+    _: Any = None,
+) -> Any:
+    """`nn.Dropout`: at work while training, whatever mode the graph was recorded in."""
+    rate = 0.5 if ratio is None else ratio.scalar
+    if rate is None:
+        raise b.error("its ratio is computed at run time", "make the ratio a constant")
+    module = b.module("dropout", b.call("nn.Dropout", unless(rate, 0.5)))
+    assert module is not None
+    made = b("m(x)", m=module, x=data)
+    if not b.wants(1):
+        return made
+    y = b.let(made, "x", b.out(0))
+    return [y, b("torch.ones_like(x, dtype=torch.bool)", x=data)]

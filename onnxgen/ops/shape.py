@@ -1,0 +1,173 @@
+"""Operators that move elements without computing: reshape, transpose, squeeze, expand, flatten, concat, split."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.propagate.dims import Dim, product
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("Identity")
+def identity(b: Builder, input: Arg) -> ast.expr:
+    return input.expr
+
+
+@op("Flatten")
+def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
+    """To rank 2: the axes before `axis`, and the rest."""
+    rank = input.known_rank
+    axis = axis % rank if rank and axis < 0 else axis
+    if axis == 1 and rank >= 2:
+        return input.expr if rank == 2 else b("x.flatten(1)", x=input)
+    if axis == 0 or rank == 0:
+        return b("x.reshape(1, -1)", x=input)
+    if axis == rank:
+        return b("x.reshape(-1, 1)", x=input)
+    return b("x.flatten(axis).flatten(0, last)", x=input, axis=axis, last=axis - 1)
+
+
+@op("Reshape", renames={"consumed_inputs": "_"})
+def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = None) -> ast.expr:
+    wanted = shape.ints
+    if wanted is None:
+        sizes = shape.as_ints()
+        return (
+            b("reshape(x, s, a)", x=data, s=sizes, a=bool(allowzero))
+            if not allowzero
+            else b("x.reshape(s)", x=data, s=sizes)
+        )
+    sizes = []
+    for i, dim in enumerate(wanted):
+        if dim == 0 and not allowzero:
+            if data.shape is None:
+                sizes.append(b("x.shape[i]", x=data, i=i))
+                continue
+            dim = data.shape[i]
+        sizes.append(dim)
+    return _reshaped(b, data, sizes)
+
+
+def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
+    """The shortest spelling: nothing, `flatten`, `unflatten`, or `reshape` with at most one -1."""
+    out, shape = b.out().shape, data.shape
+    if shape is not None and out is not None and all(not isinstance(s, ast.expr) for s in sizes):
+        if out == shape:
+            return data.expr
+        if len(out) < len(shape):
+            made = _flattened(b, data, shape, out)
+            if made is not None:
+                return made
+        sizes = _one_free(list(out), sizes)
+    return b.call("x.reshape" if False else ast.Attribute(data.expr, "reshape", ast.Load()), *sizes)
+
+
+def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
+    """`x.flatten(start, end)` if a run of axes becomes one and the others stay."""
+    gone = len(shape) - len(out)
+    for start in range(len(out)):
+        end = start + gone
+        if (
+            out[:start] == shape[:start]
+            and out[start + 1 :] == shape[end + 1 :]
+            and out[start] == product(shape[start : end + 1])
+        ):
+            return b.call(
+                ast.Attribute(data.expr, "flatten", ast.Load()),
+                *([] if start == 0 and end == len(shape) - 1 else [start]),
+                *([] if end == len(shape) - 1 else [end]),
+            )
+    return None
+
+
+def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
+    """Sizes with -1 for the one that is not a plain number, so that no size need be computed at run time."""
+    symbolic = [i for i, d in enumerate(out) if not isinstance(d, int)]
+    if len(symbolic) == 1 and 0 not in out:
+        return [-1 if i in symbolic else d for i, d in enumerate(out)]
+    if -1 in sizes:
+        return sizes
+    return list(out)
+
+
+@op("Transpose")
+def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.expr:
+    rank = data.known_rank
+    order = perm if perm is not None else list(reversed(range(rank)))
+    moved = [i for i, p in enumerate(order) if p != i]
+    if not moved:
+        return data.expr
+    if len(moved) == 2:
+        first, second = moved
+        if rank == 2:
+            return b("x.T", x=data)
+        if rank > 2 and second == rank - 1 and first == rank - 2:
+            return b("x.transpose(-2, -1)", x=data)
+        return b("x.transpose(i, j)", x=data, i=first, j=second)
+    return b.call(ast.Attribute(data.expr, "permute", ast.Load()), *order)
+
+
+@op("Unsqueeze")
+def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
+    known = axes.known_ints("axes")
+    rank = data.known_rank + len(known)
+    made = data.expr
+    for axis in sorted(a % rank for a in known):
+        made = b("x.unsqueeze(i)", x=made, i=-1 if axis == rank - 1 and len(known) == 1 else axis)
+    return made
+
+
+@op("Squeeze")
+def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
+    if axes is None:
+        if data.shape is not None and all(isinstance(d, int) for d in data.shape):
+            ones = [i for i, d in enumerate(data.shape) if d == 1]
+            return b("x.squeeze(i)", x=data, i=tuple(ones) if len(ones) != 1 else ones[0]) if ones else data.expr
+        return b("x.squeeze()", x=data)
+    known = axes.known_ints("axes")
+    if not known:
+        return data.expr
+    return b("x.squeeze(i)", x=data, i=known[0] if len(known) == 1 else tuple(known))
+
+
+@op("Concat", since=1)
+def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
+    if len(inputs) == 1:
+        return inputs[0].expr
+    return b.call("torch.cat", [a.expr for a in inputs], dim=unless(axis, 0))
+
+
+@op("Split", renames={"num_outputs": "num_outputs"})
+def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
+    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18)."""
+    count = len(b.node.outputs)
+    dim = unless(axis, 0)
+    if split is not None:
+        sizes = split.ints
+        given: Any = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 else list(sizes)
+        return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), given, dim=dim))
+    size = None if input.shape is None else input.shape[axis]
+    if size is None:
+        size = b("x.shape[i]", x=input, i=axis)
+        part = b("(n + k) // c", n=size, k=count - 1, c=count)
+    else:
+        part = (size + count - 1) // count  # type: ignore[operator,assignment]
+    return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
+
+
+@op("Expand")
+def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
+    """Broadcast in both directions: an axis of the input may also be larger than what is asked for."""
+    out = b.out().shape
+    if shape.ints is None or out is None or input.shape is None:
+        return b("x.expand(torch.broadcast_shapes(x.shape, s))", x=input, s=shape.as_ints())
+    if out == input.shape:
+        return input.expr
+    kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
+    return b.call(ast.Attribute(input.expr, "expand", ast.Load()), *kept)

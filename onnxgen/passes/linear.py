@@ -1,0 +1,55 @@
+"""MatMul with a stored matrix, and the Add of a stored vector after it, are one `nn.Linear`.
+
+ONNX has no N-dimensional linear operator (Gemm is of rank 2 only), so the pass writes `onnxgen.Linear(x, weight, bias)`,
+`weight` as [in, out]: the one operator of our own, lowered in `ops/linear.py`.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.rewrite import only_user, replace
+from onnxgen.propagate.info import info
+from onnxgen.stored import view_source
+from onnxgen.wayback import Source
+
+DOMAIN = "onnxgen"
+
+
+def _is_stored(value: ir.Value | None) -> bool:
+    """Whether a value is a stored tensor or a view of one."""
+
+    def source(v: ir.Value | None) -> Source | None:
+        return None if v is None else view_source(v, source)
+
+    return source(value) is not None
+
+
+def linear(model: ir.Model, options: Options) -> None:
+    """Rewrite every MatMul whose right operand is a stored matrix."""
+    for node in list(model.graph.all_nodes()):
+        if (
+            node.op_type == "MatMul"
+            and node.domain == ""
+            and info(node.inputs[1]).rank == 2
+            and _is_stored(node.inputs[1])
+        ):
+            x, weight = node.inputs
+            if (info(x).rank or 0) < 2 or x is None:
+                continue
+            bias, last = _bias(node)
+            inputs = [x, weight] if bias is None else [x, weight, bias]
+            replace(last, ir.Node(DOMAIN, "Linear", inputs, version=1), origin=node)
+
+
+def _bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
+    """The stored vector that is added to a MatMul's result, if there is one, and the node that does it."""
+    add = only_user(node.outputs[0])
+    if add is None or add.op_type != "Add" or add.domain != "":
+        return None, node
+    other = add.inputs[1] if add.inputs[0] is node.outputs[0] else add.inputs[0]
+    columns = info(node.inputs[1]).shape
+    if other is None or columns is None or info(other).shape != columns[1:] or not _is_stored(other):
+        return None, node
+    return other, add

@@ -1,0 +1,43 @@
+"""What every idiom pass does to the graph: ask who uses a value, and put one node in the place of several."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.propagate.info import info, set_info
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """The one node that uses a value, if it is used once and is no graph output."""
+    uses = value.uses()
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
+    """Put `new` in the place of `last`, the final node of an idiom; what only served the idiom is dropped.
+
+    The new node takes the outputs' names and facts of `last`, and the scope of `origin` (default: of `last`).
+    """
+    origin = origin or last
+    graph = last.graph
+    assert graph is not None
+    new.name = origin.name
+    new.meta["scope"] = origin.meta.get("scope", ())
+    graph.insert_before(last, new)
+    for old, fresh in zip(last.outputs, new.outputs):
+        fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
+        set_info(fresh, info(old))
+        ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
+    drop(last)
+
+
+def drop(node: ir.Node) -> None:
+    """Remove a node that nothing uses any more, and then its producers that only served it."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        producers = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
+        node.graph.remove(node, safe=True)
+        pending.extend(producers)

@@ -1,0 +1,190 @@
+"""Which stored tensors are trained: `value.meta["trainable"] = (bool, reason)` for each of floating point.
+
+A tensor is trained if it reaches an output differentiably, wherever the exporter put it (initializer or Constant), except
+one-element constants without a parameter's name, masks, arange and triangles, and the input's mean and deviation. The options
+`trainable` and `frozen` overrule. Nothing here changes the graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.options import Options
+from onnxgen.reader.origin import param_path
+from onnxgen.stored import stored
+
+FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+# no gradient flows through these, whatever their inputs
+FLAT = set(
+    "Shape Size ArgMax ArgMin Equal Less LessOrEqual Greater GreaterOrEqual Not And Or Xor BitShift BitwiseAnd BitwiseOr "
+    "BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique ConstantOfShape "
+    "EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range QuantizeLinear "
+    "DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement SequenceLength Hardmax".split()
+)
+
+# inputs that carry no gradient, or none that training should follow
+FLAT_INPUTS = {
+    "BatchNormalization": {3, 4},
+    "DequantizeLinear": {1, 2},
+    "Dropout": {1, 2},
+    "Resize": {1, 2, 3},
+    "Upsample": {1},
+    "Pad": {1, 2, 3},
+    "Where": {0},
+    "If": {0},
+}
+
+# where a stored tensor is a weight, whatever its name, size and values
+WEIGHT_INPUTS = {
+    "Conv": {1, 2},
+    "ConvTranspose": {1, 2},
+    "DeformConv": {1, 3},
+    "Gemm": {0, 1, 2},
+    "BatchNormalization": {1, 2},
+    "InstanceNormalization": {1, 2},
+    "LayerNormalization": {1, 2},
+    "GroupNormalization": {1, 2},
+    "RMSNormalization": {1},
+    "LSTM": {1, 2, 3, 5, 6, 7},
+    "GRU": {1, 2, 3, 5},
+    "RNN": {1, 2, 3, 5},
+    "PRelu": {1},
+}
+SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
+
+
+def trainable(model: ir.Model, options: Options) -> None:
+    """Decide for every stored tensor of floating point."""
+    reached = _reached(model.graph)
+    inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
+    for value in stored_values(model.graph):
+        tensor = stored(value)
+        if tensor is None or tensor.dtype not in FLOATS:
+            continue
+        value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, options)
+
+
+def stored_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Every initializer and Constant output of a graph and its subgraphs."""
+    yield from graph.initializers.values()
+    for node in graph:
+        if node.op_type == "Constant":
+            yield from node.outputs
+        for subgraph in subgraphs(node):
+            yield from stored_values(subgraph)
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.value
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.value
+
+
+def _reached(graph: ir.Graph) -> set[ir.Value]:
+    """The values from which a gradient can come: those that an output of floating point depends on differentiably."""
+    reached = {o for o in graph.outputs if o.dtype is None or o.dtype in FLOATS}
+    _reach(graph, reached)
+    return reached
+
+
+def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
+    for node in reversed(graph):
+        if node.op_type in FLAT or not any(o in reached for o in node.outputs):
+            continue
+        if node.op_type == "Cast" and ir.DataType(node.attributes["to"].value) not in FLOATS:
+            continue
+        blocked = FLAT_INPUTS.get(node.op_type, ())
+        reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)
+        for subgraph in subgraphs(node):
+            reached.update(subgraph.outputs)
+            _reach(subgraph, reached)
+
+
+def _decide(
+    value: ir.Value, tensor: ir.TensorProtocol, reached: bool, inputs: set[ir.Value], options: Options
+) -> tuple[bool, str]:
+    name = value.name or ""
+    if options.frozen and re.search(options.frozen, name):
+        return False, "--frozen says so"
+    if options.trainable and re.search(options.trainable, name):
+        return True, "--trainable says so"
+    if not reached:
+        return False, "no output depends on it differentiably"
+    slots = list(_slots(value))
+    role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
+    if role is not None:
+        return True, role
+    path = param_path(name)
+    named = path is not None and len(path) > 1
+    if not named and tensor.size == 1:
+        return False, "a one-element constant without a parameter's name"
+    if not (named and path is not None and path[-1] in ("weight", "bias")):
+        if any(i.op_type in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
+            return False, "the input's mean or deviation"
+        form = _form(tensor)
+        if form:
+            return False, form
+    return True, f"parameter {name}" if named else "reaches an output differentiably"
+
+
+def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """(operator, input index) of every use of a tensor, also behind views of it."""
+    for use in value.uses():
+        yield use.node.op_type, use.idx
+        if use.node.op_type in SAME_TENSOR and depth < 8:
+            for output in use.node.outputs:
+                yield from _slots(output, depth + 1)
+
+
+def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
+    """Whether `node` subtracts or divides by `value` on a graph input that nothing but such steps has touched."""
+    data = node.inputs[0] if node.inputs[1] is value else None
+    for _ in range(8):
+        if data is None or data in inputs:
+            return data is not None
+        producer = data.producer()
+        if producer is None or producer.op_type not in (
+            "Cast",
+            "Transpose",
+            "Unsqueeze",
+            "Reshape",
+            "Sub",
+            "Div",
+            "Identity",
+        ):
+            return False
+        data = producer.inputs[0]
+    return False
+
+
+def _form(tensor: ir.TensorProtocol) -> str:
+    """What kind of constant a tensor of rank >= 1 is by its elements, "" if it looks like a weight."""
+    if tensor.size < 2:
+        return ""
+    array = tensor.numpy()
+    flat = array.reshape(-1)
+    if _is_mask(flat[:4096]) and _is_mask(flat):
+        return "a mask (only 0, 1, -inf or the lowest number)"
+    if flat.size >= 3 and max(array.shape) == flat.size and _is_arange(flat.astype(np.float64)):
+        return "evenly spaced numbers"
+    return ""
+
+
+def _is_mask(flat: NDArray[Any]) -> bool:
+    lowest = np.finfo(np.float32).min
+    half = np.finfo(np.float16).min
+    return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | (flat == half)).all())
+
+
+def _is_arange(flat: NDArray[Any]) -> bool:
+    steps = np.diff(flat)
+    return bool(steps[0] != 0 and (steps == steps[0]).all())

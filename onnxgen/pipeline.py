@@ -1,0 +1,96 @@
+"""The road from an ONNX file to a module's source, a line a stage.
+
+Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure--> classes --render--> source
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxgen.generated import Generated, Report, compose
+from onnxgen.lower import lower
+from onnxgen.options import Options
+from onnxgen.output import Output
+from onnxgen.passes import simplify
+from onnxgen.reader import read
+from onnxgen.structure import structure
+
+
+def read_and_simplify(path: Path, options: Options) -> ir.Model:
+    """The graph as the rest of the road sees it (see `reader.read` for what may be wrong with a file)."""
+    model = read(path, options)
+    simplify(model, options)
+    return model
+
+
+def build(path: Path, options: Options, out: Path) -> Generated:
+    """Everything that `generate` would write to `out`, in memory; the weights stay lazy.
+
+    Raises:
+        OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
+    """
+    report = Report()
+    with timed(report, "read"):
+        model = read(path, options)
+    with timed(report, "simplify"):
+        simplify(model, options)
+    with timed(report, "lower"):
+        module = lower(model, options, _class_name(model, path, options))
+    with timed(report, "structure"):
+        classes = structure(module, options)
+    with timed(report, "render"):
+        return compose(model, module, classes, path, out, options, report)
+
+
+def generate(path: Path | str, out: Path | str | None = None, options: Options = Options(), *, force: bool = False) -> Generated:  # fmt: skip
+    """Write the module and its weights.
+
+    Args:
+        path: the ONNX file.
+        out: the module to write; default: beside the ONNX file, by its stem.
+        options: see `Options`.
+        force: overwrite a module that was edited by hand.
+
+    Returns:
+        What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
+
+    Raises:
+        OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed; nothing was changed.
+        EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
+    """
+    path, out = Path(path), default_out(path, out)
+    generated = build(path, options, out)
+    with timed(generated.report, "write"):
+        Output(out, options).write(generated, force)
+    return generated
+
+
+def check(path: Path | str, out: Path | str | None = None, options: Options = Options()) -> bool:
+    """Whether the module and its weights are what `generate` would write; writes nothing."""
+    path, out = Path(path), default_out(path, out)
+    return Output(out, options).is_fresh(build(path, options, out))
+
+
+def default_out(path: Path | str, out: Path | str | None) -> Path:
+    """Where the module goes: where it was asked to, else beside the ONNX file by its stem as an identifier."""
+    from onnxgen.names import identifier
+
+    path = Path(path)
+    return Path(out) if out is not None else path.with_name(identifier(path.stem, "model") + ".py")
+
+
+def _class_name(model: ir.Model, path: Path, options: Options) -> str:
+    return options.class_name or model.meta.get("classes", {}).get((), "") or path.stem
+
+
+@contextmanager
+def timed(report: Report, stage: str) -> Iterator[None]:
+    """Record how long a stage took."""
+    start = time.perf_counter()
+    yield
+    report.stages[stage] = time.perf_counter() - start

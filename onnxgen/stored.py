@@ -1,0 +1,137 @@
+"""Tensors that are stored in the file, and the values that are only views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.propagate.info import info
+from onnxgen.wayback import Source, concat
+
+
+def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node's output, else None."""
+    if value is None:
+        return None
+    if value.const_value is not None and value.producer() is None:
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            tensor: ir.TensorProtocol = attribute.value
+            return tensor
+        if name in ("value_float", "value_floats"):
+            return ir.tensor(np.asarray(attribute.value, np.float32), name=value.name)
+        if name in ("value_int", "value_ints"):
+            return ir.tensor(np.asarray(attribute.value, np.int64), name=value.name)
+    return None
+
+
+def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
+    """A list of ints that is an attribute or a constant input, by the opset."""
+    if attribute in node.attributes:
+        return [int(v) for v in node.attributes[attribute].value]
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        constant = info(node.inputs[index]).constant
+        return None if constant is None else [int(v) for v in constant.reshape(-1)]
+    return None
+
+
+def _transpose(node: ir.Node, x: Source) -> Source | None:
+    perm = _ints(node, 1, "perm")
+    return x.transpose(tuple(perm if perm is not None else reversed(range(len(x.shape)))))
+
+
+def _unsqueeze(node: ir.Node, x: Source) -> Source | None:
+    axes = _ints(node, 1, "axes")
+    if axes is None:
+        return None
+    rank = len(x.shape) + len(axes)
+    for axis in sorted(a % rank for a in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _squeeze(node: ir.Node, x: Source) -> Source | None:
+    axes = _ints(node, 1, "axes")
+    if axes is None:
+        axes = [i for i, d in enumerate(x.shape) if d == 1]
+    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
+        x = x.squeeze(axis)
+    return x
+
+
+def _reshape(node: ir.Node, x: Source) -> Source | None:
+    shape = info(node.outputs[0]).shape
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return x.reshape(tuple(int(d) for d in shape if isinstance(d, int)))
+
+
+def _slice(node: ir.Node, x: Source) -> Source | None:
+    starts, ends = _ints(node, 1, "starts"), _ints(node, 2, "ends")
+    if starts is None or ends is None:
+        return None
+    axes = _ints(node, 3, "axes")
+    steps = _ints(node, 4, "steps") or [1] * len(starts)
+    if any(s != 1 for s in steps):
+        return None
+    for axis, start, end in zip(axes if axes is not None else range(len(starts)), starts, ends):
+        n = x.shape[axis]
+        start, stop, _ = slice(start, end).indices(n)
+        x = x.slice(axis % len(x.shape), start, max(start, stop))
+    return x
+
+
+VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
+    "Identity": lambda node, x: x,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Reshape": _reshape,
+    "Flatten": _reshape,
+    "Slice": _slice,
+}
+
+
+def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
+    """How `value` is made of stored tensors by views alone (transposed, sliced, concatenated...), or None.
+
+    `source_of` answers the same question for the producer's inputs (and remembers the answers).
+    """
+    tensor = stored(value)
+    if tensor is not None:
+        return Source.of(tensor, value.name or "")
+    node = value.producer()
+    if node is None or node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in VIEWS:
+        x = source_of(node.inputs[0])
+        return None if x is None else VIEWS[node.op_type](node, x)
+    if node.op_type == "Concat":
+        parts = [source_of(i) for i in node.inputs]
+        known = [p for p in parts if p is not None]
+        return concat(known, node.attributes["axis"].value % len(known[0].shape)) if len(known) == len(parts) else None
+    if node.op_type == "Split":
+        return _split(node, value, source_of(node.inputs[0]))
+    return None
+
+
+def _split(node: ir.Node, value: ir.Value, x: Source | None) -> Source | None:
+    shapes = [info(o).shape for o in node.outputs]
+    if x is None:
+        return None
+    axis = node.attributes["axis"].value if "axis" in node.attributes else 0
+    start = 0
+    for output, shape in zip(node.outputs, shapes):
+        size = None if shape is None else shape[axis]
+        if not isinstance(size, int):
+            return None
+        if output is value:
+            return x.slice(axis % len(x.shape), start, start + size)
+        start += size
+    return None

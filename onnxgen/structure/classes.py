@@ -1,0 +1,235 @@
+"""Writes each scope's class as text, and lets scopes with equal bodies share one class."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from onnxgen.code.module_def import Assign, If, Loop, ModuleDef, Path, Statement
+from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
+from onnxgen.errors import OnnxgenError
+from onnxgen.names import RESERVED, Namer, class_name, printable
+from onnxgen.propagate.dims import Sym
+from onnxgen.propagate.info import Info
+from onnxgen.structure.layout import layout
+from onnxgen.structure.naming import Names, nest
+from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.sizes import resolve_sizes
+
+INDENT = "    "
+COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
+
+
+@dataclass
+class ClassSource:
+    """One class, ready for the template.
+
+    Attributes:
+        name: its final name.
+        paths: the module paths of its instances ("" is the root).
+        init, forward: lines of code, indented relative to the method's body.
+        arguments: of `forward`, each `name: annotation`.
+        returns: the annotation of what `forward` returns.
+    """
+
+    name: str
+    paths: list[str] = field(default_factory=list)
+    init: list[str] = field(default_factory=list)
+    forward: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    returns: str = "Tensor"
+
+    @property
+    def doc(self) -> str:
+        if not self.paths or self.paths == [""]:
+            return ""
+        if len(self.paths) == 1:
+            return f"{self.paths[0]}."
+        return f"{self.paths[0]} to {self.paths[-1]} ({len(self.paths)} uses)."
+
+
+def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[ClassSource]:
+    """Every class once, children before the classes that use them."""
+    callers = _callers(scopes)
+    namer = Namer(RESERVED | {module.name})
+    made: dict[str, ClassSource] = {}
+    by_scope: dict[int, ClassSource] = {}
+    for scope in _bottom_up(scopes):
+        missing = resolve_sizes(scope, module.infos)
+        if missing and scope is root:
+            names = ", ".join(printable(str(dim)) for _, dim in missing)
+            raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
+        if missing:
+            _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
+        source = _ClassWriter(module, scope, by_scope).write()
+        key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
+        if key in made and scope is not root:
+            made[key].paths.extend(source.paths)
+        else:
+            source.name = module.name if scope is root else namer.take(_class_name(module, scope))
+            made[key if scope is not root else "root"] = source
+        by_scope[id(scope)] = made[key if scope is not root else "root"]
+    return list(made.values())
+
+
+def _code(line: str) -> str:
+    return line.split("  # ")[0]
+
+
+def _callers(scopes: list[Scope]) -> dict[int, Assign]:
+    """The statement that calls each child scope."""
+    found: dict[int, Assign] = {}
+    for scope in scopes:
+        for statement in scope.body:
+            if isinstance(statement, Assign) and isinstance(statement.value, ast.Call):
+                function = statement.value.func
+                if isinstance(function, MemberRef) and isinstance(function.member.build, ast.Call):
+                    if isinstance(function.member.build.func, ClassRef):
+                        found[id(function.member.build.func.scope)] = statement
+    return found
+
+
+def _pass_sizes(caller: Assign, scope: Scope, dims: list[Sym]) -> None:
+    assert isinstance(caller.value, ast.Call)
+    caller.value.args.extend(SizeOf(dim) for dim in dims)
+
+
+def _bottom_up(scopes: list[Scope]) -> list[Scope]:
+    """Children before parents; among siblings, the order of the calls."""
+    children: dict[int, list[Scope]] = {id(s): [] for s in scopes}
+    called: set[int] = set()
+    for scope in scopes:
+        for member in scope.members:
+            if isinstance(member.build, ast.Call) and isinstance(member.build.func, ClassRef):
+                children[id(scope)].append(member.build.func.scope)
+                called.add(id(member.build.func.scope))
+    order: list[Scope] = []
+    stack = [(scopes[0], False)]
+    while stack:
+        scope, done = stack.pop()
+        if done:
+            order.append(scope)
+            continue
+        stack.append((scope, True))
+        stack.extend((child, False) for child in reversed(children[id(scope)]))
+    return order
+
+
+def _class_name(module: ModuleDef, scope: Scope) -> str:
+    recorded = module.classes.get(scope.path, "")
+    if recorded:
+        return class_name(recorded)
+    words = [p for p in scope.path if not p.isdigit()] or ["block"]
+    role = words[-1]
+    if scope.path[-1].isdigit() and role.endswith("s") and not role.endswith("ss"):
+        role = role[:-1]
+    return class_name(role)
+
+
+class _ClassWriter:
+    """Turns one scope into lines."""
+
+    def __init__(self, module: ModuleDef, scope: Scope, by_scope: dict[int, ClassSource]) -> None:
+        self.module, self.scope, self.by_scope = module, scope, by_scope
+        self.names: dict[str, str] = {}
+        self.reach: dict[int, ast.expr] = {}
+        self.layout = layout(scope.path, scope.members, self._text)
+        self.reach = self.layout.reach
+
+    def write(self) -> ClassSource:
+        nest(self.scope)
+        self.names = Names(self.scope, self.module.infos, self.module.hints, set()).run()
+        made = ClassSource("", [".".join(self.scope.path)])
+        for target, value in self.layout.lines:
+            text = self._text(value)
+            made.init.append(f"{self._text(target)} = {text}" if target is not None else text)
+        for argument in self.scope.inputs:
+            made.arguments.append(f"{self.names[argument.value]}: {argument.annotation}")
+        made.forward = self._block(self.scope.body, 0)
+        results = [self._text(o) for o in self.scope.outputs]
+        made.forward.append("return " + ", ".join(results))
+        made.returns = self._returns()
+        return made
+
+    def _returns(self) -> str:
+        kinds = []
+        for output in self.scope.outputs:
+            facts = self.module.infos.get(output.value, Info()) if isinstance(output, Ref) else Info()
+            kinds.append({"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor"))
+        if len(kinds) == 1:
+            return kinds[0]
+        return f"tuple[{', '.join(kinds)}]" if kinds else "None"
+
+    def _block(self, block: list[Statement], level: int) -> list[str]:
+        lines: list[str] = []
+        for statement in block:
+            if isinstance(statement, Assign):
+                lines.append(INDENT * level + self._assign(statement, level))
+            elif isinstance(statement, If):
+                lines.append(f"{INDENT * level}if {self._text(statement.test)}:")
+                lines.extend(self._block(statement.then, level + 1) or [INDENT * (level + 1) + "pass"])
+                if statement.orelse:
+                    lines.append(f"{INDENT * level}else:")
+                    lines.extend(self._block(statement.orelse, level + 1))
+            else:
+                lines.extend(self._loop(statement, level))
+        return lines
+
+    def _loop(self, loop: Loop, level: int) -> list[str]:
+        inner = INDENT * (level + 1)
+        if loop.iterable is not None:
+            target = self.names.get(loop.target or "", "_")
+            head = f"for {target} in {self._text(loop.iterable)}:"
+        else:
+            head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"
+        lines = [INDENT * level + head]
+        if loop.iterable is not None and loop.stop is not None:
+            lines += [f"{inner}if {self._text(ast.UnaryOp(ast.Not(), loop.stop))}:", f"{inner}{INDENT}break"]
+        return lines + (self._block(loop.body, level + 1) or [inner + "pass"])
+
+    def _assign(self, statement: Assign, level: int) -> str:
+        if not statement.targets:
+            return self._text(statement.value)
+        targets = ", ".join(self.names[t] for t in statement.targets)
+        line = f"{targets} = {self._text(statement.value)}"
+        comment = self._comment(statement)
+        room = COMMENT_COLUMN - 8 - 4 * level
+        return f"{line}  # {comment}" if comment and len(line) + len(comment) + 4 <= room else line
+
+    def _comment(self, statement: Assign) -> str:
+        """The dims of what a statement makes, where they differ from those of what it is made of."""
+        if len(statement.targets) != 1:
+            return ""
+        shape = self.module.infos.get(statement.targets[0], Info()).shape
+        before = [self.module.infos.get(n.value, Info()).shape for n in walk(statement.value) if isinstance(n, Ref)]
+        if not shape or len(shape) < 2 or shape in before:
+            return ""
+        text = ", ".join(printable(str(d), 24) for d in shape)
+        return "" if "." in text or "?" in text else f"[{text}]"
+
+    def _text(self, tree: ast.AST) -> str:
+        return ast.unparse(rewrite(tree, self._final))
+
+    def _final(self, node: ast.AST) -> ast.expr | None:
+        if isinstance(node, Ref):
+            return ast.Name(self.names[node.value], ast.Load())
+        if isinstance(node, MemberRef):
+            return self._member(node)
+        if isinstance(node, ClassRef):
+            return ast.Name(self.by_scope[id(node.scope)].name, ast.Load())
+        return None
+
+    def _member(self, node: MemberRef) -> ast.expr:
+        member = node.member
+        if id(member) in self.reach:
+            return self.reach[id(member)]
+        reached: ast.expr = ast.Name("self", ast.Load())
+        for part in member.path[len(self.scope.path) :]:  # through a submodule that is a class of its own
+            reached = _step(reached, part)
+        return reached
+
+
+def _step(parent: ast.expr, part: Path | str) -> ast.expr:
+    if str(part).isdigit():
+        return ast.Subscript(parent, ast.Constant(int(str(part))), ast.Load())
+    return ast.Attribute(parent, str(part), ast.Load())

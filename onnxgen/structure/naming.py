@@ -1,0 +1,145 @@
+"""Local variables: `x` is reused along a chain, other names only where two values live at once; short chains are nested."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
+from onnxgen.code.quote import Ref, depth, refs, rewrite
+from onnxgen.names import RESERVED, identifier
+from onnxgen.propagate.info import Info
+from onnxgen.structure.scopes import Scope, count_uses
+
+MAX_DEPTH = 3  # calls and operators nested in one expression
+SPARE = ("x", "y", "z", "h", "u", "v", "w")
+_ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
+
+
+def nest(scope: Scope) -> None:
+    """Put each value that is used once, in the very next statement, into that statement."""
+    uses = count_uses(scope.body, scope.outputs)
+    scope.body = _nest(scope.body, uses)
+    while scope.body and isinstance(scope.body[-1], Assign) and len(scope.outputs) == 1:
+        last = scope.body[-1]
+        output = scope.outputs[0]
+        if len(last.targets) != 1 or uses[last.targets[0]] != 1 or not _fits(last.value, output, last.targets[0]):
+            break
+        scope.outputs = [_inline(output, last.targets[0], last.value)]
+        scope.body.pop()
+
+
+def _nest(block: list[Statement], uses: Counter[str]) -> list[Statement]:
+    made: list[Statement] = []
+    for statement in block:
+        for inner in blocks(statement):
+            inner[:] = _nest(inner, uses)
+        while made and isinstance(statement, (Assign, If)):
+            before = made[-1]
+            holder = statement.value if isinstance(statement, Assign) else statement.test
+            if not isinstance(before, Assign) or len(before.targets) != 1 or uses[before.targets[0]] != 1:
+                break
+            if not _fits(before.value, holder, before.targets[0]):
+                break
+            merged = _inline(holder, before.targets[0], before.value)
+            if isinstance(statement, Assign):
+                statement.value = merged
+            else:
+                statement.test = merged
+            made.pop()
+        made.append(statement)
+    return made
+
+
+def _fits(inner: ast.expr, outer: ast.expr, name: str) -> bool:
+    """Whether `inner` may stand in `outer` where `name` does: evaluated at the same point, and still readable."""
+    if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
+        return False
+    if isinstance(outer, Ref):
+        return True
+    merged = _inline(outer, name, inner)
+    return depth(merged) <= MAX_DEPTH and len(ast.dump(merged)) < 1500
+
+
+def _under_comprehension(tree: ast.expr) -> bool:
+    return any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda)) for n in ast.walk(tree))
+
+
+def _inline(outer: ast.expr, name: str, inner: ast.expr) -> ast.expr:
+    changed: ast.expr = rewrite(outer, lambda n: inner if isinstance(n, Ref) and n.value == name else None)
+    return changed
+
+
+class Names:
+    """Gives every value of one class body a local name; two values share one only if they never live at once."""
+
+    def __init__(self, scope: Scope, infos: dict[str, Info], hints: dict[str, str], members: set[str]) -> None:
+        self.scope, self.infos, self.hints = scope, infos, hints
+        self.names: dict[str, str] = {}
+        self.busy: dict[str, str] = {}  # name -> the value that has it now
+        self.reserved = RESERVED | members
+
+    def run(self) -> dict[str, str]:
+        """The local name of every value."""
+        for argument in self.scope.inputs:
+            self._take(argument.value, self._wanted_argument(argument.value, argument.annotation))
+        self._block(self.scope.body, [r for o in self.scope.outputs for r in refs(o)])
+        return self.names
+
+    def _wanted_argument(self, value: str, annotation: str) -> list[str]:
+        hint = identifier(self.hints.get(value, value).removeprefix("size."))
+        meaningful = not self.scope.path or annotation != "Tensor"
+        return [hint] if meaningful else [*SPARE[:4], hint]
+
+    def _block(self, block: list[Statement], after: list[str]) -> None:
+        last: dict[str, int] = {}
+        for i, statement in enumerate(block):
+            for name in used(statement):
+                last[name] = i
+        for name in after:
+            last[name] = len(block)
+        for i, statement in enumerate(block):
+            if not isinstance(statement, Assign):
+                self._compound(statement)
+            self._release(used(statement), last, i)
+            for target in statement.targets:
+                if target not in self.names:
+                    self._take(target, self._wanted(target, statement, target in last))
+                    if target not in last:
+                        self.busy.pop(self.names[target], None)
+
+    def _compound(self, statement: If | Loop) -> None:
+        """Everything assigned inside a nested block keeps a name of its own until the block's statement ends."""
+        for name in assigned(statement):
+            if name not in self.names:
+                self._take(name, self._wanted(name, statement, True))
+        inside = set(assigned(statement)) - set(statement.targets)
+        for name in inside:
+            self.busy.pop(self.names[name], None)
+
+    def _release(self, names: list[str], last: dict[str, int], now: int) -> None:
+        for name in names:
+            if last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
+                if name not in {a.value for a in self.scope.inputs} or self.scope.path:
+                    del self.busy[self.names[name]]
+
+    def _take(self, value: str, wanted: list[str]) -> None:
+        for name in wanted:
+            if name not in self.busy and name not in self.reserved:
+                break
+        else:
+            base, n = wanted[-1], 2
+            while f"{base}{n}" in self.busy or f"{base}{n}" in self.reserved:
+                n += 1
+            name = f"{base}{n}"
+        self.names[value] = name
+        self.busy[name] = value
+
+    def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
+        if not is_used:
+            return ["_"]
+        hint = self.hints.get(value, value).split("%")[0]
+        if _ROLE.match(hint) and not hint[-1].isdigit() and len(hint) <= 24 and hint not in SPARE:
+            return [hint]
+        return list(SPARE)

@@ -1,0 +1,225 @@
+"""Splits one flat module into a tree of scopes, each of which becomes an `nn.Module` class.
+
+A scope can be a module if its statements can stand together: no path leads out of it and back in. One that can't
+(interleaved, or called twice) is dissolved: its statements stay in the surrounding class and reach its parameters by their path.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import dataclass, field
+
+from onnxgen.code.module_def import Assign, Input, Member, ModuleDef, Path, Statement, assigned, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, SizeOf, refs, walk
+from onnxgen.names import module_part
+from onnxgen.structure.order import components, topological
+
+
+class ClassRef(ast.expr):
+    """The class of a scope, by its final name."""
+
+    _fields = ()
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+
+
+@dataclass
+class Scope:
+    """The body of one future class.
+
+    Attributes:
+        path: the module path of (the first) instance.
+        members: what it registers, submodules of other scopes included.
+        inputs: arguments of `forward`.
+        outputs: the expressions that `forward` returns.
+    """
+
+    path: Path
+    body: list[Statement] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[ast.expr] = field(default_factory=list)
+
+
+class Splitter:
+    """Splits the statements of a `ModuleDef` by scope, from the root down."""
+
+    def __init__(self, module: ModuleDef) -> None:
+        self.module = module
+        self.leaves = {m.path for m in module.members if m.kind == "module"}
+        self.worthy = {m.path[:n] for m in module.members for n in range(len(m.path))}
+        self.scopes: dict[int, Path] = {}
+        self.owners: dict[Path, Scope] = {}
+
+    def root(self, flat: bool) -> Scope:
+        """The whole network as a tree of scopes (a single one if `flat`)."""
+        scope = Scope((), inputs=list(self.module.inputs), outputs=list(self.module.outputs))
+        self.owners[()] = scope
+        self._fill(scope, list(self.module.body), flat)
+        for member in self.module.members:
+            self._owner(member.path[:-1]).members.append(member)
+        return scope
+
+    def _owner(self, path: Path) -> Scope:
+        while path not in self.owners:
+            path = path[:-1]
+        return self.owners[path]
+
+    def _scope_of(self, statement: Statement) -> Path:
+        """The class in which a statement belongs: its own scope, cut to what exists and to what it can reach."""
+        if id(statement) not in self.scopes:
+            path = tuple(module_part(p) for p in statement.scope)
+            for member in _members(statement):
+                path = _common(path, member.path[:-1])
+            for n in range(1, len(path) + 1):
+                if path[:n] in self.leaves or path[:n] not in self.worthy:
+                    path = path[: n - 1]
+                    break
+            self.scopes[id(statement)] = path
+        return self.scopes[id(statement)]
+
+    def _fill(self, scope: Scope, statements: list[Statement], flat: bool) -> None:
+        """Put `statements` into a scope, those of deeper scopes as calls of submodules."""
+        if flat:
+            scope.body = statements
+            return
+        keys = [self._key(s, len(scope.path)) for s in statements]
+        while True:
+            units = _units(statements, keys)
+            bad = [c for c in components(_edges(units)) if len(c) > 1]
+            if not bad:
+                break
+            for index in {i for c in bad for i in c}:
+                self._dissolve(units[index], statements, keys)
+        order = topological(_edges(units))
+        needed = self._needed_after(units, order, scope)
+        for position, index in enumerate(order):
+            unit = units[index]
+            if unit.key is None:
+                scope.body.extend(unit.statements)
+            else:
+                scope.body.append(self._call(unit.key, unit.statements, needed[position], scope))
+
+    def _key(self, statement: Statement, level: int) -> Path | None:
+        """The submodule of the scope at this level that a statement goes to; containers are looked through."""
+        path = self._scope_of(statement)
+        n = level + 1
+        while n < len(path) and self._is_container(path[:n]):
+            n += 1
+        return path[:n] if n <= len(path) and not self._is_container(path[:n]) else None
+
+    def _is_container(self, path: Path) -> bool:
+        """A scope whose parts are all numbered, and that does nothing of its own: an nn.ModuleList."""
+        if not hasattr(self, "_containers"):
+            below: dict[Path, set[bool]] = {}
+            for member in self.module.members:
+                for n in range(len(member.path)):
+                    numbered = member.path[n].isdigit() and (n + 1 < len(member.path))
+                    below.setdefault(member.path[:n], set()).add(numbered)
+            busy = {self._scope_of(s) for s in self.module.body}
+            self._containers = {p for p, kinds in below.items() if kinds == {True} and p not in busy}
+        return path in self._containers
+
+    def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[Path | None]) -> None:
+        if unit.key is None:
+            return
+        level = len(unit.key)
+        inside = {id(s) for s in unit.statements}
+        for i, statement in enumerate(statements):
+            if id(statement) in inside:
+                path = self._scope_of(statement)
+                keys[i] = path[: level + 1] if len(path) > level else None
+
+    def _needed_after(self, units: list[Unit], order: list[int], scope: Scope) -> list[set[str]]:
+        """For each position, the values used by later units or returned."""
+        needed = {r for o in scope.outputs for r in refs(o)}
+        result: list[set[str]] = []
+        for index in reversed(order):
+            result.append(set(needed))
+            for statement in units[index].statements:
+                needed.update(used(statement))
+        return result[::-1]
+
+    def _call(self, path: Path, statements: list[Statement], needed: set[str], outer: Scope) -> Assign:
+        """Make a child scope of these statements, and the statement that calls it."""
+        made = {name for s in statements for name in assigned(s)}
+        outputs = [name for s in statements for name in s.targets if name in needed]
+        inputs = list(dict.fromkeys(name for s in statements for name in used(s) if name not in made))
+        child = Scope(path, [], [], [self._input(name) for name in inputs], [Ref(name) for name in outputs])
+        self.owners[path] = child
+        self._fill(child, statements, False)
+        build = ast.Call(ClassRef(child), [], [])
+        member = Member(path, build, "module")
+        self._owner(path[:-1]).members.append(member)
+        arguments: list[ast.expr] = [Ref(name) for name in inputs]
+        return Assign(tuple(outputs), ast.Call(MemberRef(member), arguments, []), path[:-1])
+
+    def _input(self, name: str) -> Input:
+        for argument in self.module.inputs:
+            if argument.value == name:
+                return argument
+        kind = self.module.infos[name].kind
+        return Input(name, {"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(kind, "Tensor"))
+
+
+@dataclass
+class Unit:
+    """Statements that stand together: those of one submodule (`key`), or a single one."""
+
+    key: Path | None
+    statements: list[Statement]
+
+
+def _members(statement: Statement) -> list[Member]:
+    return [n.member for e in expressions(statement) for n in walk(e) if isinstance(n, MemberRef)]
+
+
+def _common(a: Path, b: Path) -> Path:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return a[:n]
+
+
+def _units(statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
+    units: list[Unit] = []
+    by_key: dict[Path, Unit] = {}
+    for statement, key in zip(statements, keys):
+        if key is None:
+            units.append(Unit(None, [statement]))
+        elif key in by_key:
+            by_key[key].statements.append(statement)
+        else:
+            by_key[key] = Unit(key, [statement])
+            units.append(by_key[key])
+    return units
+
+
+def _edges(units: list[Unit]) -> list[list[int]]:
+    """For each unit the units that must come before it: those that make what it uses, or reassign it."""
+    makers: dict[str, list[int]] = {}
+    for i, unit in enumerate(units):
+        for statement in unit.statements:
+            for name in assigned(statement):
+                makers.setdefault(name, []).append(i)
+    before: list[list[int]] = []
+    for i, unit in enumerate(units):
+        needs = {m for s in unit.statements for name in used(s) for m in makers.get(name, []) if m != i}
+        before.append(sorted(needs))
+    return before
+
+
+def sizes(statement: Statement) -> list[SizeOf]:
+    return [n for e in expressions(statement) for n in walk(e) if isinstance(n, SizeOf)]
+
+
+def count_uses(body: list[Statement], outputs: list[ast.expr]) -> Counter[str]:
+    """How often each value is used in a body and its returned expressions."""
+    uses: Counter[str] = Counter(r for o in outputs for r in refs(o))
+    for statement in body:
+        for expression in expressions(statement):
+            uses.update(refs(expression))
+    return uses

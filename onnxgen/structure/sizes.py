@@ -1,0 +1,141 @@
+"""Turns symbolic dims and devices in a class's body into what is at hand there: `x.shape[1]`, `x.device`.
+
+A dim that no tensor of the class has becomes an `int` argument of its `forward`, and its caller's problem.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement
+from onnxgen.code.quote import DeviceOf, Ref, SizeOf, literal, quote, refs, rewrite, walk
+from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol
+from onnxgen.propagate.info import Info
+from onnxgen.structure.scopes import Scope
+
+
+def resolve_sizes(scope: Scope, infos: dict[str, Info]) -> list[tuple[Input, Sym]]:
+    """Resolve every size and device in a scope; returns the `int` arguments that had to be added, and their dims."""
+    return _Sizes(scope, infos).run()
+
+
+class _Sizes:
+    def __init__(self, scope: Scope, infos: dict[str, Info]) -> None:
+        self.scope, self.infos = scope, infos
+        self.where: dict[Sym, tuple[str, int]] = {}  # the latest tensor with such a dim
+        self.tensors: list[str] = []
+        self.added: dict[Sym, Input] = {}
+
+    def run(self) -> list[tuple[Input, Sym]]:
+        for argument in self.scope.inputs:
+            self._see(argument.value)
+        self._block(self.scope.body)
+        self.scope.outputs = [self._expression(o) for o in self.scope.outputs]
+        self.scope.inputs.extend(self.added.values())
+        return [(argument, dim) for dim, argument in self.added.items()]
+
+    def _see(self, name: str) -> None:
+        facts = self.infos.get(name, Info())
+        if facts.kind != "tensor":
+            return
+        self.tensors.append(name)
+        for axis, dim in enumerate(facts.shape or ()):
+            if isinstance(dim, Sym):
+                self.where[dim] = (name, axis)
+
+    def _block(self, block: list[Statement]) -> None:
+        for statement in block:
+            if isinstance(statement, Assign):
+                statement.value = self._expression(statement.value)
+            elif isinstance(statement, If):
+                statement.test = self._expression(statement.test)
+                for branch in (statement.then, statement.orelse):
+                    self._inner(branch)
+            elif isinstance(statement, Loop):
+                if statement.iterable is not None:
+                    statement.iterable = self._expression(statement.iterable)
+                if statement.stop is not None:
+                    statement.stop = self._expression(statement.stop)
+                self._inner(statement.body)
+            for name in statement.targets:
+                self._see(name)
+
+    def _inner(self, block: list[Statement]) -> None:
+        """A nested block: what it assigns is not at hand after it."""
+        where, tensors = dict(self.where), list(self.tensors)
+        self._block(block)
+        self.where, self.tensors = where, tensors
+
+    def _expression(self, tree: ast.expr) -> ast.expr:
+        if not any(isinstance(n, (SizeOf, DeviceOf)) for n in walk(tree)):
+            return tree
+        near = [r for r in refs(tree) if self.infos.get(r, Info()).kind == "tensor"]
+
+        def change(node: ast.AST) -> ast.expr | None:
+            if isinstance(node, SizeOf):
+                return self._size(node.dim, near)
+            if isinstance(node, DeviceOf):
+                return self._device(near)
+            return None
+
+        changed: ast.expr = rewrite(tree, change)
+        return changed
+
+    def _device(self, near: list[str]) -> ast.expr:
+        name = near[0] if near else self.tensors[0] if self.tensors else None
+        return ast.Constant("cpu") if name is None else quote("x.device", x=Ref(name))
+
+    def _size(self, dim: Sym, near: list[str]) -> ast.expr:
+        found = self._direct(dim, near)
+        if found is not None:
+            return found
+        terms = [self._term(monomial, coefficient, near) for monomial, coefficient in dim.terms]
+        total = terms[0][1] if terms[0][0] > 0 else ast.UnaryOp(ast.USub(), terms[0][1])
+        for sign, term in terms[1:]:
+            total = ast.BinOp(total, ast.Add() if sign > 0 else ast.Sub(), term)
+        return total
+
+    def _direct(self, dim: Sym, near: list[str]) -> ast.expr | None:
+        """`x.shape[i]` of a tensor that has exactly this dim: of the same statement, or else the latest."""
+        for name in near:
+            for axis, other in enumerate(self.infos[name].shape or ()):
+                if other == dim:
+                    return quote("x.shape[i]", x=Ref(name), i=axis)
+        if dim in self.where:
+            name, axis = self.where[dim]
+            return quote("x.shape[i]", x=Ref(name), i=axis)
+        if dim in self.added:
+            return Ref(self.added[dim].value)
+        return None
+
+    def _term(self, monomial: Monomial, coefficient: int, near: list[str]) -> tuple[int, ast.expr]:
+        """(sign, expression) of one term of a polynomial."""
+        sign = 1 if coefficient > 0 else -1
+        factors = [ast.Constant(abs(coefficient))] if abs(coefficient) != 1 or not monomial else []
+        product: list[ast.expr] = [*factors]
+        for atom, power in monomial:
+            base = self._atom(atom, near)
+            product.append(base if power == 1 else ast.BinOp(base, ast.Pow(), ast.Constant(power)))
+        made = product[0]
+        for factor in product[1:]:
+            made = ast.BinOp(made, ast.Mult(), factor)
+        return sign, made
+
+    def _atom(self, atom: Symbol | Call, near: list[str]) -> ast.expr:
+        alone = Sym((((((atom, 1),)), 1),))
+        found = self._direct(alone, near)
+        if found is not None:
+            return found
+        if isinstance(atom, Symbol):
+            return self._argument(alone, atom)
+        args = [self._size(a, near) if isinstance(a, Sym) else literal(a) for a in atom.args]
+        if atom.function in ("floordiv", "mod"):
+            return ast.BinOp(args[0], ast.FloorDiv() if atom.function == "floordiv" else ast.Mod(), args[1])
+        return ast.Call(ast.Name(atom.function, ast.Load()), args, [])
+
+    def _argument(self, dim: Sym, atom: Symbol) -> ast.expr:
+        if dim not in self.added:
+            name = f"size.{atom.name}"
+            self.infos[name] = Info(kind="int")
+            self.added[dim] = Input(name, "int")
+        return Ref(self.added[dim].value)
