@@ -73,7 +73,7 @@ def inline(model: ir.Model) -> None:
     _note_calls(model.graph.all_nodes(), model)
     try:
         InlinePass()(model)
-    except Exception as error:  # noqa: BLE001 - every way in which a hostile call can fail to fit
+    except Exception as error:  # noqa: BLE001 - hostile calls fail in every way
         reason = printable(str(error.__cause__ or error), 300)
         raise OnnxgenError(f"the local functions cannot be inlined: {reason}") from None
     model.functions.clear()

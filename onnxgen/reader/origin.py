@@ -27,7 +27,17 @@ Scope = tuple[str, ...]
 
 _MAX_PARTS = 64  # deeper paths are no module paths
 _PASSING = frozenset(
-    {"Identity", "Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "DequantizeLinear"}
+    {
+        "Identity",
+        "Transpose",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    }
 )
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
