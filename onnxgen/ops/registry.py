@@ -17,7 +17,7 @@ from typing import Any
 Lowering = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """One registered function.
 
