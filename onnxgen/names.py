@@ -128,11 +128,13 @@ class Namer:
         return name in self._taken
 
 
-def printable(text: str, limit: int = 80) -> str:
+def printable(text: str | bytes, limit: int = 80) -> str:
     """Text for comments, docstrings and messages: printable ASCII without quotes, backslashes and newlines.
 
     What cannot be shown is a question mark; text longer than `limit` ends in three dots and has `limit` characters.
     """
+    if isinstance(text, bytes):  # protobuf hands out text that is not UTF-8 so
+        text = text.decode("utf-8", "replace")
     plain = unicodedata.normalize("NFKD", text[: 4 * limit])
     plain = "".join(c for c in plain if not unicodedata.combining(c))
     shown = re.sub(r"[^ -~]|['\"\\`]", "?", plain)

@@ -82,10 +82,7 @@ def check(proto: onnx.ModelProto, folder: Path, limits: Limits) -> bool:
         OnnxgenError: with everything that is wrong.
     """
     checker = _Checker(proto, folder, limits)
-    try:
-        checker.model()
-    except UnicodeDecodeError:
-        checker.problems.add("the model has a name that is not valid UTF-8 text")
+    checker.model()
     checker.problems.raise_if_any()
     return checker.sorted
 
@@ -202,6 +199,8 @@ class _Checker:
         """Add a name to its graph; `before` if it is there before any node runs."""
         if not name:
             self.problems.add(f"a {what} has no name")
+        elif isinstance(name, bytes):
+            self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
         elif name in scope.names:
             self.problems.add(f"duplicate name {label(name)}: {what}, but defined already")
         elif len(name) > self.limits.name_length:
@@ -230,6 +229,9 @@ class _Checker:
         at = Problem("", printable(node.name or first) or "(unnamed)", op, opset)
         if not node.op_type:
             self.problems.add(_at(at, "it names no operator"))
+        if any(isinstance(text, bytes) for text in (node.name, node.op_type, node.domain)):
+            self.problems.add(_at(at, "its name, operator or domain is not valid UTF-8 text"))
+            return
         if max(len(node.name), len(node.op_type), len(domain)) > self.limits.name_length:
             self.problems.add(_at(at, f"its name is longer than the limit of {self.limits.name_length} characters"))
         if not domain and opset is None and self.proto.ir_version >= 3:
@@ -247,6 +249,8 @@ class _Checker:
             if attribute.name in seen:
                 self.problems.add(_at(at, f"it has the attribute {label(attribute.name)} twice"))
             seen.add(attribute.name)
+            if isinstance(attribute.name, bytes):
+                self.problems.add(_at(at, f"the name of its attribute {label(attribute.name)} is not valid UTF-8 text"))
             self.attribute(attribute, scope, at, expected.get(attribute.name), depth)
 
     def attribute(self, a: onnx.AttributeProto, scope: Scope, at: Problem, expected: int | None, depth: int) -> None:

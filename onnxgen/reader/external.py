@@ -28,6 +28,8 @@ class ExternalData:
     def problem(self, tensor: onnx.TensorProto, nbytes: int) -> str | None:
         """What is wrong with the data of `tensor`, which must be `nbytes` long; None if all is well."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
+        if any(isinstance(text, bytes) for text in entries.values()):
+            return "its external data is described in text that is not valid UTF-8"
         location = entries.get("location", "")
         if location not in self._files:
             self._files[location] = self._look(location)

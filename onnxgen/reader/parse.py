@@ -30,12 +30,10 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (5, b"\0\0\0{", "a safetensors file"),
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
 )
-_TEXT_KINDS: tuple[tuple[str, str], ...] = (
-    ("ir_version:", "an ONNX model as protobuf text; save it in binary form with onnx.load(..., format=textproto)"),
-    ("irVersion", "an ONNX model as JSON; save it in binary form with onnx.load(..., format=json)"),
-    ("ir_version", "an ONNX model in ONNX text syntax; save it in binary form with onnx.load(..., format=onnxtxt)"),
-    ("<html", "a web page (a download that failed?)"),
-    ("<!doctype", "a web page (a download that failed?)"),
+_ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it contains, which form of ONNX it is
+    ("{", "graph", "JSON (onnx.load calls it json)"),
+    ("<", "ir_version", "ONNX text syntax (onnx.load calls it onnxtxt)"),
+    ("", "ir_version:", "protobuf text (onnx.load calls it textproto)"),
 )
 
 
@@ -56,7 +54,7 @@ def parse(path: Path) -> onnx.ModelProto:
     # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
     if not proto.HasField("graph") or proto.ir_version <= 0:
         missing = "graph" if not proto.HasField("graph") else "ir_version"
-        raise OnnxgenError(_explain(path, shown, data[:4096], f"not an ONNX model (it has no {missing})"))
+        raise OnnxgenError(_explain(path, shown, data[: 1 << 20], f"not an ONNX model (it has no {missing})"))
     return proto
 
 
@@ -118,23 +116,29 @@ def _text_kind(head: bytes) -> str | None:
         text = head[: error.start].decode("utf-8")
     if any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
         return None
-    lower = text.lower()
-    return next((kind for mark, kind in _TEXT_KINDS if mark in text or mark in lower), "a text file")
+    text = text.lstrip()
+    for start, content, form in _ONNX_TEXTS:
+        if text.startswith(start) and content in text:
+            return f"an ONNX model as {form}; save it in binary form"
+    if text.lower().startswith(("<html", "<!doctype")):
+        return "a web page (a download that failed?)"
+    return "a text file"
 
 
 def _proto_kind(data: bytes) -> str | None:
     """Another of ONNX's own protobuf messages, if the bytes make sense as one."""
     if len(data) > 1 << 20:
         return None
-    for kind in (onnx.TensorProto, onnx.GraphProto, onnx.SequenceProto):
+    # Any bytes may parse as some message: it must hold what such a message is for, and no field that it lacks.
+    kinds = (onnx.TensorProto, "data_type"), (onnx.GraphProto, "node"), (onnx.SequenceProto, "tensor_values")
+    for kind, content in kinds:
         try:
             message = kind.FromString(data)
         except (DecodeError, ValueError, RuntimeError):
             continue
-        # Unknown fields are kept when parsing; a message of the right kind has none.
         known = kind()
         known.CopyFrom(message)
         known.DiscardUnknownFields()
-        if message.ListFields() and known.ByteSize() == len(data):
+        if content in {field.name for field, _ in known.ListFields()} and known.ByteSize() == len(data):
             return f"a single ONNX {kind.DESCRIPTOR.name}, not a whole model"
     return None

@@ -139,6 +139,6 @@ def dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     return tensor
 
 
-def label(name: str) -> str:
+def label(name: str | bytes) -> str:
     """A tensor or value by its name, for a message."""
     return printable(name) or "(unnamed)"
