@@ -27,7 +27,7 @@ from onnxgen.passes.trainable import FLOATS, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.structure.classes import ClassSource
 from onnxgen.wayback import Source, way_back
-from onnxgen.weights import embed_bytes
+from onnxgen.weights import embed_bytes, index_path, is_sharded
 
 Tensors = dict[str, Source | NDArray[Any]]
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
@@ -91,11 +91,10 @@ def compose(
     tensors, record = _tensors(module, options)
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
-    sharded = total > options.shard_size and not options.embed
-    if sharded:
-        weights = weights.with_name(weights.name + ".index.json")
+    sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
-    frame = _frame(model, module, path, out, weights, report)
+    shown = index_path(weights) if sharded else weights
+    frame = _frame(model, module, path, out, shown, report)
     frame.sharded = sharded
     if options.embed:
         if total > EMBED_LIMIT:

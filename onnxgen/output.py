@@ -10,7 +10,7 @@ from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import CODE_LINE, Generated
 from onnxgen.options import Options
-from onnxgen.weights import same_content, write_module, write_pair
+from onnxgen.weights import same_content, write_pair
 
 _RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
 
@@ -54,7 +54,9 @@ class Output:
         return _fingerprint(text) == _fingerprint(generated.source)
 
     def _same_weights(self, generated: Generated) -> bool:
-        return self.options.embed or same_content(generated.weights, generated.tensors, generated.metadata)
+        return self.options.embed or same_content(
+            generated.weights, generated.tensors, generated.metadata, self.options.shard_size
+        )
 
     def write(self, generated: Generated, force: bool) -> None:
         """Write what changed; a module that was edited is kept.
@@ -71,23 +73,16 @@ class Output:
                 return
             if edited:
                 self._refuse(text, generated)
-        if self.options.embed:
-            write_module(self.out, generated.source)
-            generated.report.wrote = [self.out]
-        else:
-            generated.report.wrote = write_pair(
-                self.out,
-                generated.source,
-                generated.weights,
-                generated.tensors,
-                generated.metadata,
-                self.options.shard_size,
-            )
+        weights = None if self.options.embed else generated.weights
+        size = self.options.shard_size
+        generated.report.wrote = write_pair(
+            self.out, generated.source, weights, generated.tensors, generated.metadata, size, force
+        )
         generated.report.status = "written"
 
     def _refuse(self, text: str, generated: Generated) -> None:
         new = self.out.with_name(self.out.name + ".new")
-        write_module(new, generated.source)
+        write_pair(new, generated.source, None, {}, {})
         diff = difflib.unified_diff(
             text.splitlines(), generated.source.splitlines(), self.out.name, new.name, lineterm="", n=1
         )

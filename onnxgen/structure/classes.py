@@ -13,6 +13,7 @@ from onnxgen.propagate.dims import Sym
 from onnxgen.propagate.info import Info
 from onnxgen.structure.layout import layout
 from onnxgen.structure.naming import Names, nest
+from onnxgen.structure.runs import collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sizes import resolve_sizes
 
@@ -54,13 +55,16 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     namer = Namer(RESERVED | {module.name})
     made: dict[str, ClassSource] = {}
     by_scope: dict[int, ClassSource] = {}
-    for scope in _bottom_up(scopes):
+    order = _bottom_up(scopes)
+    for scope in order:
         missing = resolve_sizes(scope, module.infos)
         if missing and scope is root:
             names = ", ".join(printable(str(dim)) for _, dim in missing)
             raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
         if missing:
             _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
+    for scope in order:
+        collect_runs(scope)
         source = _ClassWriter(module, scope, by_scope).write()
         key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
         if key in made and scope is not root:
@@ -70,6 +74,12 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             made[key if scope is not root else "root"] = source
         by_scope[id(scope)] = made[key if scope is not root else "root"]
     return list(made.values())
+
+
+def _says_nothing(line: str) -> bool:
+    """`x = x`, which carries a value into a loop that already has its name."""
+    target, _, value = line.partition(" = ")
+    return target == value
 
 
 def _code(line: str) -> str:
@@ -133,7 +143,7 @@ class _ClassWriter:
         self.module, self.scope, self.by_scope = module, scope, by_scope
         self.names: dict[str, str] = {}
         self.reach: dict[int, ast.expr] = {}
-        self.layout = layout(scope.path, scope.members, self._text)
+        self.layout = layout(scope.path, scope.members, scope.containers, self._text)
         self.reach = self.layout.reach
 
     def write(self) -> ClassSource:
@@ -164,7 +174,9 @@ class _ClassWriter:
         lines: list[str] = []
         for statement in block:
             if isinstance(statement, Assign):
-                lines.append(INDENT * level + self._assign(statement, level))
+                line = self._assign(statement, level)
+                if not _says_nothing(line):
+                    lines.append(INDENT * level + line)
             elif isinstance(statement, If):
                 lines.append(f"{INDENT * level}if {self._text(statement.test)}:")
                 lines.extend(self._block(statement.then, level + 1) or [INDENT * (level + 1) + "pass"])

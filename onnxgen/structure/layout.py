@@ -7,7 +7,7 @@ numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `n
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from onnxgen.code.module_def import Member, Path
@@ -19,6 +19,7 @@ SELF = ast.Name("self", ast.Load())
 @dataclass
 class _Place:
     member: Member | None = None
+    container: Member | None = None
     below: dict[str, _Place] = field(default_factory=dict)
 
 
@@ -36,14 +37,24 @@ class Layout:
     text: Callable[[ast.expr], str]
 
 
-def layout(path: Path, members: list[Member], text: Callable[[ast.expr], str]) -> Layout:
-    """Lay out the members of the class at `path`; `text` prints an expression (to see which items are equal)."""
+def layout(
+    path: Path, members: list[Member], containers: Mapping[Path, Member], text: Callable[[ast.expr], str]
+) -> Layout:
+    """Lay out the members of the class at `path`.
+
+    `containers` are the lists that the code uses as a whole; `text` prints an expression (to see which items are equal).
+    """
     root = _Place()
     for member in members:
         place = root
         for part in member.path[len(path) :]:
             place = place.below.setdefault(part, _Place())
         place.member = member
+    for at, container in containers.items():
+        place = root
+        for part in at[len(path) :]:
+            place = place.below[part]
+        place.container = container
     _sort(root)
     made = Layout([], {}, text)
     for name, place in root.below.items():
@@ -83,6 +94,8 @@ def _assign(made: Layout, parent: ast.expr, name: str, place: _Place) -> None:
     else:
         made.lines.append((here, value))
     _register(made, here, place)
+    if place.container is not None:
+        made.reach[id(place.container)] = here
     if place.member is None and _is_list(place):
         _reach_items(made, here, place)
     else:
@@ -112,12 +125,17 @@ def _value(made: Layout, place: _Place) -> ast.expr:
         return place.member.build
     if not _is_list(place):
         return quote("nn.Module()")
+    kind = ast.unparse(place.container.build) if place.container is not None else "nn.ModuleList"
     items = [(name, p.member.build) for name, p in place.below.items() if p.member is not None]
     if [name for name, _ in items] == [str(i) for i in range(len(items))]:
         texts = {made.text(build) for _, build in items}
         if len(items) > 2 and len(texts) == 1:
-            return quote("nn.ModuleList(item for _ in range(n))", item=items[0][1], n=len(items))
-        return call("nn.ModuleList", [build for _, build in items])
+            return quote(
+                f"{kind}(*[item for _ in range(n)])" if kind == "nn.Sequential" else f"{kind}(item for _ in range(n))",
+                item=items[0][1], n=len(items),
+            )  # fmt: skip
+        builds = [build for _, build in items]
+        return call(kind, *builds) if kind == "nn.Sequential" else call(kind, builds)
     entries = ast.Dict([literal(name) for name, _ in items], [build for _, build in items])
     return quote("nn.ModuleDict(entries)", entries=entries)
 

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
-from onnxgen.code.quote import Ref, depth, refs, rewrite
+from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
 from onnxgen.names import RESERVED, identifier
 from onnxgen.propagate.info import Info
-from onnxgen.structure.scopes import Scope, count_uses
+from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
 SPARE = ("x", "y", "z", "h", "u", "v", "w")
@@ -59,7 +59,21 @@ def _fits(inner: ast.expr, outer: ast.expr, name: str) -> bool:
     if isinstance(outer, Ref):
         return True
     merged = _inline(outer, name, inner)
-    return depth(merged) <= MAX_DEPTH and len(ast.dump(merged)) < 1500
+    return depth(merged) <= MAX_DEPTH and _heavy_calls(merged) <= 1 and len(ast.dump(merged)) < 1500
+
+
+def _heavy_calls(tree: ast.expr) -> int:
+    """How many layers with a weight matrix, or classes of our own, an expression calls: a line has one at most."""
+    count = 0
+    for node in walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, MemberRef):
+            member = node.func.member
+            count += any(len(s.shape) > 1 for s in member.keys.values()) or not member.keys and _is_class(member.build)
+    return count
+
+
+def _is_class(build: ast.expr) -> bool:
+    return isinstance(build, ast.Call) and isinstance(build.func, ClassRef)
 
 
 def _under_comprehension(tree: ast.expr) -> bool:

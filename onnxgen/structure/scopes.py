@@ -35,6 +35,7 @@ class Scope:
         members: what it registers, submodules of other scopes included.
         inputs: arguments of `forward`.
         outputs: the expressions that `forward` returns.
+        containers: numbered submodules that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`).
     """
 
     path: Path
@@ -42,6 +43,7 @@ class Scope:
     members: list[Member] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     outputs: list[ast.expr] = field(default_factory=list)
+    containers: dict[Path, Member] = field(default_factory=dict)
 
 
 class Splitter:
@@ -51,6 +53,7 @@ class Splitter:
         self.module = module
         self.leaves = {m.path for m in module.members if m.kind == "module"}
         self.worthy = {m.path[:n] for m in module.members for n in range(len(m.path))}
+        self.containers = _containers(module.members)
         self.scopes: dict[int, Path] = {}
         self.owners: dict[Path, Scope] = {}
 
@@ -78,6 +81,8 @@ class Splitter:
                 if path[:n] in self.leaves or path[:n] not in self.worthy:
                     path = path[: n - 1]
                     break
+            while path in self.containers:
+                path = path[:-1]
             self.scopes[id(statement)] = path
         return self.scopes[id(statement)]
 
@@ -112,16 +117,8 @@ class Splitter:
         return path[:n] if n <= len(path) and not self._is_container(path[:n]) else None
 
     def _is_container(self, path: Path) -> bool:
-        """A scope whose parts are all numbered, and that does nothing of its own: an nn.ModuleList."""
-        if not hasattr(self, "_containers"):
-            below: dict[Path, set[bool]] = {}
-            for member in self.module.members:
-                for n in range(len(member.path)):
-                    numbered = member.path[n].isdigit() and (n + 1 < len(member.path))
-                    below.setdefault(member.path[:n], set()).add(numbered)
-            busy = {self._scope_of(s) for s in self.module.body}
-            self._containers = {p for p, kinds in below.items() if kinds == {True} and p not in busy}
-        return path in self._containers
+        """A scope all of whose parts are numbered submodules: an nn.ModuleList or nn.Sequential, no class of its own."""
+        return path in self.containers
 
     def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[Path | None]) -> None:
         if unit.key is None:
@@ -171,6 +168,15 @@ class Unit:
 
     key: Path | None
     statements: list[Statement]
+
+
+def _containers(members: list[Member]) -> set[Path]:
+    below: dict[Path, bool] = {}
+    for member in members:
+        for n in range(1, len(member.path)):
+            numbered = member.path[n].isdigit() and (n + 1 < len(member.path) or member.kind == "module")
+            below[member.path[:n]] = below.get(member.path[:n], True) and numbered
+    return {path for path, numbered in below.items() if numbered}
 
 
 def _members(statement: Statement) -> list[Member]:
