@@ -1,0 +1,119 @@
+"""One linear pass over a graph that records what is known of every value: dtype, dims and small integer tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.propagate import bodies
+from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.evaluate import evaluate
+from onnxgen.propagate.infer import STANDARD, declared, infer
+from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info
+from onnxgen.propagate.node_facts import NodeFacts, Symbols
+
+SMALL = 4096  # elements of a stored tensor whose values matter while generating
+
+__all__ = ["propagate"]
+
+
+def propagate(graph: ir.Graph, options: Options) -> None:
+    """Set the `Info` of every value of a graph and its subgraphs (read with `propagate.info.info`).
+
+    The graph must be in topological order. A pure function of the graph: run it again after rewriting. Dims that the
+    file names are symbols of that name, others are named `"{value}.{axis}"`. Never raises for a graph that makes no
+    sense; what is contradictory stays unknown.
+    """
+    run = _Propagation(graph, options)
+    for value in graph.inputs:
+        set_info(value, run.graph_input(value))
+    run.walk(graph)
+
+
+class _Propagation:
+    """One run of `propagate`."""
+
+    def __init__(self, graph: ir.Graph, options: Options) -> None:
+        self.symbols = Symbols()
+        self.depth = 0
+        self.limit = options.limits.fold_elements
+        self.opsets = graph.opset_imports
+
+    def graph_input(self, value: ir.Value) -> Info:
+        """What the file declares of a graph input."""
+        kind = "tensor"
+        if isinstance(value.type, ir.SequenceType):
+            kind = "sequence"
+        elif isinstance(value.type, ir.OptionalType):
+            kind = "optional"
+        dtype = None if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype
+        shape: Shape | None = None
+        if value.shape is not None:
+            shape = tuple(self._declared_dim(value, axis, dim) for axis, dim in enumerate(value.shape))
+        return Info(dtype, shape, None, kind)
+
+    def _declared_dim(self, value: ir.Value, axis: int, dim: int | ir.SymbolicDim) -> Dim:
+        if isinstance(dim, int) and dim >= 0:
+            return dim
+        name = dim.value if isinstance(dim, ir.SymbolicDim) else None  # a negative number: old exporters' "unknown"
+        return self.symbols.declared(name, (value.name or "", axis)) if name else self.symbols.fresh(value, axis)
+
+    def walk(self, graph: ir.Graph) -> None:
+        """Set the facts of a graph's initializers and of what its nodes compute."""
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None:
+                set_info(value, _stored(value, tensor))
+        for node in graph:
+            for value, facts in zip(node.outputs, self._node(node), strict=False):
+                set_info(value, declared(value, facts, self.symbols))
+
+    def _node(self, node: ir.Node) -> list[Info]:
+        standard = node.domain in STANDARD
+        if standard and node.op_type == "Constant" and node.outputs:
+            return [_constant(node)]
+        version = node.version if node.version is not None else self._opset(node)
+        n = NodeFacts(node, version, [None if v is None else info(v) for v in node.inputs], self.symbols)
+        rule = bodies.RULES.get(node.op_type) if standard else None
+        if rule is None and any(a.type in _GRAPHS for a in node.attributes.values()):
+            rule = bodies.unknown_bodies
+        if rule is not None:
+            found = rule(self, n)
+            return found + [UNKNOWN] * (len(node.outputs) - len(found))
+        n.inferred = infer(n)
+        return evaluate(n, self.limit)
+
+    def _opset(self, node: ir.Node) -> int:
+        found = self.opsets.get(node.domain)
+        if found is None and node.domain in STANDARD:
+            found = self.opsets.get("" if node.domain else "ai.onnx")
+        return found if found is not None else 1
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
+    """The facts of a tensor that the file holds; its elements if there are few and they are not trained."""
+    facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
+    if tensor.dtype == ir.DataType.STRING or tensor.size > SMALL or value.meta.get("trainable", (False,))[0]:
+        return facts
+    return replace(facts, data=np.asarray(tensor.numpy()))
+
+
+def _constant(node: ir.Node) -> Info:
+    """The facts of a Constant node: one attribute of several holds the value."""
+    (attribute,) = [a for a in node.attributes.values() if a.name.startswith(("value", "sparse_value"))][:1] or [None]
+    if attribute is None or attribute.type == ir.AttributeType.SPARSE_TENSOR:
+        return UNKNOWN
+    value = node.outputs[0]
+    if attribute.type == ir.AttributeType.TENSOR:
+        return _stored(value, attribute.as_tensor())
+    if attribute.type in (ir.AttributeType.STRING, ir.AttributeType.STRINGS):
+        count = () if attribute.type == ir.AttributeType.STRING else (len(attribute.as_strings()),)
+        return Info(ir.DataType.STRING, count)
+    dtype = np.float32 if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS) else np.int64
+    return _stored(value, ir.Tensor(np.array(attribute.value, dtype)))

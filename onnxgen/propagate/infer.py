@@ -1,0 +1,53 @@
+"""One node's output dtypes and shapes: its rule, else onnx's own inference, else what the file itself says."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.propagate import infer_conv, infer_elementwise, infer_layout, infer_math, infer_slice
+from onnxgen.propagate.dims import TooComplex
+from onnxgen.propagate.infer_fallback import infer_with_onnx
+from onnxgen.propagate.info import UNKNOWN, Info
+from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Symbols, Unknown
+
+RULES: dict[str, Rule] = {
+    **infer_elementwise.RULES,
+    **infer_layout.RULES,
+    **infer_slice.RULES,
+    **infer_conv.RULES,
+    **infer_math.RULES,
+}
+
+STANDARD = ("", "ai.onnx")
+
+
+def infer(n: NodeFacts) -> list[Info]:
+    """The facts of every output of a node (without elements); what is unknown is `UNKNOWN`. Never raises for a node
+    that makes no sense: nothing is recorded then."""
+    count = len(n.node.outputs)
+    if n.node.domain not in STANDARD:
+        return [UNKNOWN] * count
+    rule = RULES.get(n.op)
+    try:
+        found = rule(n) if rule is not None else infer_with_onnx(n)
+    except (Unknown, TooComplex):
+        found = infer_with_onnx(n)
+    except (Contradiction, ArithmeticError, ValueError, IndexError, TypeError):  # malformed inputs or attributes
+        found = []
+    return (found + [UNKNOWN] * count)[:count]
+
+
+def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:
+    """`facts`, completed by the dtype and rank that the file declares for a value (its dims may be stale)."""
+    if facts.dtype is not None and facts.shape is not None:
+        return facts
+    kind = facts.kind
+    if isinstance(value.type, ir.SequenceType):
+        kind = "sequence"
+    elif isinstance(value.type, ir.OptionalType):
+        kind = "optional"
+    dtype = facts.dtype or value.dtype
+    shape = facts.shape
+    if shape is None and value.shape is not None and kind == "tensor":
+        shape = tuple(symbols.fresh(value, axis) for axis in range(len(value.shape)))
+    return Info(None if dtype == ir.DataType.UNDEFINED else dtype, shape, facts.data, kind)
