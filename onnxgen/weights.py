@@ -34,6 +34,7 @@ Array = NDArray[Any]
 Tensors = Mapping[str, Source | Array]
 
 CHUNK = 16 << 20  # bytes in flight
+INDEX = ".index.json"
 MAX_HEADER = 100_000_000  # what the safetensors library reads
 MARK = {"format": "pt", "generator": "onnxgen"}  # "format" is what loaders of the Hugging Face layout ask for
 
@@ -111,7 +112,7 @@ def write_pair(
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
             `force`, the sidecar is there and holds weights that onnxgen did not write.
     """
-    out, weights = Path(os.path.realpath(out)), Path(os.path.realpath(weights))
+    out, weights = Path(os.path.realpath(out)), _base(weights)
     files = _plan(weights, tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
@@ -158,7 +159,7 @@ def same_content(
     Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
     it make it differ. Streams both sides; False where the sidecar is missing or broken.
     """
-    path = Path(os.path.realpath(path))
+    path = _base(path)
     try:
         if metadata is None:
             metadata = read_header(sidecar_files(path)[0])[0]
@@ -346,7 +347,7 @@ def _chunks(key: str, value: Source | Array) -> Iterator[memoryview]:
 
 def index_path(path: Path) -> Path:
     """The index of the sidecar at `path`, where it is sharded."""
-    return path.with_name(path.name + ".index.json")
+    return path.with_name(path.name + INDEX)
 
 
 def _shard_pattern(path: Path) -> re.Pattern[str]:

@@ -1,0 +1,162 @@
+"""Replacing several files as one: all of them or, whatever goes wrong, none.
+
+New contents go to temporary files in the folders of their targets; only when all are complete and on disk are they
+renamed, in the order they were made. An error puts the old files back. A kill cannot: between two renames it leaves
+the files up to there new and the rest old, so the order matters, and what is written must tell such a mixture apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+SUFFIX = ".onnxgen-tmp"
+
+
+class Replacing:
+    """The files being replaced; see `replacing`."""
+
+    def __init__(self) -> None:
+        self._new: list[tuple[Path, Path]] = []  # (temporary, target)
+        self._old: list[tuple[Path, Path | None]] = []  # (target, where its old content is)
+        self._obsolete: list[Path] = []
+
+    @contextmanager
+    def file(self, target: Path) -> Iterator[BinaryIO]:
+        """A file to write the new content of `target` to."""
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        temporary = _temporary(target)
+        self._new.append((temporary, target))
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, temporary)
+
+    def remove(self, target: Path) -> None:
+        """Remove a file once everything else is in place."""
+        self._obsolete.append(target)
+
+    def commit(self) -> None:
+        """Rename everything into place, in order."""
+        for temporary, target in self._new:
+            self._old.append((target, _kept(target)))
+            os.replace(temporary, target)
+        for folder in {target.parent for _, target in self._new}:
+            _sync(folder)
+        for target in self._obsolete:
+            target.unlink(missing_ok=True)
+
+    def roll_back(self) -> None:
+        """Put the old contents back; what the system will not let us put back stays beside, under its other name."""
+        while self._old:
+            target, old = self._old.pop()
+            with suppress(OSError):
+                if old is None:
+                    target.unlink(missing_ok=True)
+                else:
+                    os.replace(old, target)
+                    old.unlink(missing_ok=True)  # renaming a file to a hard link of itself does nothing
+
+    def clean(self) -> None:
+        """Remove what is temporary."""
+        for path in [temporary for temporary, _ in self._new] + [old for _, old in self._old if old is not None]:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
+    """Replace files in `folders`: renamed into place at the end of the block, or on an error left as they were.
+
+    Only one process at a time replaces files in a folder, others wait; so temporary files found there are those of a
+    run that was killed, and are removed. Raises `OSError` as the system does.
+    """
+    folders = sorted({Path(folder) for folder in folders})
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.callback(os.close, _lock(folder))
+        for folder in folders:
+            for stale in folder.glob(f".*{SUFFIX}"):
+                stale.unlink(missing_ok=True)
+        files = Replacing()
+        try:
+            yield files
+            files.commit()
+        except BaseException:
+            files.roll_back()
+            raise
+        finally:
+            files.clean()
+
+
+def _temporary(target: Path) -> Path:
+    # A name may have 255 bytes, and the target may have used them.
+    return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}{SUFFIX}")
+
+
+def _kept(target: Path) -> Path | None:
+    """The content of a file that is about to be replaced, under another name; None if there is no such file."""
+    kept = _temporary(target)
+    try:
+        os.link(target, kept)  # no copy, and the file stays where it is
+    except FileNotFoundError:
+        return None
+    except OSError:  # a file system without hard links
+        os.replace(target, kept)
+    return kept
+
+
+def _sync(folder: Path) -> None:
+    """Make renames last; only POSIX has a way to, and only some file systems need it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _lock_file(folder: Path) -> str:
+    name = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:24]
+    return os.path.join(tempfile.gettempdir(), f"onnxgen-{name}.lock")
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(folder: Path) -> int:
+        """Wait for the lock on a folder; closing the returned handle gives it back."""
+        handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT)
+        while True:
+            try:
+                msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # gives up after ten seconds
+                return handle
+            except OSError as error:
+                if error.errno not in (errno.EDEADLK, errno.EACCES, 36):
+                    raise
+
+else:
+    import fcntl
+
+    def _lock(folder: Path) -> int:
+        """Wait for the lock on a folder; closing the returned handle gives it back."""
+        handle = os.open(folder, os.O_RDONLY)  # the folder itself: nothing is left lying about
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:  # some network file systems do not lock folders
+            os.close(handle)
+            handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        return handle
