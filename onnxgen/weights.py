@@ -112,7 +112,7 @@ def write_pair(
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
             `force`, the sidecar is there and holds weights that onnxgen did not write.
     """
-    out, weights = Path(os.path.realpath(out)), _base(weights)
+    out, weights = Path(os.path.realpath(out)), Path(os.path.realpath(weights))
     files = _plan(weights, tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
@@ -159,7 +159,7 @@ def same_content(
     Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
     it make it differ. Streams both sides; False where the sidecar is missing or broken.
     """
-    path = _base(path)
+    path = Path(os.path.realpath(path))
     try:
         if metadata is None:
             metadata = read_header(sidecar_files(path)[0])[0]
