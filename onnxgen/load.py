@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,16 +40,13 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
     Raises:
         OnnxgenError: everything `generate` refuses; PyTorch or safetensors missing.
     """
-    from dataclasses import replace
-
-    _need_torch("load")
+    need_torch("load")
     from onnxgen import pipeline
 
     path, options = Path(path), options or Options()
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "model.py"
-        class_name = options.class_name
-        pipeline.generate(path, out, replace(options, weights=None, class_name=class_name))
+        pipeline.generate(path, out, replace(options, weights=None))
         source = out.read_text(encoding="utf-8")
         module = _execute(source, out, f"<onnxgen {path.name} {next(_numbers)}>")
         model = from_pretrained(module, path)
@@ -123,7 +121,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-def _need_torch(what: str) -> None:
+def need_torch(what: str) -> None:
     try:
         import safetensors.torch  # noqa: F401
         import torch  # noqa: F401

@@ -1,0 +1,70 @@
+"""The numeric check: a generated module against the ONNX file it came from, forward and backward.
+
+Each run draws seeded inputs, lets the oracle (onnxruntime, or `onnx.reference` where that can't run the file) compute
+the outputs, and compares shape, dtype and every element. An input that the oracle itself refuses never counts as
+agreement: another one is drawn, and if no run is left, verifying has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxgen._callable import callable_module
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.verify.report import Gradients, Integrity, OutputCheck, Run, VerifyReport
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Gradients", "Integrity", "OutputCheck", "Run", "VerifyReport", "verify"]
+
+
+def verify(
+    model: Path | str,
+    module: Path | str | nn.Module | None = None,
+    *,
+    options: Options | None = None,
+    runs: int = 3,
+    seed: int = 0,
+    rtol: float = 1e-3,
+    atol: float = 1e-5,
+    feeds: Sequence[Mapping[str, Any]] | None = None,
+    integrity: bool = False,
+) -> VerifyReport:
+    """Compare a module with its ONNX file: every output's value, shape and dtype, then the gradients.
+
+    A graph that records training mode is compared in that mode: BatchNorm uses batch statistics (the running ones are
+    restored after), no Dropout drops anything on either side. Any other is compared in eval mode. Integers, booleans and
+    strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that computes in it, get
+    a wider tolerance, and the report says which. Where the graph draws random numbers only shape and dtype are compared.
+
+    Args:
+        model: the ONNX file.
+        module: a generated file, an `nn.Module` that takes the graph's inputs in order, or None for `load(model)`.
+        options: what the module was generated with (`input_shapes` fixes dims here too).
+        runs: how many sets of inputs; dynamic dims have other sizes in each.
+        seed: for the inputs; the same seed draws the same ones on every machine.
+        rtol, atol: an element agrees if `|got - expected| <= atol + rtol * |expected|`.
+        feeds: inputs of your own instead of drawn ones: for each run a numpy array by input name.
+        integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.
+
+    Returns:
+        the report; `report.agrees` is the verdict.
+
+    Raises:
+        OnnxgenError: the file or the module can't be read, torch is missing, or no oracle would run on any input.
+    """
+    from onnxgen.load import need_torch
+    from onnxgen.verify.check import Check
+
+    if runs < 1 or rtol < 0 or atol < 0:
+        raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
+    need_torch("verify")
+    check = Check(Path(model), options or Options(), rtol=rtol, atol=atol)
+    return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity)
+
+
+callable_module(__name__, verify)

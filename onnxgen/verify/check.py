@@ -1,0 +1,243 @@
+"""One verification, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.load import from_pretrained, imported, load
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.passes.trainable import stored_values
+from onnxgen.propagate import propagate
+from onnxgen.reader import read
+from onnxgen.stored import stored
+from onnxgen.verify import feeds as drawing
+from onnxgen.verify import torch_side
+from onnxgen.verify.compare import Tolerance, compare, describe
+from onnxgen.verify.graph import examine
+from onnxgen.verify.integrity import compare_weights, record_of
+from onnxgen.verify.oracle import Oracle, Refused, oracles
+from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+ATTEMPTS = 60  # inputs that an oracle may refuse before verifying gives up on it
+SHOWN = 3  # refusals that the notes quote
+_Input = tuple[drawing.Sizes, int, dict[str, Any]]
+
+
+class Check:
+    """Compares one ONNX file with modules (see `verify` for the arguments and what is raised)."""
+
+    def __init__(self, path: Path, options: Options, *, rtol: float, atol: float) -> None:
+        self.path, self.options = path, options
+        model = read(path, options)
+        propagate(model.graph, options)
+        self.graph = examine(model)
+        tensors = (stored(v) for v in stored_values(model.graph))
+        floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
+        self.stored = {str(dtype.numpy()) for dtype in map(ir.DataType, floats)}
+        self.tolerance = Tolerance(rtol, atol)
+        self.notes: list[str] = []
+        self.refusals: list[str] = []
+        self.cast: torch.dtype | None = None
+
+    def verify(
+        self,
+        module: Path | str | nn.Module | None,
+        *,
+        runs: int,
+        seed: int,
+        feeds: Sequence[Mapping[str, Any]] | None,
+        integrity: bool,
+    ) -> VerifyReport:
+        with self._opened(module) as (network, space):
+            self._choose_tolerance(network)
+            shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
+            mode = "training" if self.graph.training else "eval"
+            report = VerifyReport(str(self.path), shown, mode, str(self.tolerance), notes=self.notes)
+            backward = torch_side.Backward()
+            with torch_side.in_mode(network, self.graph):
+                for given in self._inputs(runs, seed, feeds):
+                    report.runs.append(self._run(network, given, backward, report.gradients))
+            self._finish_gradients(network, backward, record_of(space), report.gradients)
+            if integrity:
+                if not isinstance(module, (str, Path)):
+                    raise OnnxgenError("--integrity compares files: give the generated module's path")
+                report.integrity = compare_weights(self.path, Path(module), space, self.options)
+        return report
+
+    @contextmanager
+    def _opened(self, module: Path | str | nn.Module | None) -> Iterator[tuple[nn.Module, Mapping[str, Any]]]:
+        """The module to check, and the names in its file (none for an `nn.Module`)."""
+        if isinstance(module, (str, Path)):
+            with imported(Path(module)) as file:
+                yield from_pretrained(file, Path(module)), vars(file)
+        else:
+            yield (load(self.path, self.options) if module is None else module), {}
+
+    def _choose_tolerance(self, network: nn.Module) -> None:
+        self.cast = torch_side.whole_dtype(network, self.stored)
+        halves = {str(dtype.numpy()) for dtype in self.graph.halves}
+        if self.cast is not None:
+            name = str(self.cast).removeprefix("torch.")
+            halves.add(name)
+            self.notes.append(f"the module's weights were cast to {name}: inputs and expected outputs are too")
+        for name in sorted(halves):
+            self.tolerance = self.tolerance.at_least(name)
+        if halves:
+            self.notes.append(f"computed in {', '.join(sorted(halves))}: compared to {self.tolerance}")
+        if self.graph.random:
+            names = ", ".join(printable(n) for n in sorted(self.graph.random))
+            self.notes.append(f"random numbers are drawn for {names}: only shape and dtype are compared")
+        if self.graph.trains_norm and self.graph.keeps_norm:
+            self.notes.append("only some of the graph's BatchNormalizations record training mode")
+
+    # ---- inputs that an oracle accepts -----------------------------------------------------------------------------
+
+    def _inputs(
+        self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
+    ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
+        """Inputs, the oracle that ran on them, and what it computed. Raises `OnnxgenError` if there are none."""
+        for oracle in oracles(self.path, without_dropout=self.graph.training):
+            if isinstance(oracle, Refused):
+                self.refusals.append(str(oracle))
+                self.notes.append(str(oracle))
+                continue
+            used: list[drawing.Sizes] = []
+            for run in range(runs if feeds is None else len(feeds)):
+                tries = self._drawn(run, seed, used) if feeds is None else self._own(feeds[run])
+                accepted = self._accepted(oracle, tries)
+                if accepted is None and not used:
+                    break
+                if accepted is not None:
+                    used.append(accepted[0][0])
+                    yield accepted[0], oracle, accepted[1]
+            if used:
+                self._note_sizes(used)
+                return
+        reasons = "; ".join(dict.fromkeys(self.refusals[-SHOWN:]))
+        raise OnnxgenError(
+            Problem(
+                f"could not verify {self.path}: no oracle runs on any input tried ({reasons})",
+                help="fix dims with --input-shape, or give inputs of your own with --inputs FILE.npz",
+            )
+        )
+
+    def _drawn(self, run: int, seed: int, used: list[drawing.Sizes]) -> Iterator[_Input]:
+        """Inputs to try, those with sizes that no run had yet first."""
+        candidates = list(drawing.sizes(self.graph, run))
+        candidates.sort(key=lambda c: c in used)
+        number = seed * 1000 + run
+        for sizes in candidates:
+            for spread in drawing.spreads(run):
+                yield sizes, number, drawing.draw(self.graph, sizes, spread, number)
+
+    def _own(self, feeds: Mapping[str, Any]) -> Iterator[_Input]:
+        names = [name for name, _, _ in self.graph.inputs]
+        wrong = sorted(set(names) ^ set(feeds))
+        if wrong:
+            raise OnnxgenError(f"the inputs given are not the graph's: {', '.join(map(printable, wrong))}")
+        yield {}, 0, {name: feeds[name] for name in names}
+
+    def _accepted(self, oracle: Oracle, tries: Iterator[_Input]) -> tuple[_Input, list[Any]] | None:
+        for _, given in zip(range(ATTEMPTS), tries, strict=False):
+            try:
+                return given, oracle.run(given[2])
+            except Refused as refusal:
+                line = f"{oracle.name} refused inputs with {_sizes(given[0])}: {printable(str(refusal), 200)}"
+                if line not in self.refusals and len(self.refusals) < SHOWN:
+                    self.notes.append(line)
+                self.refusals.append(line)
+        return None
+
+    def _note_sizes(self, used: list[drawing.Sizes]) -> None:
+        if used[0] and len(used) > 1 and all(u == used[0] for u in used):
+            self.notes.append(f"of the sizes tried for dynamic dims only {_sizes(used[0])} was accepted by the oracle")
+
+    # ---- one run ---------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        network: nn.Module,
+        given: tuple[_Input, Oracle, list[Any]],
+        backward: torch_side.Backward,
+        gradients: Gradients,
+    ) -> Run:
+        (sizes, seed, feeds), oracle, expected = given
+        run = Run(seed, {name: describe(v) for name, v in feeds.items()}, sizes, oracle.name)
+        try:
+            outputs = torch_side.forward(network, feeds, self.cast)
+            got = torch_side.as_onnx(outputs)
+            if len(got) != len(expected):
+                raise torch_side.Failed(f"forward returned {len(got)} outputs, the graph has {len(expected)}")
+        except torch_side.Failed as failure:
+            return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
+        for name, e, g in zip(self.graph.outputs, expected, got, strict=True):
+            run.outputs.append(self._output(name, torch_side.cast_numpy(e, self.cast), g))
+        try:
+            backward.add(network, outputs)
+        except torch_side.Failed as failure:
+            gradients.error = gradients.error or str(failure)
+        return run
+
+    def _output(self, name: str, expected: Any, got: Any) -> OutputCheck:
+        random = name in self.graph.random
+        d = compare(expected, got, self.tolerance, values=not random)
+        compared = "shape and dtype" if random else "values"
+        return OutputCheck(
+            printable(name), describe(expected), describe(got), d.absolute, d.relative, compared, printable(d.why, 300)
+        )
+
+    # ---- gradients -------------------------------------------------------------------------------------------------
+
+    def _finish_gradients(
+        self, network: nn.Module, backward: torch_side.Backward, record: Mapping[str, Any] | None, found: Gradients
+    ) -> None:
+        names = [n for n, p in network.named_parameters() if p.requires_grad]
+        found.parameters = len(names)
+        found.not_finite = [n for n in names if n in backward.not_finite]
+        found.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
+        without = [n for n in names if n not in backward.reached | backward.not_finite]
+        expected = self._expected(record) if without and not found.error else set()
+        found.missing = [n for n in without if n in expected]
+        found.unreached = [n for n in without if n not in expected]
+
+    def _expected(self, record: Mapping[str, Any] | None) -> set[str]:
+        """The state-dict keys to which a gradient must come: made of tensors that the graph's differentiable part reaches.
+
+        None where control flow decides what a run reaches, or the weights don't say what they are made of.
+        """
+        if self.graph.branches or record is None:
+            return set()
+        from dataclasses import replace
+
+        from onnxgen.pipeline import read_and_simplify
+
+        try:
+            model = read_and_simplify(self.path, replace(self.options, trainable=None, frozen=None))
+        except OnnxgenError:
+            return set()
+        trained = {v.name for v in stored_values(model.graph) if v.meta.get("trainable", (False,))[0]}
+        return {key for name in trained & record.keys() for key in _keys(record[name])}
+
+
+def _keys(entry: Any) -> set[str]:
+    """The state-dict keys in one entry of the way back."""
+    if isinstance(entry, str):
+        return {entry}
+    if isinstance(entry, list):
+        return set().union(*map(_keys, entry))
+    return {part["key"] for part in entry["parts"]}
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{printable(name)}={size}" for name, size in sizes.items()) or "the file's own sizes"

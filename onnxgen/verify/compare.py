@@ -1,0 +1,121 @@
+"""One output against the oracle's: shape, dtype and every element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.verify.convert import widened
+
+# relative and absolute, at the least, where a graph computes in or returns these
+HALF_TOLERANCES = {
+    "float16": (1e-2, 1e-2),
+    "bfloat16": (5e-2, 5e-2),
+    "float8_e4m3fn": (0.13, 0.02),
+    "float8_e4m3fnuz": (0.13, 0.02),
+    "float8_e5m2": (0.26, 0.02),
+    "float8_e5m2fnuz": (0.26, 0.02),
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`|got - expected| <= atol + rtol * |expected|`, element by element, as `numpy.allclose` has it."""
+
+    rtol: float = 1e-3
+    atol: float = 1e-5
+
+    def at_least(self, dtype: str) -> Tolerance:
+        """This, or what that dtype's precision allows if it is more."""
+        rtol, atol = HALF_TOLERANCES.get(dtype, (0.0, 0.0))
+        return Tolerance(max(self.rtol, rtol), max(self.atol, atol))
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one output compares.
+
+    Attributes:
+        absolute, relative: the largest differences over elements that are finite on both sides (0 if there are none).
+        why: what is different, in words; empty if nothing is.
+    """
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    why: str = ""
+
+
+def describe(value: Any) -> str:
+    """Dtype and shape of a value: `float32 [2, 10]`."""
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        inner = sorted({describe(v) for v in value})
+        return f"list of {len(value)}" + (f": {inner[0]}" if len(inner) == 1 else "")
+    kind = "string" if value.dtype == object or value.dtype.kind in "US" else str(value.dtype)
+    return f"{kind} {list(value.shape)}"
+
+
+def compare(expected: Any, got: Any, tolerance: Tolerance, *, values: bool = True) -> Difference:
+    """Compare two ONNX values (see `convert`); floating point by tolerance, NaN equal to NaN, all else exactly.
+
+    With `values=False` only shape and dtype count.
+    """
+    if expected is None or got is None or isinstance(expected, list) or isinstance(got, list):
+        return _nested(expected, got, tolerance, values)
+    expected, got = widened(expected), widened(got)
+    if expected.dtype != got.dtype or expected.shape != got.shape:
+        return Difference(why=f"{describe(got)} instead of {describe(expected)}")
+    if not values or not expected.size:
+        return Difference()
+    if expected.dtype.kind in "biuOUS":
+        wrong = np.asarray(expected != got)
+        if not wrong.any():
+            return Difference()
+        largest = _largest(np.abs(expected.astype(object) - got.astype(object))) if expected.dtype.kind in "iu" else 0.0
+        return Difference(largest, 0.0, _worst(wrong, expected, got))
+    return _floats(expected, got, tolerance.at_least(str(expected.dtype)))
+
+
+def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Difference:
+    if expected is None and got is None:
+        return Difference()
+    if not (isinstance(expected, list) and isinstance(got, list)) or len(expected) != len(got):
+        return Difference(why=f"{describe(got)} instead of {describe(expected)}")
+    found = [compare(e, g, tolerance, values=values) for e, g in zip(expected, got, strict=True)]
+    why = next((f"element {i}: {d.why}" for i, d in enumerate(found) if d.why), "")
+    return Difference(max((d.absolute for d in found), default=0.0), max((d.relative for d in found), default=0.0), why)
+
+
+def _floats(expected: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Difference:
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    a, b = expected.astype(wide), got.astype(wide)
+    with np.errstate(all="ignore"):
+        close = (a == b) | (np.isnan(a) & np.isnan(b))
+        finite = np.isfinite(a) & np.isfinite(b)
+        distance = np.where(finite, np.abs(a - b), 0.0)
+        close |= finite & (distance <= tolerance.atol + tolerance.rtol * np.abs(a))
+        relative = np.where(distance > 0, distance / np.maximum(np.abs(a), np.finfo(np.float64).tiny), 0.0)
+        relative = np.where(finite, relative, 0.0)
+    why = (
+        "" if close.all() else _worst(~close, expected, got, np.where(close, -1.0, np.where(finite, distance, np.inf)))
+    )
+    return Difference(_largest(distance), _largest(relative), why)
+
+
+def _largest(array: NDArray[Any]) -> float:
+    return float(array.max())
+
+
+def _worst(wrong: NDArray[Any], expected: NDArray[Any], got: NDArray[Any], by: NDArray[Any] | None = None) -> str:
+    """In words: how many elements differ, and the worst of them."""
+    flat = int(np.argmax(wrong if by is None else by))
+    where = ", ".join(str(int(i)) for i in np.unravel_index(flat, wrong.shape))
+    values = f"{got.reshape(-1)[flat]!s} instead of {expected.reshape(-1)[flat]!s}"
+    return f"{int(wrong.sum()):,} of {wrong.size:,} elements differ, most at [{where}]: {values}"

@@ -1,0 +1,79 @@
+"""Values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
+
+A value is an array, a list of values (sequence) or None (absent optional). Types that torch lacks (int4, uint4, int2,
+float4) travel in the next wider one, strings stay numpy object arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.wayback import WIDER
+
+if TYPE_CHECKING:
+    import torch
+
+# torch's name, numpy's (ml_dtypes) dtype, and the integer of that width that both know
+_RAW = {
+    "bfloat16": (ml_dtypes.bfloat16, np.int16),
+    "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, np.uint8),
+    "float8_e4m3fnuz": (ml_dtypes.float8_e4m3fnuz, np.uint8),
+    "float8_e5m2": (ml_dtypes.float8_e5m2, np.uint8),
+    "float8_e5m2fnuz": (ml_dtypes.float8_e5m2fnuz, np.uint8),
+}
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """An array in the type that it travels in (see above)."""
+    if array.dtype == object or array.dtype.kind in "US":
+        return array.astype(object)
+    wider = WIDER.get(ir.DataType.from_numpy(array.dtype))
+    return array if wider is None else array.astype(wider.numpy())
+
+
+def to_torch(value: Any) -> Any:
+    """An ONNX value as what `forward` takes; arrays are copied, so nobody can change the oracle's."""
+    import torch
+
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [to_torch(v) for v in value]
+    array = widened(np.asarray(value))
+    if array.dtype == object:
+        return array.copy()
+    for name, (dtype, raw) in _RAW.items():
+        if array.dtype == dtype:
+            bits = torch.from_numpy(np.array(array, order="C").view(raw))
+            return bits.view(getattr(torch, name))
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def to_numpy(value: Any) -> Any:
+    """What `forward` returned as an ONNX value. Raises `TypeError` for anything else."""
+    import torch
+
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [to_numpy(v) for v in value]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a {type(value).__name__}, not a tensor")
+    return _array(value)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    import torch
+
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in _RAW:
+        dtype, raw = _RAW[name]
+        bits = tensor.view(torch.int16 if raw is np.int16 else torch.uint8).numpy()
+        return np.asarray(bits).view(dtype)
+    return np.asarray(tensor.numpy())

@@ -1,0 +1,142 @@
+"""Seeded inputs for a graph: by dtype, by what the elements are used as, and in several sizes."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.propagate.dims import Dim, evaluate, symbols
+from onnxgen.verify.graph import Graph, Role
+
+Sizes = dict[str, int]
+LARGEST = 1 << 26  # elements of one input past which a size is not tried
+SPREADS = ("plain", "wide")  # how values are drawn, in turn, where any value will do
+CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
+WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
+
+
+def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
+    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them.
+
+    The first axis is taken for a batch. The first candidates give different symbols different sizes, so that an axis
+    taken for another shows; the later ones are for graphs whose dims must agree, or be large.
+    """
+    names: dict[str, bool] = {}
+    for _, _, facts in graph.inputs:
+        for axis, dim in enumerate(facts.shape or ()):
+            for name in () if isinstance(dim, int) else symbols(dim):
+                names[name] = names.get(name, False) or axis == 0
+    if not names:
+        yield {}
+        return
+    pairs = [(2, 8), (3, 5), (1, 16), (2, 12)]
+    pairs = pairs[run % len(pairs) :] + pairs[: run % len(pairs)]
+    candidates = [_spread(names, batch, other, batch == 3) for batch, other in pairs]
+    candidates += [dict.fromkeys(names, size) for size in (1, 2, 4, 8)]
+    candidates += [_spread(names, batch, other, False) for other in (32, 64, 128, 224, 256, 512) for batch in (2, 1)]
+    seen: list[Sizes] = []
+    for candidate in candidates:
+        if candidate not in seen and _bearable(graph, candidate):
+            seen.append(candidate)
+            yield candidate
+
+
+def _spread(names: Mapping[str, bool], batch: int, other: int, different: bool) -> Sizes:
+    found: Sizes = {}
+    for name, first in names.items():
+        found[name] = batch if first else other
+        other += different and not first
+    return found
+
+
+def _bearable(graph: Graph, candidate: Sizes) -> bool:
+    return all(
+        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
+    ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
+
+
+def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
+    return dim if isinstance(dim, int) else evaluate(dim, candidate)
+
+
+def spreads(run: int) -> tuple[str, ...]:
+    """How values are drawn in a run, then what to try if the oracle refuses them."""
+    first = SPREADS[run % len(SPREADS)]
+    return (first, *(s for s in SPREADS if s != first), *CAUTIOUS)
+
+
+def draw(graph: Graph, candidate: Sizes, spread: str, seed: int) -> dict[str, Any]:
+    """One value for each input of a graph: an array, a list of arrays for a sequence, None for an absent optional.
+
+    It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`.
+    """
+    feeds: dict[str, Any] = {}
+    for name, type_, facts in graph.inputs:
+        rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
+        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, seed))
+        dtype = facts.dtype or ir.DataType.FLOAT
+        if facts.kind == "sequence" or isinstance(type_, ir.SequenceType):
+            feeds[name] = [_array(rng, shape, dtype, Role(), candidate, spread) for _ in range(3)]
+        elif (facts.kind == "optional" or isinstance(type_, ir.OptionalType)) and seed % 2:
+            feeds[name] = None
+        else:
+            feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread)
+    return feeds
+
+
+def _shape(shape: tuple[Dim, ...] | None, seed: int) -> tuple[Dim, ...]:
+    """An input of unknown rank is tried with several."""
+    return shape if shape is not None else ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))[seed % 5]
+
+
+def _array(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: ir.DataType, role: Role, candidate: Sizes, spread: str
+) -> NDArray[Any]:
+    if role.mode:
+        return np.zeros(shape, dtype.numpy())
+    if dtype == ir.DataType.STRING:
+        return np.array([WORDS[i] for i in rng.integers(0, len(WORDS), math.prod(shape))], object).reshape(shape)
+    if spread in ("ones", "zeros"):
+        return np.full(shape, int(spread == "ones")).astype(dtype.numpy())
+    if dtype == ir.DataType.BOOL:
+        return np.asarray(rng.random(shape) < 0.5)
+    low, high = _range(dtype, role, candidate, spread)
+    if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
+        return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
+    drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
+    if dtype.name.startswith("COMPLEX"):
+        return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
+    return np.asarray(drawn).astype(dtype.numpy())
+
+
+def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tuple[int, int]:
+    """The integers to draw from, the end excluded."""
+    if role.indexes:
+        bound = min(_known(role.bounds, candidate), default=4)
+        return 0, max(1, {"plain": bound, "wide": bound // 2}.get(spread, 1))
+    if role.size:
+        return 1, 2 if spread == "small" else 4
+    if spread == "small":
+        return 0, 2
+    if dtype in (ir.DataType.UINT8, ir.DataType.INT8):
+        return (0, 256) if dtype == ir.DataType.UINT8 else (-128, 128)
+    signed = dtype.name.startswith("INT")
+    if dtype.bitwidth < 8:
+        return (-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1) if signed else (0, 1 << dtype.bitwidth)
+    return (-8, 9) if signed and spread == "wide" else (0, 4)
+
+
+def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:
+    found = []
+    for bound in bounds:
+        try:
+            found.append(dim_size(bound, candidate))
+        except Exception:  # noqa: BLE001 - a dim that only a run can tell
+            continue
+    return found

@@ -1,0 +1,208 @@
+"""What a graph says about how it can be compared: its inputs, its mode, what is random in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.trainable import subgraphs
+from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.info import Info, info
+from onnxgen.stored import stored
+
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+# position of the indices: their elements must be below a dim of input 0
+INDEXES = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
+# inputs that act as sizes, counts or positions: only small positive numbers make sense there
+SIZES = {
+    "Reshape": {1},
+    "Expand": {1},
+    "ConstantOfShape": {0},
+    "Range": {0, 1, 2},
+    "Tile": {1},
+    "TopK": {1},
+    "Resize": {2, 3},
+    "OneHot": {1},
+    "Loop": {0},
+    "Split": {1},
+    "Pad": {1},
+    "Trilu": {1},
+    "CenterCropPad": {1},
+}
+MODES = {"Dropout": {2}}
+
+
+@dataclass
+class Role:
+    """What an input's elements are used as.
+
+    Attributes:
+        bounds: dims that the elements index, so they must lie below each of them.
+        size: they act as a size or a count.
+        mode: they switch training mode.
+    """
+
+    bounds: list[Dim] = field(default_factory=list)
+    indexes: bool = False
+    size: bool = False
+    mode: bool = False
+
+
+@dataclass
+class Graph:
+    """A graph, as far as verifying needs to know it.
+
+    Attributes:
+        inputs: name, type and facts of each argument, in order.
+        roles: by input name.
+        outputs: names, in order.
+        random: outputs whose values differ from run to run.
+        trains_norm, keeps_norm: it has a BatchNormalization that records training mode; one that does not.
+        trains_dropout: it has a Dropout that records training mode.
+        branches: it has control flow, so a run need not reach every parameter.
+        halves: the half precision types it computes in.
+    """
+
+    inputs: list[tuple[str, ir.TypeProtocol | None, Info]]
+    roles: dict[str, Role]
+    outputs: list[str]
+    random: set[str] = field(default_factory=set)
+    trains_norm: bool = False
+    keeps_norm: bool = False
+    trains_dropout: bool = False
+    branches: bool = False
+    halves: set[ir.DataType] = field(default_factory=set)
+
+    @property
+    def training(self) -> bool:
+        return self.trains_norm or self.trains_dropout
+
+
+def examine(model: ir.Model) -> Graph:
+    """Look at a model that `reader.read` returned and `propagate` went over."""
+    graph = model.graph
+    arguments = list(graph.inputs)
+    found = Graph(
+        [(v.name or "", v.type, info(v)) for v in arguments],
+        {v.name or "": _role(v) for v in arguments},
+        [v.name or "" for v in graph.outputs],
+    )
+    opset = model.opset_imports.get("", 1)
+    found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
+    for node in every_node(graph):
+        _note_mode(found, node, node.version or opset)
+        found.branches = found.branches or any(True for _ in subgraphs(node))
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.dtype in HALVES:
+                found.halves.add(ir.DataType(value.dtype))
+        if node.op_type == "Cast" and ir.DataType(node.attributes["to"].as_int()) in HALVES:
+            found.halves.add(ir.DataType(node.attributes["to"].as_int()))
+    found.halves.update(ir.DataType(v.dtype) for v in arguments if v.dtype in HALVES)
+    return found
+
+
+def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph and of its subgraphs."""
+    for node in graph:
+        yield node
+        for subgraph in subgraphs(node):
+            yield from every_node(subgraph)
+
+
+def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
+    if node.domain not in ("", "ai.onnx"):
+        return
+    if node.op_type == "BatchNormalization":
+        if _norm_trains(node, opset):
+            found.trains_norm = True
+        else:
+            found.keeps_norm = True
+    elif node.op_type == "Dropout" and _dropout_trains(node, opset):
+        found.trains_dropout = True
+
+
+def _norm_trains(node: ir.Node, opset: int) -> bool:
+    """Opset 14 has an attribute; 7 to 13 tell by the extra outputs; before that `is_test` did (0 is its default)."""
+    if opset >= 14:
+        return _int(node, "training_mode") == 1
+    if opset >= 7:
+        return sum(1 for output in node.outputs if output.name) > 1
+    return _int(node, "is_test") == 0
+
+
+def _dropout_trains(node: ir.Node, opset: int) -> bool:
+    if opset < 7:
+        return _int(node, "is_test") == 0
+    mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None
+    tensor = stored(mode) if mode is not None else None
+    return tensor is not None and bool(np.asarray(tensor.numpy()).any())
+
+
+def _int(node: ir.Node, name: str) -> int:
+    attribute = node.attributes.get(name)
+    return 0 if attribute is None else attribute.as_int()
+
+
+def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Value]:
+    """The values that depend on a random operator."""
+    tainted: set[ir.Value] = set(outer or ())
+    for node in graph:
+        inside = any(
+            n.op_type in RANDOM or any(v in tainted for v in n.inputs) for s in subgraphs(node) for n in every_node(s)
+        ) or any(v in tainted for s in subgraphs(node) for v in s.outputs)
+        if inside or node.op_type in RANDOM or any(v in tainted for v in node.inputs):
+            tainted.update(node.outputs)
+    return tainted
+
+
+def _role(value: ir.Value) -> Role:
+    """Follow an input through the graph to where its elements index something or act as a size."""
+    role = Role()
+    seen, todo = {value}, [value]
+    while todo:
+        for use in todo.pop().uses():
+            node, position = use.node, use.idx
+            if position in SIZES.get(node.op_type, ()):
+                role.size = True
+            elif position in MODES.get(node.op_type, ()):
+                role.mode = True
+            elif INDEXES.get(node.op_type) == position:
+                role.indexes = True
+                role.bounds.extend(_bounds(node))
+            elif _carries_numbers(node, position):
+                new = [o for o in node.outputs if o not in seen]
+                seen.update(new)
+                todo.extend(new)
+    return role
+
+
+CARRIERS = set(
+    "Identity Cast Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Concat Split Gather Add Sub Where Min Max Clip "
+    "Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements".split()
+)
+
+
+def _carries_numbers(node: ir.Node, position: int) -> bool:
+    """Whether the operator's output still holds the input's elements, about."""
+    return node.op_type in CARRIERS and not (node.op_type == "Where" and position == 0)
+
+
+def _bounds(node: ir.Node) -> list[Dim]:
+    data = node.inputs[0]
+    shape = info(data).shape
+    if shape is None and data is not None and data.shape is not None:
+        shape = tuple(d for d in data.shape if isinstance(d, int))
+        shape = shape if len(shape) == len(data.shape) else None
+    if not shape:
+        return []
+    if node.op_type.endswith("ND"):
+        indices = info(node.inputs[1]).shape
+        depth = indices[-1] if indices and isinstance(indices[-1], int) else len(shape)
+        return list(shape[:depth])
+    axis = _int(node, "axis")
+    return [shape[axis]] if -len(shape) <= axis < len(shape) else []

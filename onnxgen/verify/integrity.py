@@ -1,0 +1,78 @@
+"""The sidecar against the ONNX file, tensor by tensor and bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.verify.report import Integrity
+from onnxgen.weights import read_header, read_tensors, sidecar_files
+from onnxgen.wayback import Source
+
+_INDEX = ".index.json"
+
+
+def sidecar_of(space: Mapping[str, Any]) -> Path | None:
+    """Where a generated file keeps its weights; None if in itself (`--embed`), or it is no generated file."""
+    weights = space.get("WEIGHTS")
+    return weights.with_name(weights.name.removesuffix(_INDEX)) if isinstance(weights, Path) else None
+
+
+def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`wayback.way_back`), if it did."""
+    sidecar = sidecar_of(space)
+    if sidecar is None:
+        return None
+    try:
+        metadata, _ = read_header(sidecar_files(sidecar)[0])
+        record = json.loads(metadata["wayback"])
+    except (OnnxgenError, KeyError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
+    """Every tensor of the sidecar of `out` against what the ONNX file says it is (`wayback.Source`).
+
+    Args:
+        path: the ONNX file.
+        out: the generated module; `space` are the names in it.
+        options: what it was generated with.
+
+    Raises:
+        OnnxgenError: the ONNX file can't be converted, there is no sidecar, or it is broken.
+    """
+    from onnxgen import pipeline
+
+    sidecar = sidecar_of(space)
+    if sidecar is None:
+        raise OnnxgenError(f"{out} has no sidecar to compare: its weights are in the file itself")
+    found = read_tensors(sidecar)
+    expected = pipeline.build(path, options, out).tensors
+    differences = [f"tensor {key}: not in the sidecar" for key in expected if key not in found]
+    differences += [f"tensor {key}: the ONNX file has no such thing" for key in found if key not in expected]
+    for key in expected.keys() & found.keys():
+        why = _difference(expected[key], found[key])
+        if why:
+            differences.append(f"tensor {key}: {why}")
+    return Integrity(len(found), sorted(differences))
+
+
+def _difference(expected: Source | NDArray[Any], found: NDArray[Any]) -> str:
+    array = expected.numpy() if isinstance(expected, Source) else expected
+    try:
+        if tuple(array.shape) != found.shape or array.dtype.itemsize != found.dtype.itemsize:
+            return f"{found.dtype} {list(found.shape)} instead of {array.dtype} {list(array.shape)}"
+        bits = np.dtype(f"u{array.dtype.itemsize}") if array.dtype.itemsize <= 8 else np.dtype("u8")
+        wrong = np.ascontiguousarray(array).reshape(-1).view(bits) != np.ascontiguousarray(found).reshape(-1).view(bits)
+        return f"{int(wrong.sum()):,} of {array.size:,} elements differ" if wrong.any() else ""
+    finally:
+        if isinstance(expected, Source):
+            expected.release()

@@ -1,0 +1,203 @@
+"""What the ONNX file itself computes: onnxruntime, or `onnx.reference` where that can't run it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.errors import OnnxgenError, Problem
+
+TIMEOUT = 300.0  # seconds that one run may take: a loop's trip count can be an input
+_PLAIN = {"float", "double", "float16", "bool", "string", "int8", "int16", "int32", "int64"}
+_PLAIN |= {"uint8", "uint16", "uint32", "uint64", "complex64", "complex128"}
+_EXOTIC = {"bfloat16": ir.DataType.BFLOAT16, "float8e4m3fn": ir.DataType.FLOAT8E4M3FN}
+_EXOTIC |= {"float8e4m3fnuz": ir.DataType.FLOAT8E4M3FNUZ, "float8e5m2": ir.DataType.FLOAT8E5M2}
+_EXOTIC |= {"float8e5m2fnuz": ir.DataType.FLOAT8E5M2FNUZ}
+# the reference evaluator computes these by their newest meaning, whatever the model's opset
+_REFERENCE_IS_WRONG = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
+
+
+class Refused(Exception):
+    """The oracle can't load a model, or can't run it on an input."""
+
+
+class Oracle(Protocol):
+    """Runs an ONNX model: inputs by name to outputs in graph order. Raises `Refused`."""
+
+    name: str
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]: ...
+
+
+class Onnxruntime:
+    """onnxruntime on the CPU with graph optimisations off.
+
+    Raises:
+        Refused: it can't load the model.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, path: Path, changed: onnx.ModelProto | None) -> None:
+        try:
+            import onnxruntime as ort
+        except ImportError as error:
+            raise Refused(f"onnxruntime is not installed ({error})") from None
+        self.ort = ort
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        model: Any = str(path)
+        if changed is not None:
+            folder = str(path.resolve().parent)
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+            model = changed.SerializeToString()
+        try:
+            self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # noqa: BLE001 - its exceptions have no common base
+            raise Refused(_line(error)) from None
+        ports = [*self.session.get_inputs(), *self.session.get_outputs()]
+        self.types = {port.name: _element(port.type) for port in ports}
+        unknown = sorted(set(self.types.values()) - _PLAIN - set(_EXOTIC))
+        if unknown:
+            raise Refused(f"its Python interface has no {', '.join(unknown)}")
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        options = self.ort.RunOptions()
+        options.log_severity_level = 4
+        timer = threading.Timer(TIMEOUT, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            if any(kind in _EXOTIC for kind in self.types.values()):
+                return self._run_raw(feeds, options)
+            return list(self.session.run(None, dict(feeds), options))
+        except Exception as error:  # noqa: BLE001
+            raise Refused(_line(error)) from None
+        finally:
+            timer.cancel()
+
+    def _run_raw(self, feeds: Mapping[str, Any], options: Any) -> list[Any]:
+        """Through OrtValues: numpy has no bfloat16 or float8 that onnxruntime knows."""
+        make = self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+        values = {}
+        for name, array in feeds.items():
+            if not isinstance(array, np.ndarray):
+                raise Refused("its Python interface can't mix sequences with these types")
+            exotic = _EXOTIC.get(self.types[name])
+            plain = self.ort.OrtValue.ortvalue_from_numpy
+            values[name] = plain(array) if exotic is None else make(_bits(array), int(exotic))
+        return [_from_ort(v) for v in self.session.run_with_ort_values(None, values, options)]
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array).view(np.uint16 if array.dtype.itemsize == 2 else np.uint8).reshape(array.shape)
+
+
+def _from_ort(value: Any) -> Any:
+    exotic = _EXOTIC.get(_element(value.data_type()))
+    if exotic is None:
+        return value.numpy()
+    size = value.tensor_size_in_bytes()
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(data, exotic.numpy()).reshape(value.shape())
+
+
+def _element(kind: str) -> str:
+    """`seq(tensor(float))` -> `float`"""
+    return kind.rpartition("(")[2].rstrip(")")
+
+
+class Reference:
+    """The evaluator that comes with the onnx package.
+
+    Raises:
+        Refused: it can't load the model, or is known to compute one of its operators wrongly.
+    """
+
+    name = "onnx.reference"
+
+    def __init__(self, path: Path, changed: onnx.ModelProto | None) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        model = changed if changed is not None else onnx.load(path)
+        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        wrong = {n.op_type for n in proto_nodes(model) if opset < _REFERENCE_IS_WRONG.get(n.op_type, 0)}
+        if wrong:
+            raise Refused(f"it computes {', '.join(sorted(wrong))} of opset {opset} by a later meaning")
+        try:
+            self.evaluator = ReferenceEvaluator(model)
+        except Exception as error:  # noqa: BLE001
+            raise Refused(_line(error)) from None
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        with np.errstate(all="ignore"):
+            try:
+                return [_tidy(v) for v in self.evaluator.run(None, dict(feeds))]
+            except Exception as error:  # noqa: BLE001
+                raise Refused(_line(error)) from None
+
+
+def _tidy(value: Any) -> Any:
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    return [_tidy(v) for v in value] if isinstance(value, list) else np.asarray(value)
+
+
+def oracles(path: Path, *, without_dropout: bool) -> Iterator[Oracle | Refused]:
+    """The oracles in the order to try them; a `Refused`, with the oracle's name in it, for one that can't load the file.
+
+    `without_dropout` compares a copy of the model in which no Dropout drops anything.
+    """
+    changed = _still(path) if without_dropout else None
+    for kind in (Onnxruntime, Reference):
+        try:
+            yield kind(path, changed)
+        except Refused as refusal:
+            yield Refused(f"{kind.name} can't load it: {refusal}")
+
+
+def _still(path: Path) -> onnx.ModelProto:
+    """The model with every Dropout's ratio at 0, which is what a Dropout does outside training mode."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # noqa: BLE001
+        raise OnnxgenError(Problem(f"{path}: {_line(error)}")) from None
+    for node in proto_nodes(model):
+        if node.op_type != "Dropout":
+            continue
+        if len(node.input) > 2:
+            node.input[2] = ""
+        for attribute in node.attribute:
+            if attribute.name == "is_test":
+                attribute.i = 1
+            elif attribute.name == "ratio":
+                attribute.f = 0.0
+    return model
+
+
+def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model: of its graph, of subgraphs and of local functions."""
+
+    def walk(nodes: Any) -> Iterator[onnx.NodeProto]:
+        for node in nodes:
+            yield node
+            for attribute in node.attribute:
+                for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                    yield from walk(graph.node)
+
+    yield from walk(model.graph.node)
+    for function in model.functions:
+        yield from walk(function.node)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

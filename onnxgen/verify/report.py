@@ -1,0 +1,141 @@
+"""What verifying found, for people and for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output in one run.
+
+    Attributes:
+        name: the output's name in the ONNX file.
+        expected, got: dtype and shape, `float32 [2, 10]`.
+        absolute, relative: largest differences between finite elements.
+        compared: "values", or "shape and dtype" where the graph draws random numbers.
+        why: what is different; empty if nothing is.
+    """
+
+    name: str
+    expected: str
+    got: str
+    absolute: float
+    relative: float
+    compared: str
+    why: str
+
+    @property
+    def agrees(self) -> bool:
+        return not self.why
+
+
+@dataclass(frozen=True)
+class Run:
+    """One set of inputs.
+
+    Attributes:
+        seed: what the inputs were drawn with.
+        inputs: dtype and shape of each, by name.
+        sizes: of the dynamic dims, by symbol.
+        oracle: "onnxruntime" or "onnx.reference".
+        outputs: in graph order; empty if the module failed.
+        error: why the module failed where the oracle did not.
+    """
+
+    seed: int
+    inputs: dict[str, str]
+    sizes: dict[str, int]
+    oracle: str
+    outputs: list[OutputCheck] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return not self.error and all(o.agrees for o in self.outputs)
+
+
+@dataclass
+class Gradients:
+    """What the backward passes gave (of the sum of all floating point outputs).
+
+    Attributes:
+        parameters: how many the module has that require a gradient.
+        reached: how many of them got a finite gradient in some run.
+        missing: those that got none in any run although the ONNX graph's differentiable part reaches them.
+        unreached: those that got none, where the graph gives a reason (a branch not taken, asked for by the user,
+            no part of the ONNX file).
+        not_finite: those with an infinite or NaN gradient while every output was finite.
+        error: why a backward pass failed.
+    """
+
+    parameters: int = 0
+    reached: int = 0
+    missing: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.missing or self.not_finite or self.error)
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """The full comparison of the sidecar with the ONNX file: how many tensors, and which are not its bit for bit."""
+
+    tensors: int
+    differences: list[str]
+
+    @property
+    def agrees(self) -> bool:
+        return not self.differences
+
+
+@dataclass
+class VerifyReport:
+    """The result of `verify`.
+
+    Attributes:
+        model, module: what was compared.
+        mode: "eval", or "training" where the graph records that.
+        tolerance: in words.
+        runs: one for each set of inputs; never one that the oracle refused.
+        gradients: see `Gradients`.
+        integrity: see `Integrity`; None if not asked for.
+        notes: what could not be compared, was refused by the oracle, or is good to know.
+    """
+
+    model: str
+    module: str
+    mode: str = "eval"
+    tolerance: str = ""
+    runs: list[Run] = field(default_factory=list)
+    gradients: Gradients = field(default_factory=Gradients)
+    integrity: Integrity | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything that was compared is equal; False if nothing was."""
+        checked = self.integrity is None or self.integrity.agrees
+        return bool(self.runs) and all(r.agrees for r in self.runs) and self.gradients.agrees and checked
+
+    def __bool__(self) -> bool:
+        return self.agrees
+
+    def problems(self) -> list[str]:
+        """Every difference in words."""
+        found = [f"run {i}: {r.error}" for i, r in enumerate(self.runs) if r.error]
+        found += [f"run {i}, output {o.name}: {o.why}" for i, r in enumerate(self.runs) for o in r.outputs if o.why]
+        g = self.gradients
+        found += [f"backward: {g.error}"] if g.error else []
+        found += [f"parameter {name}: no gradient reaches it" for name in g.missing]
+        found += [f"parameter {name}: its gradient is not finite" for name in g.not_finite]
+        return found + (self.integrity.differences if self.integrity else [])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it in plain types; infinite numbers as text."""
+        return {"agrees": self.agrees, "problems": self.problems(), **asdict(self)}

@@ -1,0 +1,156 @@
+"""The generated module's side: its mode, its forward pass, its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onnxgen.verify.convert import to_numpy, to_torch
+from onnxgen.verify.graph import Graph
+
+_DROPOUTS = {
+    getattr(torch.nn.functional, name)
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+} | {torch.dropout, torch.dropout_}
+
+
+class Failed(Exception):
+    """The module could not do what the oracle could."""
+
+
+class _NoDropout(TorchFunctionMode):
+    """Sets the ratio of every dropout to 0, whether an `nn.Dropout` or a function call makes it."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if function in _DROPOUTS:
+            if len(args) > 1:
+                args = (args[0], 0.0, *args[2:])
+            else:
+                kwargs["p"] = 0.0
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
+    """The module in the mode that the graph records; afterwards everything is as it was, running statistics too.
+
+    In training mode a BatchNorm uses batch statistics, unless no BatchNormalization of the graph does (an exporter that
+    trained with frozen statistics), and no Dropout drops anything.
+    """
+    modes = {m: m.training for m in module.modules()}
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()} if graph.training else {}
+    module.train(graph.training)
+    if not graph.trains_norm:
+        for m in module.modules():
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                m.eval()
+    try:
+        with _NoDropout():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        for m, training in modes.items():
+            m.training = training
+
+
+def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None) -> list[Any]:
+    """The module's outputs in graph order, as it returned them. Raises `Failed`."""
+    arguments = [_cast(to_torch(v), cast) for v in feeds.values()]
+    try:
+        with torch.enable_grad():
+            result = module(*arguments)
+    except Exception as error:
+        raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, list):
+        return [_cast(v, dtype) for v in value]
+    return value.to(dtype) if dtype is not None and isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def as_onnx(outputs: list[Any]) -> list[Any]:
+    """Outputs as ONNX values. Raises `Failed` for what is no such value."""
+    found = []
+    for i, output in enumerate(outputs):
+        try:
+            found.append(to_numpy(output))
+        except TypeError as error:
+            raise Failed(f"output {i} is {error}") from None
+    return found
+
+
+@dataclass
+class Backward:
+    """What several backward passes gave, by parameter name: `best` gradient state seen, and any that was not finite."""
+
+    reached: set[str] = field(default_factory=set)
+    not_finite: set[str] = field(default_factory=set)
+
+    def add(self, module: nn.Module, outputs: list[Any]) -> None:
+        """Backward from the sum of the floating point outputs. Raises `Failed`."""
+        parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        floats = [t for t in _flat(outputs) if t.is_floating_point() and t.requires_grad]
+        if not parameters or not floats:
+            return
+        clean = all(bool(torch.isfinite(t.detach()).all()) for t in _flat(outputs) if t.is_floating_point())
+        try:
+            loss = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)).sum().double() for t in floats]).sum()
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        except Exception as error:
+            raise Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if bool(torch.isfinite(gradient).all()):
+                self.reached.add(name)
+            elif clean:
+                self.not_finite.add(name)
+            else:
+                self.reached.add(name)
+
+
+def _flat(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _flat(value)
+
+
+def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
+    """The dtype that every weight was cast to when it was generated (`--dtype`), or None.
+
+    `stored` are the floating point dtypes of the ONNX file's own weights.
+    """
+    found = {p.dtype for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()}
+    if len(found) != 1 or not stored:
+        return None
+    dtype = found.pop()
+    return None if str(dtype).removeprefix("torch.") in stored else dtype
+
+
+def cast_numpy(value: Any, dtype: torch.dtype | None) -> Any:
+    """An oracle's output in the dtype that a cast module computes in."""
+    if dtype is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [cast_numpy(v, dtype) for v in value]
+    if value.dtype == object or not to_torch(np.zeros(0, value.dtype)).is_floating_point():
+        return value
+    with np.errstate(all="ignore"):
+        return to_numpy(to_torch(value).to(dtype))
