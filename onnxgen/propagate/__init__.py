@@ -106,8 +106,8 @@ def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
 
 def _constant(node: ir.Node) -> Info:
     """The facts of a Constant node: one attribute of several holds the value."""
-    (attribute,) = [a for a in node.attributes.values() if a.name.startswith(("value", "sparse_value"))][:1] or [None]
-    if attribute is None or attribute.type == ir.AttributeType.SPARSE_TENSOR:
+    attribute = next((a for a in node.attributes.values() if a.name.startswith("value")), None)
+    if attribute is None:  # or "sparse_value"
         return UNKNOWN
     value = node.outputs[0]
     if attribute.type == ir.AttributeType.TENSOR:

@@ -42,7 +42,7 @@ def _export(n: NodeFacts, output: int, facts: Info, outside: Outside, keep_data:
     else:
         shape = None
     data = facts.data if keep_data else None
-    if data is not None and data.dtype == object and not all(map(outside, data.flat)):
+    if data is not None and data.dtype == object and not all(map(outside, data.ravel().tolist())):
         data = None
     return Info(facts.dtype, shape, data, facts.kind)
 
@@ -101,27 +101,27 @@ def _iterate(
     """
     walker.depth += 1
     held = [_without_data(walker, v, f) for v, f in zip(states, initial, strict=True)]
-    for round_ in range(ROUNDS + 1):
+    for round_ in range(ROUNDS + 1):  # the last round cannot change anything
         walker.symbols.enter_body()
         for value, facts in (*fixed, *zip(states, held, strict=True)):
             set_info(value, facts)
         walker.walk(body)
-        give_up = round_ == ROUNDS - 1
-        wider = [_widened(walker, v, old, info(r), give_up) for v, old, r in zip(states, held, results, strict=True)]
+        wider = [_widened(walker, v, old, info(r)) for v, old, r in zip(states, held, results, strict=True)]
         outside = walker.symbols.leave_body()
         if wider == held:
             break
-        held = wider
+        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == ROUNDS - 1 else wider
     walker.depth -= 1
     return held, outside
 
 
-def _widened(walker: Walker, value: ir.Value, old: Info, new: Info, give_up: bool) -> Info:
+def _widened(walker: Walker, value: ir.Value, old: Info, new: Info) -> Info:
     """What is true of the state before and after one more iteration."""
     dtype = old.dtype or new.dtype
-    if old.shape is None or new.shape is None or len(old.shape) != len(new.shape) or (give_up and old != new):
+    if old.shape is None or new.shape is None or len(old.shape) != len(new.shape):
         return Info(dtype, None, None, old.kind)
-    own = [walker.symbols.fresh(value, axis) if a != b else a for axis, (a, b) in enumerate(zip(old.shape, new.shape))]
+    pairs = enumerate(zip(old.shape, new.shape, strict=True))
+    own = [a if a == b else walker.symbols.fresh(value, axis) for axis, (a, b) in pairs]
     return Info(dtype, tuple(own), None, old.kind)
 
 

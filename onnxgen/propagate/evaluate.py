@@ -49,7 +49,7 @@ def _small(facts: Info, limit: int) -> bool:
 
 def _with_data(facts: Info, data: Array) -> Info:
     """The facts with elements, if these agree with dtype and shape as inferred."""
-    elements = numbers_if_possible(data, facts.dtype)
+    elements = numbers_if_possible(np.asarray(data), facts.dtype)  # numpy hands out scalars where () is left
     if elements is None or facts.dtype is None or facts.dtype == ir.DataType.STRING:
         return facts
     if elements.dtype != object and elements.dtype != facts.dtype.numpy():
