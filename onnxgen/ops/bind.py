@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 MISSING = inspect.Parameter.empty
+MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
 
 
 @lru_cache(maxsize=None)
@@ -97,6 +98,8 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
     for name, value in given.items():
         name = operator.renames.get(name, name)
         parameter = parameters.get(name)
+        if name in MEANINGLESS:
+            continue
         if parameter is None:
             _refuse_unknown(builder, operator, name, value)
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
