@@ -83,7 +83,7 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
     Only one process at a time replaces files in a folder, others wait; so temporary files found there are those of a
     run that was killed, and are removed. Raises `OSError` as the system does.
     """
-    folders = sorted({Path(folder) for folder in folders})
+    folders = sorted({Path(os.path.realpath(folder)) for folder in folders})  # each once: its lock waits for us too
     with ExitStack() as stack:
         for folder in folders:
             stack.callback(os.close, _lock(folder))

@@ -95,13 +95,13 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 def write_pair(
     out: Path,
     source: str,
-    weights: Path,
+    weights: Path | None,
     tensors: Tensors,
     metadata: Mapping[str, str],
     shard_size: int = Options.shard_size,
     force: bool = False,
 ) -> list[Path]:
-    """Write the module `source` to `out` and its sidecar to `weights`; return the files written.
+    """Write the module `source` to `out` and its sidecar to `weights` (None: it has none); return the files.
 
     A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). Every file
     is complete before the first is renamed into place, the module last: an error leaves the old files as they were,
@@ -112,8 +112,8 @@ def write_pair(
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
             `force`, the sidecar is there and holds weights that onnxgen did not write.
     """
-    out, weights = Path(os.path.realpath(out)), Path(os.path.realpath(weights))
-    files = _plan(weights, tensors, metadata, shard_size)
+    out = _followed(out)
+    files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
         raise OnnxgenError(f"module and weights would both be written to {out}")
@@ -125,16 +125,14 @@ def write_pair(
                 _write(file, planned.header, planned.keys, tensors)
         with replacements.file(out) as file:
             file.write(source.encode())
-        for stale in _stale(weights, targets):
+        for stale in [] if weights is None else _stale(_followed(weights), targets):
             replacements.remove(stale)
     return [*targets, out]
 
 
-def write_module(out: Path, source: str) -> None:
-    """Write a module that has no sidecar, with the same care. Raises `OnnxgenError` if it cannot be written."""
-    out = Path(os.path.realpath(out))
-    with _clear_errors(out), replacing([out.parent]) as replacements, replacements.file(out) as file:
-        file.write(source.encode())
+def _followed(path: Path) -> Path:
+    """What is at a path is replaced, and where that is a link, what it leads to."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 @contextmanager
@@ -159,7 +157,7 @@ def same_content(
     Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
     it make it differ. Streams both sides; False where the sidecar is missing or broken.
     """
-    path = Path(os.path.realpath(path))
+    path = _followed(path)
     try:
         if metadata is None:
             metadata = read_header(sidecar_files(path)[0])[0]
@@ -245,10 +243,9 @@ class _File:
 def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size: int) -> list[_File]:
     """The files of a sidecar, in the order they are to appear: shards before their index."""
     metadata = {**MARK, **metadata}
-    total = sum(_nbytes(value) for value in tensors.values())
-    if total <= shard_size:
-        return [_File(path, _header(tensors, metadata), _order(tensors))]
     shards = _shards(tensors, shard_size)
+    if len(shards) == 1:
+        return [_File(path, _header(tensors, metadata), _order(tensors))]
     files: list[_File] = []
     weight_map: dict[str, str] = {}
     for number, keys in enumerate(shards, 1):
@@ -256,6 +253,7 @@ def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size:
         part = {key: tensors[key] for key in keys}
         files.append(_File(target, _header(part, metadata), _order(part)))
         weight_map |= dict.fromkeys(keys, target.name)
+    total = sum(_nbytes(value) for value in tensors.values())
     index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
     return [*files, _File(index_path(path), json.dumps(index, indent=2, sort_keys=True).encode() + b"\n", ())]
 
