@@ -113,6 +113,7 @@ def check_file(file: str, free: bool) -> None:
     path = MODELS / file
     proto = onnx.load(path)
     model = ir.serde.deserialize_model(free_dims(proto) if free else proto)
+    model.graph.sort()
     propagate(model.graph, Options())
     feeds = refs.inputs(str(path))
     for name, shape in LARGER.get(file, {}).items():

@@ -81,8 +81,11 @@ def _concat(n: NodeFacts) -> list[Info]:
     if any(len(s) != rank for s in shapes):
         raise Contradiction("Concat of tensors of different rank")
     axis = n.axis(rank, 1)
-    dims: list[Dim] = [_plainest([s[i] for s in shapes]) for i in range(rank)]
-    dims[axis] = n.fresh(axis) if len(shapes) < count else sum((s[axis] for s in shapes), start=0)
+    dims: list[Dim] = [0 if i == axis else _plainest([s[i] for s in shapes]) for i in range(rank)]
+    for shape in shapes:
+        dims[axis] = dims[axis] + shape[axis]
+    if len(shapes) < count:
+        dims[axis] = n.fresh(axis)
     return [tensor(dtype, dims)]
 
 
