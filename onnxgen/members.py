@@ -96,10 +96,13 @@ class Members:
         return (*clean, role), False
 
     def _named_path(self, source: Source) -> Path | None:
-        """The dotted name of the one whole tensor that a source is made of, as a path; None if it has none."""
+        """The dotted name of the one tensor that a source is made of, as a path; None if it has none.
+
+        The legacy exporter stores equal tensors once, and gives the others their names by Identity nodes (`label`).
+        """
         if len(source.names) != 1:
             return None
-        return param_path(next(iter(source.names)))
+        return param_path(source.label) if source.label and param_path(source.label) else param_path(source.names[0])
 
     # parameters and buffers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -88,7 +89,7 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
 
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
-    "Identity": lambda node, x: x,
+    "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,14 @@ class Source:
         dtype: its element type (the ONNX one: int4 is INT4 here, and travels in the sidecar as `WIDER` says).
         pieces: the blocks that tile it.
         empty: ONNX tensors without elements that took part.
+        label: a further name that the file gives to the very same tensor (by an Identity node), "" if none.
     """
 
     shape: tuple[int, ...]
     dtype: ir.DataType
     pieces: tuple[Piece, ...]
     empty: tuple[Piece, ...] = ()
+    label: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, tensor: ir.TensorProtocol, name: str) -> Source:

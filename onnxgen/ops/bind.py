@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
+from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Operator
 from onnxgen.propagate.info import Info, info
@@ -113,6 +114,14 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
 
 
 def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
+    """An attribute that the function does not know may only say what the default says.
+
+    Where this opset has no such operator there is nothing that an unknown attribute could mean: onnxruntime, which
+    runs it all the same, ignores such attributes, and so do we, saying so.
+    """
+    if schema(operator.domain, operator.name, builder.opset) is None:
+        builder.note(f"attribute {printable(name)} of {operator.name} has no meaning at opset {builder.opset}: ignored")
+        return
     default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
     if default is MISSING or plain(default) != value:
         raise builder.error(f"its attribute {name!r} is not handled", "please report this model")

@@ -119,6 +119,11 @@ class Builder:
             operands.append(arg if number is None else number)
         return operands
 
+    def note(self, text: str) -> None:
+        """Something a person should know about the result; shown in the summary."""
+        if text not in self.lowering.notes:
+            self.lowering.notes.append(text)
+
     def error(self, what: str, help: str = "") -> OnnxgenError:
         """A problem with this node, to be raised; all nodes' problems are reported together."""
         return OnnxgenError(self.problem(what, help))

@@ -163,3 +163,22 @@ def dropout(
         return made
     y = b.let(made, "x", b.out(0))
     return [y, b("torch.ones_like(x, dtype=torch.bool)", x=data)]
+
+
+@op("RMSNormalization", since=1)
+def rms_normalization(
+    b: Builder, X: Arg, scale: Arg, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> ast.expr:
+    """Over the axes from `axis` on."""
+    rank = X.known_rank
+    shape = None if X.shape is None else X.shape[axis % rank :]
+    eps = shortest(epsilon)
+    if shape is None or scale.shape != shape or not all(isinstance(d, int) for d in shape):
+        normal = b.call("F.rms_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=eps)
+        return b("n * s", n=normal, s=scale)
+    if scale.source is not None:
+        normalised = shape[0] if len(shape) == 1 else shape
+        module = b.module("norm", b.call("nn.RMSNorm", normalised, eps=eps, dtype=_dtype(scale)), weight=scale)
+        if module is not None:
+            return b("m(x)", m=module, x=X)
+    return b.call("F.rms_norm", X, shape, scale, eps=eps)

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.gelu import gelu
 from onnxgen.passes.linear import linear
+from onnxgen.passes.no_ops import no_ops
+from onnxgen.passes.norms import norms
 from onnxgen.passes.trainable import trainable
 from onnxgen.propagate import propagate
 
@@ -21,6 +24,9 @@ def _propagate(model: ir.Model, options: Options) -> None:
 PASSES: list[Pass] = [
     trainable,  # first: nothing that is trained may be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    no_ops,  # casts and identities that would hide a pattern
+    norms,  # LayerNorm and RMSNorm spelled out
+    gelu,  # GELU spelled out
     linear,  # MatMul + Add: one nn.Linear
 ]
 

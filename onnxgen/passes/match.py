@@ -1,0 +1,84 @@
+"""Reading the graph backwards from a value: what made it, with which constant, and the factors of a product."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxgen.passes.rewrite import only_user
+from onnxgen.propagate.info import info
+from onnxgen.stored import stored
+
+
+def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that made a value, if it is a standard operator of one of these types."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type in op_types and node.domain == "" else None
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The one number that a constant holds, None if it is not one element known at generation."""
+    if value is None:
+        return None
+    constant = info(value).constant
+    if constant is None:
+        tensor = stored(value)
+        if tensor is None or tensor.size != 1 or value.meta.get("trainable", (False,))[0]:
+            return None
+        constant = tensor.numpy()
+    return float(constant.reshape(-1)[0]) if constant.size == 1 and constant.dtype.kind in "iuf" else None
+
+
+def is_number(value: ir.Value | None, number: float) -> bool:
+    """Whether a value is the constant `number`, as near as float32 (or, for float16 files, that) can say it."""
+    found = scalar(value)
+    return found is not None and math.isclose(found, number, rel_tol=2e-3 if _half(value) else 1e-5)
+
+
+def _half(value: ir.Value | None) -> bool:
+    return info(value).dtype == ir.DataType.FLOAT16
+
+
+def factors(value: ir.Value) -> list[ir.Value]:
+    """The leaves of a product: `(a * b) * c` is a, b, c, looking through products that only this one uses."""
+    leaves: list[ir.Value] = []
+    stack = [value]
+    while stack:
+        top = stack.pop()
+        node = made_by(top, "Mul")
+        if node is not None and len(leaves) + len(stack) < 8 and (top is value or only_user(top) is not None):
+            stack.extend(i for i in node.inputs if i is not None)
+        else:
+            leaves.append(top)
+    return leaves
+
+
+def other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The other operand of a binary node."""
+    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def reduced_last(node: ir.Node, rank: int | None) -> int | None:
+    """How many last axes a ReduceMean reduces, keeping them as 1; None if it reduces others or drops them."""
+    if rank is None or ("keepdims" in node.attributes and not node.attributes["keepdims"].value):
+        return None
+    if "axes" in node.attributes:
+        axes = [int(a) for a in node.attributes["axes"].value]
+    else:
+        constant = info(node.inputs[1]).constant if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        if constant is None:
+            return None
+        axes = [int(a) for a in constant.reshape(-1)]
+    wanted = sorted(a % rank for a in axes)
+    return len(wanted) if wanted and wanted == list(range(rank - len(wanted), rank)) else None
+
+
+def square_of(value: ir.Value | None) -> ir.Value | None:
+    """x, if a value is x squared: `Pow(x, 2)` or `Mul(x, x)`."""
+    node = made_by(value, "Pow", "Mul")
+    if node is None:
+        return None
+    if node.op_type == "Pow":
+        return node.inputs[0] if is_number(node.inputs[1], 2.0) else None
+    return node.inputs[0] if node.inputs[0] is node.inputs[1] else None
