@@ -1,0 +1,45 @@
+# make demo: everything set up, the sample network generated, verified, and used.
+# make test: everything set up, the whole suite. Both are quick when nothing has changed.
+# Without make (Windows): see CONTRIBUTING.md.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+RUN = $(VENV)/bin/python
+SETUP = pyproject.toml setup.py constraints.txt
+SAMPLE = samples/mnist
+INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint pytest clean
+
+demo: $(VENV)/.demo
+	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
+	$(RUN) -m onnxgen verify $(SAMPLE)/mnist.onnx $(SAMPLE)/model.py
+	$(RUN) $(SAMPLE)/recognise.py
+
+test: lint pytest
+
+lint: $(VENV)/.test
+	$(RUN) -m ruff check .
+	$(RUN) -m black --check --quiet .
+	$(RUN) -m mypy
+
+pytest: $(VENV)/.test
+	$(RUN) -m pytest -n $(JOBS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the pinned environment needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp says that the environment has what it names; the test environment has what the demo needs, too.
+$(VENV)/.demo: $(SETUP) | $(RUN)
+	$(INSTALL) -e '.[verify]'
+	@touch $@
+
+$(VENV)/.test: $(SETUP) | $(RUN)
+	$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.demo

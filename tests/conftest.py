@@ -1,0 +1,45 @@
+"""What all tests share: where the collection of real ONNX files lies, and how many threads a worker may use."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("ONNXGEN_SHARED") or ROOT.parent / "shared")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are imported: a worker a core, no more
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _absent() -> str:
+    return f"no collection of real ONNX files in {SHARED} (ONNXGEN_SHARED says where)"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with `models/` and `data/`; the test is skipped where there is none."""
+    if not (SHARED / "models" / "manifest.json").is_file():
+        pytest.skip(_absent())
+    return SHARED
+
+
+def shared_models(*categories: str) -> list[Any]:
+    """Every file of the collection as a pytest parameter, a manifest entry with its absolute "path", for
+
+        @pytest.mark.parametrize("entry", shared_models("net", "graph"))
+
+    all categories if none is named. Where the collection is absent: one parameter that skips and says so.
+    """
+    manifest = SHARED / "models" / "manifest.json"
+    if not manifest.is_file():
+        return [pytest.param({}, id="absent", marks=pytest.mark.skip(reason=_absent()))]
+    return [
+        pytest.param({**entry, "path": manifest.parent / entry["file"]}, id=entry["file"])
+        for entry in json.loads(manifest.read_text(encoding="utf-8"))
+        if not categories or entry["category"] in categories
+    ]

@@ -1,0 +1,111 @@
+"""What is installed is what is here: no module, template or marker file is left out of the wheel or the sdist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+MOVED = {"templates": "onnxgen/templates", "build_hooks": "onnxgen/build_hooks"}
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def build(kind: str, tree: Path, into: Path) -> Path:
+    """Build "wheel", "sdist" or "editable" as pip would, without the network."""
+    code = f"import sys; from setuptools.build_meta import build_{kind} as b; print(b(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(into)], cwd=tree, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return into / done.stdout.split()[-1]
+
+
+def installed(tree: Path) -> set[str]:
+    """The files that an installation of this tree must have."""
+    found = set()
+    for folder in ("onnxgen", *MOVED):
+        for path in (tree / folder).rglob("*"):
+            if path.suffix in (".py", ".jinja") or path.name == "py.typed":
+                inside = path.relative_to(tree / folder).as_posix()
+                found.add(f"{MOVED.get(folder, folder)}/{inside}")
+    return found
+
+
+def members(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree: building leaves things behind."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in FILES:
+        shutil.copy(ROOT / name, tree)
+    for name in ("onnxgen", *MOVED):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", tree, tmp_path_factory.mktemp("wheel"))
+
+
+def test_every_folder_with_modules_is_a_package(tree: Path) -> None:
+    for folder in {(tree / top / m).parent for top in ("onnxgen", *MOVED) for m in (tree / top).rglob("*.py")}:
+        assert (folder / "__init__.py").is_file(), f"{folder.relative_to(tree)} has no __init__.py: it is not installed"
+
+
+def test_the_wheel_has_every_file_and_no_other(tree: Path, wheel: Path) -> None:
+    assert members(wheel) == installed(tree)
+
+
+def test_the_sdist_builds_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", tree, tmp_path)) as archive:
+        archive.extractall(tmp_path / "sdist", filter="data")
+    (unpacked,) = (tmp_path / "sdist").iterdir()
+    assert members(build("wheel", unpacked, tmp_path)) == members(wheel)
+
+
+def test_the_installed_command_generates(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+
+    def python(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    where = "import onnxgen, onnxgen.templates, onnxgen.build_hooks; print(onnxgen.__file__)"
+    assert Path(python("-c", where).strip()).is_relative_to(tmp_path / "site")
+    python("-m", "onnxgen", str(ROOT / "samples" / "mnist" / "mnist.onnx"), "-o", "model.py")
+    assert (tmp_path / "model.py").is_file() and (tmp_path / "model.safetensors").is_file()
+
+
+def test_an_editable_install_finds_the_moved_folders(tree: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(build("editable", tree, tmp_path)) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+        "import onnxgen, onnxgen.templates, onnxgen.build_hooks, onnxgen.paths\n"
+        "print(onnxgen.__file__, onnxgen.paths.templates_dir(), onnxgen.build_hooks.__file__, sep='\\n')"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [tree / "onnxgen" / "__init__.py", tree / "templates", tree / "build_hooks" / "__init__.py"]
+    assert done.stdout.splitlines() == [str(p) for p in expected]
