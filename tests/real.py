@@ -1,0 +1,143 @@
+"""Takes one real ONNX file down the whole road and compares with its reference: outputs, gradients, way back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from safetensors import safe_open
+
+from onnxgen.generated import Generated
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
+from onnxgen.wayback import rebuild
+
+RTOL, ATOL = 1e-3, 1e-5  # float32; float16 has 11 bits
+HALF_RTOL, HALF_ATOL = 1e-2, 1e-3
+
+
+@dataclass
+class Run:
+    """One file generated, imported and run.
+
+    Attributes:
+        generated: what the pipeline made.
+        module: the imported file.
+        model: `from_pretrained()` in eval mode.
+        outputs: what it returned, one entry a graph output.
+    """
+
+    generated: Generated
+    module: ModuleType
+    model: torch.nn.Module
+    outputs: tuple[Any, ...] = field(default_factory=tuple)
+
+
+def imported(path: Path) -> ModuleType:
+    """Import a generated file by its path, under a name of its own."""
+    name = f"generated_{uuid.uuid4().hex}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+def tensor(array: Any) -> Any:
+    """A numpy array as `forward` takes it (strings stay numpy)."""
+    return array if array.dtype == object else torch.from_numpy(np.array(array))
+
+
+def run(path: Path, folder: Path, feeds: dict[str, Any], options: Options = Options()) -> Run:
+    """Generate into `folder`, import, load the weights, and run in eval mode."""
+    generated = generate(path, folder / "model.py", options)
+    module = imported(folder / "model.py")
+    model = module.Model.from_pretrained().eval()
+    outputs = model(*[tensor(a) for a in feeds.values()])
+    return Run(generated, module, model, outputs if isinstance(outputs, tuple) else (outputs,))
+
+
+def assert_same(name: str, ours: Any, reference: Any, values: bool = True) -> None:
+    """Shape, dtype and, unless the reference is random, every value."""
+    if reference is None or isinstance(reference, (list, dict)):
+        assert isinstance(ours, type(reference)), name
+        for i, (a, b) in enumerate(zip(ours or [], reference or [], strict=True)):
+            assert_same(f"{name}[{i}]", a, b, values)
+        return
+    array = ours.detach().cpu().numpy() if isinstance(ours, torch.Tensor) else np.asarray(ours)
+    assert array.shape == reference.shape, f"{name}: shape {array.shape}, reference {reference.shape}"
+    assert array.dtype == reference.dtype, f"{name}: dtype {array.dtype}, reference {reference.dtype}"
+    if not values:
+        return
+    if array.dtype.kind == "f":
+        half = array.dtype == np.float16
+        rtol, atol = (HALF_RTOL, HALF_ATOL) if half else (RTOL, ATOL)
+        np.testing.assert_allclose(array.astype(np.float64), reference, rtol, atol, err_msg=name)
+    else:
+        np.testing.assert_array_equal(array, reference, err_msg=name)
+
+
+def assert_finite_gradients(made: Run) -> int:
+    """A backward pass gives every trained parameter a finite gradient; returns how many there are.
+
+    Outputs that are not finite themselves are left out: nothing finite flows from them.
+    """
+    floats = [o for o in made.outputs if isinstance(o, torch.Tensor) and o.is_floating_point() and o.requires_grad]
+    floats = [o for o in floats if bool(torch.isfinite(o).all())]
+    parameters = {n: p for n, p in made.model.named_parameters() if p.requires_grad}
+    if not parameters or not floats:
+        return 0
+    sum(o.double().sum() for o in floats).backward()
+    missing = [n for n, p in parameters.items() if p.grad is None]
+    assert not missing, f"no gradient reached {missing}"
+    infinite = [n for n, p in parameters.items() if not bool(torch.isfinite(p.grad).all())]
+    assert not infinite, f"gradients that are not finite: {infinite}"
+    return len(parameters)
+
+
+def stored_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every tensor of the file by name, read by onnx alone: initializers and Constant nodes, also of subgraphs."""
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    model = onnx.load(path)
+    pending = [model.graph]
+    while pending:
+        graph = pending.pop()
+        found.update({t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer})
+        for node in graph.node:
+            pending.extend(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+            for a in node.attribute:
+                if node.op_type == "Constant" and a.type == onnx.AttributeProto.TENSOR:
+                    found[node.output[0]] = onnx.numpy_helper.to_array(a.t)
+                elif node.op_type == "Constant" and a.name in ("value_float", "value_floats"):
+                    found[node.output[0]] = np.asarray(onnx.helper.get_attribute_value(a), np.float32)
+    return found
+
+
+def assert_way_back(made: Run, path: Path) -> int:
+    """Every trained tensor of the file, rebuilt from the sidecar bit for bit; returns how many there are."""
+    originals = stored_tensors(path)
+    trained = [name for name, (yes, _) in made.generated.report.trainable.items() if yes]
+    if not trained:
+        return 0
+    with safe_open(made.generated.weights, "np") as file:
+        record = json.loads(file.metadata()["wayback"])
+        for name in trained:
+            assert name in record, f"trained tensor {name!r} has no way back"
+            original, rebuilt = originals[name], rebuild(record, name, file.get_tensor)
+            assert rebuilt.shape == original.shape and rebuilt.dtype == original.dtype, name
+            assert rebuilt.tobytes() == original.tobytes(), f"{name!r} comes back different"
+    return len(trained)

@@ -1,0 +1,57 @@
+"""Every real network and graph of the shared collection: generated, imported, run, trained a step, and taken back."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
+from tests.conftest import SHARED, shared_models
+from tests.real import assert_finite_gradients, assert_same, assert_way_back, run
+
+
+@pytest.fixture(scope="module")
+def refs(shared: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("refs", SHARED / "models" / "refs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reference(refs: ModuleType, entry: dict[str, Any], feeds: dict[str, Any]) -> dict[str, Any]:
+    outputs: dict[str, Any] = refs.outputs(entry["path"], feeds, entry.get("ort_level", "off"))
+    return outputs
+
+
+@pytest.mark.parametrize("entry", shared_models("net", "graph"))
+@pytest.mark.parametrize("flat", [False, True], ids=["tree", "flat"])
+def test_agrees_with_onnxruntime(entry: dict[str, Any], flat: bool, refs: ModuleType, tmp_path: Path) -> None:
+    feeds = refs.inputs(entry["path"], recipe=entry["feeds"])
+    made = run(entry["path"], tmp_path, feeds, Options(flat=flat))
+    if entry["ort"] == "ok":
+        expected = reference(refs, entry, feeds)
+        assert len(expected) == len(made.outputs)
+        for (name, theirs), ours in zip(expected.items(), made.outputs):
+            assert_same(name, ours, theirs, values=not entry.get("random_outputs"))
+    assert_finite_gradients(made)
+    assert_way_back(made, entry["path"])
+
+
+@pytest.mark.parametrize("entry", shared_models("broken"))
+def test_broken_files_are_refused_or_run(entry: dict[str, Any], refs: ModuleType, tmp_path: Path) -> None:
+    """Nothing but an `OnnxgenError` may come of a file that onnxruntime refuses; an unusual one may work."""
+    try:
+        generate(entry["path"], tmp_path / "model.py")
+    except OnnxgenError as error:
+        assert error.problems and not list(tmp_path.iterdir())
+        return
+    feeds = refs.inputs(entry["path"], recipe=entry.get("feeds") or None)
+    made = run(entry["path"], tmp_path, feeds)
+    assert made.outputs
