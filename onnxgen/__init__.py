@@ -20,9 +20,10 @@ from onnxgen._version import __version__
 
 if TYPE_CHECKING:
     from onnxgen.errors import EditedError, OnnxgenError, Problem
+    from onnxgen.generated import Generated, Report
     from onnxgen.load import load
     from onnxgen.options import Limits, Options
-    from onnxgen.pipeline import Generated, Report, generate
+    from onnxgen.pipeline import generate
     from onnxgen.verify import VerifyReport, verify
 
 __all__ = [
@@ -48,8 +49,8 @@ _HOME = {
     "Problem": "errors",
     "Limits": "options",
     "Options": "options",
-    "Generated": "pipeline",
-    "Report": "pipeline",
+    "Generated": "generated",
+    "Report": "generated",
     "generate": "pipeline",
     "VerifyReport": "verify",
 }

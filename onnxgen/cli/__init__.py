@@ -1,0 +1,109 @@
+"""The command `onnxgen`: errors and exit codes here, the commands in `app.py`.
+
+Nothing heavy is imported until a command runs; rich only where a terminal is there to show a table or a progress bar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+DIFFERENT = 1
+BAD_INPUT = 2
+EDITED = 3
+BUG = 70
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(args: list[str]) -> int:
+    """Run one command line; returns the exit code, every error already said in a line or a few on stderr.
+
+    Codes: 0 fine or fresh; 1 stale, or numerically different; 2 bad input; 3 edited by hand and stale; 70 a bug in
+    onnxgen; 130 interrupted.
+    """
+    import click
+
+    from onnxgen.errors import OnnxgenError
+
+    try:
+        from onnxgen.cli.app import app
+
+        code = app.main(args, prog_name="onnxgen", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except OnnxgenError as error:
+        return _refuse(args, error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return BAD_INPUT
+    except click.UsageError as error:
+        return _say(args, _usage(error), BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        return _say(args, "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # whoever read our output has seen enough; keep the interpreter from complaining when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        return _say(args, "out of memory", BAD_INPUT)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _say(args, f"{error.strerror or error}{where}", BAD_INPUT)
+    except Exception as error:
+        return _bug(args, error)
+
+
+def _usage(error: object) -> str:
+    import click
+
+    assert isinstance(error, click.UsageError)
+    command = error.ctx.command_path if error.ctx else "onnxgen"
+    return f"{error.format_message()} (try: {command} -h)"
+
+
+def _refuse(args: list[str], error: Exception) -> int:
+    from onnxgen.errors import OnnxgenError
+
+    assert isinstance(error, OnnxgenError)
+    if "--json" in args:
+        problems = [vars(problem) for problem in error.problems]
+        print(json.dumps({"error": str(error), "problems": problems, "exit_code": error.exit_code}))
+    for problem in error.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if _verbose(args):
+        _traceback()
+    return error.exit_code
+
+
+def _bug(args: list[str], error: Exception) -> int:
+    hint = "" if _verbose(args) else "; -v shows the traceback"
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    code = _say(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
+    if _verbose(args):
+        _traceback()
+    return code
+
+
+def _say(args: list[str], text: str, code: int) -> int:
+    if "--json" in args:
+        print(json.dumps({"error": text, "problems": [], "exit_code": code}))
+    print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _verbose(args: list[str]) -> bool:
+    return "-v" in args or "--verbose" in args
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc()

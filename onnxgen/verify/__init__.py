@@ -37,9 +37,10 @@ def verify(
     """Compare a module with its ONNX file: every output's value, shape and dtype, then the gradients.
 
     A graph that records training mode is compared in that mode: BatchNorm uses batch statistics (the running ones are
-    restored after), no Dropout drops anything on either side. Any other is compared in eval mode. Integers, booleans and
-    strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that computes in it, get
-    a wider tolerance, and the report says which. Where the graph draws random numbers only shape and dtype are compared.
+    restored after), no Dropout drops anything on either side. Any other is compared in eval mode. Integers, booleans
+    and strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that computes in
+    it, get a wider tolerance, and the report says which. Where the graph draws random numbers only shape and dtype are
+    compared.
 
     Args:
         model: the ONNX file.

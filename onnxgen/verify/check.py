@@ -212,7 +212,7 @@ class Check:
         found.unreached = [n for n in without if n not in expected]
 
     def _expected(self, record: Mapping[str, Any] | None) -> set[str]:
-        """The state-dict keys to which a gradient must come: made of tensors that the graph's differentiable part reaches.
+        """The state-dict keys to which a gradient must come: the graph's differentiable part reaches what they hold.
 
         None where control flow decides what a run reaches, or the weights don't say what they are made of.
         """
@@ -226,7 +226,7 @@ class Check:
             model = read_and_simplify(self.path, replace(self.options, trainable=None, frozen=None))
         except OnnxgenError:
             return set()
-        trained = {v.name for v in stored_values(model.graph) if v.meta.get("trainable", (False,))[0]}
+        trained = {v.name or "" for v in stored_values(model.graph) if v.meta.get("trainable", (False,))[0]}
         return {key for name in trained & record.keys() for key in _keys(record[name])}
 
 

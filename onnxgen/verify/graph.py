@@ -182,8 +182,8 @@ def _role(value: ir.Value) -> Role:
 
 
 CARRIERS = set(
-    "Identity Cast Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Concat Split Gather Add Sub Where Min Max Clip "
-    "Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements".split()
+    "Identity Cast Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Concat Split Gather Add Sub Where Min Max "
+    "Clip Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements".split()
 )
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.verify.report import Integrity
-from onnxgen.weights import read_header, read_tensors, sidecar_files
 from onnxgen.wayback import Source
+from onnxgen.weights import read_header, read_tensors, sidecar_files
 
 _INDEX = ".index.json"
 

@@ -62,7 +62,7 @@ class Onnxruntime:
             model = changed.SerializeToString()
         try:
             self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # noqa: BLE001 - its exceptions have no common base
+        except Exception as error:
             raise Refused(_line(error)) from None
         ports = [*self.session.get_inputs(), *self.session.get_outputs()]
         self.types = {port.name: _element(port.type) for port in ports}
@@ -80,7 +80,7 @@ class Onnxruntime:
             if any(kind in _EXOTIC for kind in self.types.values()):
                 return self._run_raw(feeds, options)
             return list(self.session.run(None, dict(feeds), options))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             raise Refused(_line(error)) from None
         finally:
             timer.cancel()
@@ -135,14 +135,14 @@ class Reference:
             raise Refused(f"it computes {', '.join(sorted(wrong))} of opset {opset} by a later meaning")
         try:
             self.evaluator = ReferenceEvaluator(model)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             raise Refused(_line(error)) from None
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         with np.errstate(all="ignore"):
             try:
                 return [_tidy(v) for v in self.evaluator.run(None, dict(feeds))]
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 raise Refused(_line(error)) from None
 
 
@@ -153,7 +153,7 @@ def _tidy(value: Any) -> Any:
 
 
 def oracles(path: Path, *, without_dropout: bool) -> Iterator[Oracle | Refused]:
-    """The oracles in the order to try them; a `Refused`, with the oracle's name in it, for one that can't load the file.
+    """The oracles in the order to try them; for one that can't load the file a `Refused` that names it.
 
     `without_dropout` compares a copy of the model in which no Dropout drops anything.
     """
@@ -169,7 +169,7 @@ def _still(path: Path) -> onnx.ModelProto:
     """The model with every Dropout's ratio at 0, which is what a Dropout does outside training mode."""
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise OnnxgenError(Problem(f"{path}: {_line(error)}")) from None
     for node in proto_nodes(model):
         if node.op_type != "Dropout":

@@ -110,7 +110,9 @@ class Backward:
         clean = all(bool(torch.isfinite(t.detach()).all()) for t in _flat(outputs) if t.is_floating_point())
         try:
             loss = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)).sum().double() for t in floats]).sum()
-            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+                loss, list(parameters.values()), allow_unused=True
+            )
         except Exception as error:
             raise Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
         for name, gradient in zip(parameters, gradients, strict=True):

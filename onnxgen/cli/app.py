@@ -1,0 +1,128 @@
+"""The commands. A first argument that is no command is a model to generate from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxgen._version import __version__
+from onnxgen.cli.options import generation_options, saying_options, take_options
+
+EXIT_CODES = """\b
+Exit codes:
+  0   fine; with --check: fresh; verify: equal
+  1   with --check: stale; verify: different
+  2   bad input: the file, an option, or a model that can't be converted exactly
+  3   the module was edited by hand and its source changed too: MODULE.new is beside it
+  70  a bug in onnxgen
+  130 interrupted"""
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_FLAGS = ("-q", "--quiet", "-v", "--verbose", "--json")
+DEFAULT = "generate"
+
+
+class DefaultGroup(click.Group):
+    """A group whose first argument may be a model instead of a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = next((i for i, arg in enumerate(args) if arg not in _FLAGS), len(args))
+        command = args[flags] if flags < len(args) else ""
+        if command in self.commands:
+            args = [command, *args[:flags], *args[flags + 1 :]]
+        elif args and not (len(args) == 1 and args[0] in ("-h", "--help", "--version")):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("onnxgen", "MODEL.onnx [-o model.py] [OPTIONS]")
+        formatter.write_usage("onnxgen", "COMMAND ... [OPTIONS]", prefix=" " * 7)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        inner = click.Context(self.commands[DEFAULT], parent=ctx, info_name=DEFAULT)
+        self.commands[DEFAULT].format_options(inner, formatter)
+        with formatter.section("Of the command itself"):
+            formatter.write_dl([("--version", "Show the version and exit.")])
+        self.format_commands(ctx, formatter)
+
+
+@click.group(cls=DefaultGroup, context_settings=SETTINGS, epilog=EXIT_CODES, no_args_is_help=True)
+@click.version_option(__version__, prog_name="onnxgen")
+def app() -> None:
+    """Make readable PyTorch source, and its weights, from an ONNX file.
+
+    A MODEL called like a command is written ./verify.
+    """
+
+
+def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
+    return app.command(name, context_settings=SETTINGS, epilog=EXIT_CODES)
+
+
+_model = click.argument("model", type=click.Path(path_type=Path))
+
+
+@_command(DEFAULT)
+@_model
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Default: beside the model.")
+@click.option("--check", is_flag=True, help="Only tell whether the output is fresh; writes nothing.")
+@click.option("--force", is_flag=True, help="Overwrite an output that was edited by hand.")
+@click.option("--verify", "verified", is_flag=True, help="Verify what was generated.")
+@generation_options
+@saying_options
+def generate(model: Path, output: Path | None, **given: Any) -> int:
+    """Generate a module and its weights from MODEL (the default command)."""
+    from onnxgen.cli.generating import generate_command
+
+    return generate_command(model, output, take_options(given), **given)
+
+
+@_command("verify")
+@_model
+@click.argument("module", type=click.Path(path_type=Path), required=False)
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=1e-3, show_default=True, help="Relative tolerance.")
+@click.option("--atol", type=click.FloatRange(min=0), default=1e-5, show_default=True, help="Absolute tolerance.")
+@click.option(
+    "--inputs",
+    metavar="FILE.npz",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Inputs of your own, an array by input name; one file a run.",
+)
+@click.option("--integrity", is_flag=True, help="Also compare every tensor of the weights, bit for bit.")
+@generation_options
+@saying_options
+def verify(model: Path, module: Path | None, **given: Any) -> int:
+    """Compare the generated MODULE with MODEL: outputs, dtypes and gradients."""
+    from onnxgen.cli.verifying import verify_command
+
+    return verify_command(model, module, take_options(given), **given)
+
+
+@_command("inspect")
+@_model
+@generation_options
+@saying_options
+def inspect(model: Path, **given: Any) -> int:
+    """Show MODEL's inputs, outputs, operators, what is trained and why, and what is unsupported (then: exit 2)."""
+    from onnxgen.cli.inspecting import inspect_command
+
+    return inspect_command(model, take_options(given), **given)
+
+
+@_command("ops")
+@saying_options
+def ops(**given: Any) -> int:
+    """List the supported operators."""
+    from onnxgen.cli.inspecting import ops_command
+
+    return ops_command(**given)
+
+
+def commands() -> Sequence[str]:
+    """The names that are not taken for a model."""
+    return sorted(app.commands)

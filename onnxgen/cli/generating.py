@@ -1,0 +1,108 @@
+"""`onnxgen MODEL.onnx`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onnxgen.cli.say import count, progress
+from onnxgen.generated import Generated
+from onnxgen.options import Options
+
+
+def generate_command(
+    model: Path,
+    output: Path | None,
+    options: Options,
+    *,
+    check: bool,
+    force: bool,
+    verified: bool,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
+    """Generate, or with `check` only tell whether that would change anything; returns the exit code."""
+    from onnxgen.pipeline import default_out, generate
+
+    out = default_out(model, output)
+    if check:
+        return _check(model, out, options, quiet, as_json)
+    with progress(f"generating {out.name}", quiet or as_json):
+        generated = generate(model, out, options, force=force)
+    result = summary(generated, model, out)
+    if not as_json and not quiet:
+        _print(result, verbose)
+    code = 0
+    if verified:
+        code = _verify(model, out, options, result, quiet, as_json)
+    if as_json:
+        print(json.dumps(result))
+    return code
+
+
+def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool) -> int:
+    from onnxgen.pipeline import check
+
+    with progress(f"checking {out.name}", quiet or as_json):
+        fresh = check(model, out, options)
+    if as_json:
+        print(json.dumps({"status": "fresh" if fresh else "stale", "module": str(out)}))
+    elif not quiet:
+        print(f"{out} is fresh" if fresh else f"{out} is stale or missing: generate it again")
+    return 0 if fresh else 1
+
+
+def _verify(model: Path, out: Path, options: Options, result: dict[str, Any], quiet: bool, as_json: bool) -> int:
+    from onnxgen.cli.verifying import print_report
+    from onnxgen.verify import verify
+
+    with progress(f"verifying {out.name}", quiet or as_json):
+        report = verify(model, out, options=options)
+    result["verify"] = report.as_json()
+    if not as_json:
+        print_report(report, quiet)
+    return 0 if report.agrees else 1
+
+
+def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
+    """What `--json` prints."""
+    report = generated.report
+    return {
+        "status": report.status,
+        "model": str(model),
+        "module": str(out),
+        "wrote": [str(path) for path in report.wrote],
+        "classes": report.classes,
+        "parameters": report.parameters,
+        "lines": report.lines,
+        "recognised": report.recognised,
+        "notes": report.notes,
+        "stages": {stage: round(seconds, 6) for stage, seconds in report.stages.items()},
+    }
+
+
+_SAID = {
+    "written": "wrote {files}",
+    "fresh": "{module} is fresh: nothing to do",
+    "kept": "{module} was edited by hand and its source has not changed: kept",
+}
+
+
+def _print(result: dict[str, Any], verbose: bool) -> None:
+    said = _SAID.get(result["status"], "{status}: {module}")
+    print(said.format(files=" and ".join(result["wrote"]), **result))
+    counts = [
+        count(result["classes"], "class"),
+        count(result["parameters"], "parameter"),
+        count(result["lines"], "line"),
+    ]
+    print("  " + ", ".join(counts))
+    recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
+    if recognised:
+        print("  recognised: " + ", ".join(recognised))
+    for note in result["notes"]:
+        print(f"  note: {note}")
+    if verbose:
+        print("  seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in result["stages"].items()))

@@ -1,0 +1,200 @@
+"""`onnxgen inspect MODEL.onnx` and `onnxgen ops`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgen.cli.say import aligned, count, progress, table
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.options import Options
+
+TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
+
+
+def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool, as_json: bool) -> int:
+    """Show what is in a model; returns 2 where it can't be converted, with every problem."""
+    with progress(f"reading {model.name}", quiet or as_json):
+        found = inspect(model, options)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print(found, quiet)
+    return 2 if found["problems"] else 0
+
+
+def inspect(path: Path, options: Options) -> dict[str, Any]:
+    """What is in a model, in plain types: this is what `inspect --json` prints.
+
+    Raises:
+        OnnxgenError: the file can't be read. What can't be *converted* is listed under `problems`.
+    """
+    from onnxgen.reader import read
+
+    model = read(path, options)
+    reasons, problems, notes = _conversion(path, options)
+    nodes = list(_nodes(model.graph))
+    unsupported = {problem.op for problem in problems if problem.op}
+    operators = Counter(_operator(node) for node in nodes)
+    return {
+        "model": str(path),
+        "exporter": " ".join(printable(p) for p in (model.producer_name, model.producer_version) if p),
+        "ir_version": model.ir_version,
+        "opset": {printable(domain or "ai.onnx"): version for domain, version in sorted(model.opset_imports.items())},
+        "inputs": [_value(v) for v in model.graph.inputs],
+        "outputs": [_value(v) for v in model.graph.outputs],
+        "nodes": len(nodes),
+        "operators": [
+            {"name": name, "count": number, "supported": name.rpartition(".")[2] not in unsupported}
+            for name, number in sorted(operators.items())
+        ],
+        "tensors": [_tensor(v, reasons) for v in _float_tensors(model.graph)],
+        "notes": notes,
+        "problems": [{**vars(problem), "text": str(problem)} for problem in problems],
+    }
+
+
+def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str]], tuple[Problem, ...], list[str]]:
+    """What converting the model says: why each tensor is trained or not, what is wrong, what to know."""
+    from onnxgen import pipeline
+
+    try:
+        report = pipeline.build(path, options, pipeline.default_out(path, None)).report
+        return report.trainable, (), report.notes
+    except OnnxgenError as error:
+        problems = error.problems
+    try:
+        simplified = pipeline.read_and_simplify(path, options)
+    except OnnxgenError:
+        return {}, problems, []
+    return {v.name or "": v.meta["trainable"] for v in _stored(simplified.graph)}, problems, []
+
+
+def _stored(graph: ir.Graph) -> Iterator[ir.Value]:
+    from onnxgen.passes.trainable import stored_values
+
+    return (v for v in stored_values(graph) if "trainable" in v.meta)
+
+
+def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:
+    from onnxgen.passes.trainable import stored_values
+    from onnxgen.stored import stored
+
+    for value in stored_values(graph):
+        tensor = stored(value)
+        if tensor is not None and tensor.dtype.is_floating_point():
+            yield value
+
+
+def _tensor(value: ir.Value, reasons: dict[str, tuple[bool, str]]) -> dict[str, Any]:
+    from onnxgen.stored import stored
+
+    tensor = stored(value)
+    assert tensor is not None
+    trained, why = reasons.get(value.name or "", (False, "no part of the simplified graph"))
+    return {
+        "name": printable(value.name or ""),
+        "dtype": _dtype(tensor.dtype),
+        "shape": list(tensor.shape.numpy()),
+        "trainable": trained,
+        "why": why,
+    }
+
+
+def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    from onnxgen.passes.trainable import subgraphs
+
+    for node in graph:
+        yield node
+        for subgraph in subgraphs(node):
+            yield from _nodes(subgraph)
+
+
+def _operator(node: ir.Node) -> str:
+    return printable(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+
+
+def _value(value: ir.Value) -> dict[str, Any]:
+    kind = {ir.SequenceType: "sequence", ir.OptionalType: "optional"}.get(type(value.type), "tensor")  # type: ignore[arg-type]
+    dims = (
+        None
+        if value.shape is None
+        else [d if isinstance(d, int) else printable(str(d.value or "?")) for d in value.shape]
+    )
+    return {"name": printable(value.name or ""), "kind": kind, "dtype": _dtype(value.dtype), "shape": dims}
+
+
+def _dtype(dtype: ir.DataType | None) -> str:
+    name = "?" if dtype is None else ir.DataType(dtype).name
+    return TYPES.get(name, name.lower())
+
+
+def _print(found: dict[str, Any], quiet: bool) -> None:
+    if not quiet:
+        opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
+        made = f", made by {found['exporter']}" if found["exporter"] else ""
+        print(f"{found['model']}: {count(found['nodes'], 'node')}, opset {opset}{made}")
+        ports = [(title, *_row(v)) for title in ("inputs", "outputs") for v in found[title]]
+        print(
+            "\n".join(
+                aligned(
+                    [
+                        (title if i == 0 or ports[i - 1][0] != title else "", *rest)
+                        for i, (title, *rest) in enumerate(ports)
+                    ]
+                )
+            )
+        )
+        rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
+        table("Operators", ("operator", "count", ""), rows)
+        rows2 = [
+            (t["name"], t["dtype"], str(t["shape"]), "trained" if t["trainable"] else "not trained", t["why"])
+            for t in found["tensors"]
+        ]
+        if rows2:
+            table("Tensors of floating point", ("name", "dtype", "shape", "", "why"), rows2)
+        for note in found["notes"]:
+            print(f"note: {note}")
+    for problem in found["problems"]:
+        print(f"problem: {problem['text']}")
+    if not quiet:
+        wrong = len(found["problems"])
+        print(f"can't be converted: {count(wrong, 'problem')}" if wrong else "can be converted")
+
+
+def _row(value: dict[str, Any]) -> tuple[str, str, str]:
+    kind = "" if value["kind"] == "tensor" else f"{value['kind']} of "
+    dims = "?" if value["shape"] is None else ", ".join(map(str, value["shape"]))
+    return value["name"], kind + value["dtype"], f"[{dims}]"
+
+
+def ops_command(*, quiet: bool, verbose: bool, as_json: bool) -> int:
+    """List the operators that have a function of their own, from the registry."""
+    from onnxgen.ops.registry import operators
+
+    found = [
+        {
+            "name": name,
+            "domain": domain or "ai.onnx",
+            "since": [version.since for version in versions],
+            "parameters": list(versions[-1].parameters),
+        }
+        for (domain, name), versions in sorted(operators().items())
+    ]
+    if as_json:
+        print(json.dumps(found))
+    elif not quiet:
+        rows = [(str(o["name"]), str(o["domain"]), _since(o["since"])) for o in found]
+        table(f"{len(rows)} supported operators", ("operator", "domain", "opsets"), rows)
+    return 0
+
+
+def _since(versions: Any) -> str:
+    """`1` where the meaning never changed, `1, 13` where it did then."""
+    return "from " + ", again from ".join(map(str, versions))

@@ -1,0 +1,95 @@
+"""What the commands have in common: options of a generation, and how much is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from onnxgen.options import DTYPES, Options
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def input_shapes(_: object, __: object, given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """`("image=1,3,224,224",)` to `{"image": (1, 3, 224, 224)}`; a dim of -1 or ? is left as it is."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        name, equals, dims = text.rpartition("=")
+        parts = [d.strip() for d in dims.split(",")] if dims.strip() else []
+        if not equals or not name or not all(re.fullmatch(r"-1|\?|\d+", d) for d in parts):
+            raise click.BadParameter(f"{text!r} is not like NAME=1,3,224,224")
+        found[name] = tuple(-1 if d == "?" else int(d) for d in parts)
+    return found
+
+
+def size(_: object, __: object, given: str) -> int:
+    """`5GB` to 5_000_000_000."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", given.strip().upper())
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter(f"{given!r} is not a size like 500MB or 5GB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+_GENERATION = [
+    click.option("--class-name", metavar="NAME", help="Name of the root class."),
+    click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Where to write the weights."),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Cast every floating point weight."),
+    click.option("--embed", is_flag=True, help="Put the weights into the module itself (small models)."),
+    click.option(
+        "--input-shape",
+        "input_shapes",
+        metavar="NAME=1,3,224,224",
+        multiple=True,
+        callback=input_shapes,
+        help="Fix the dims of an input (-1: as it is); may be repeated.",
+    ),
+    click.option("--flat", is_flag=True, help="One class, no nested modules."),
+    click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
+    click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
+    click.option(
+        "--shard-size",
+        metavar="SIZE",
+        default="5GB",
+        show_default=True,
+        callback=size,
+        help="Write weights larger than this as several files.",
+    ),
+    click.option(
+        "--templates",
+        metavar="DIR",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        help="Jinja templates that override onnxgen's own.",
+    ),
+]
+_SAYING = [
+    click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
+    click.option("-v", "--verbose", is_flag=True, help="Say more; with an error, show where it comes from."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout, errors too."),
+]
+
+
+def _all(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def generation_options(function: Function) -> Function:
+    """Add what `onnxgen.Options` has; `take_options` makes the object."""
+    return _all(_GENERATION, function)
+
+
+def saying_options(function: Function) -> Function:
+    """Add `-q`, `-v` and `--json`."""
+    return _all(_SAYING, function)
+
+
+def take_options(given: dict[str, Any]) -> Options:
+    """The `Options` among a command's arguments, which they are removed from."""
+    names = ("class_name", "weights", "dtype", "embed", "input_shapes", "flat", "trainable", "frozen", "shard_size")
+    return Options(**{name: given.pop(name) for name in (*names, "templates")})

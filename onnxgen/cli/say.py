@@ -1,0 +1,70 @@
+"""Output for people: plain text when piped, rich on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+DELAY = 1.0  # seconds of work before a progress bar shows
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table to stdout; without a terminal as aligned columns, complete and without decoration."""
+    if not sys.stdout.isatty():
+        print(title)
+        for line in aligned([columns, *rows]):
+            print("  " + line)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))  # Text: names from a file are no markup
+    Console().print(shown)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell."""
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(max(map(len, rows), default=0))]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
+
+
+@contextmanager
+def progress(what: str, quiet: bool) -> Iterator[None]:
+    """A moving bar with the time on stderr, if that is a terminal and the work takes over a second."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_bar, args=(what, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _bar(what: str, done: threading.Event) -> None:
+    if done.wait(DELAY):
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        shown.add_task(what, total=None)
+        done.wait()
+
+
+def count(number: int, noun: str) -> str:
+    """`1 class`, `2 classes`, `1,204 parameters`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
