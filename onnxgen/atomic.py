@@ -49,14 +49,16 @@ class Replacing:
         self._obsolete.append(target)
 
     def commit(self) -> None:
-        """Rename everything into place, in order."""
+        """Rename everything into place, in order. From the last rename on nothing is an error any more."""
         for temporary, target in self._new:
             self._old.append((target, _kept(target)))
             os.replace(temporary, target)
+        kept, self._old = self._old, []
         for folder in {target.parent for _, target in self._new}:
             _sync(folder)
-        for target in self._obsolete:
-            target.unlink(missing_ok=True)
+        for path in [*self._obsolete, *(old for _, old in kept if old is not None)]:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def roll_back(self) -> None:
         """Put the old contents back; what the system will not let us put back stays beside, under its other name."""
@@ -71,9 +73,9 @@ class Replacing:
 
     def clean(self) -> None:
         """Remove what is temporary."""
-        for path in [temporary for temporary, _ in self._new] + [old for _, old in self._old if old is not None]:
+        for temporary, _ in self._new:
             with suppress(OSError):
-                path.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -111,9 +113,9 @@ def _kept(target: Path) -> Path | None:
     kept = _temporary(target)
     try:
         os.link(target, kept)  # no copy, and the file stays where it is
-    except FileNotFoundError:
-        return None
-    except OSError:  # a file system without hard links
+    except OSError:  # nothing to keep, or a file system without hard links
+        if not target.exists():
+            return None
         os.replace(target, kept)
     return kept
 

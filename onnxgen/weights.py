@@ -77,8 +77,8 @@ class Entry(NamedTuple):
 def write_safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
     """Write one safetensors file, one tensor in memory at a time. Raises `OnnxgenError` if a tensor has no place in it.
 
-    Tensors lie in the order the library gives them (widest type first, then by key), so that each is aligned and the
-    same content makes the same bytes. Nothing here guards against a kill: see `write_pair`.
+    Tensors lie widest type first, then by key, as the library has them: each is aligned, and the same content makes the
+    same bytes. Nothing here guards against a kill: see `write_pair`.
     """
     header = _header(tensors, metadata)
     with open(path, "wb") as file:
@@ -197,16 +197,17 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
 
 
 def sidecar_files(path: Path) -> list[Path]:
-    """The safetensors files of the sidecar at `path`: itself, or the shards that its index names.
+    """The safetensors files of the sidecar at `path`: itself, or the shards of its index (which may be named too).
 
-    Raises `OnnxgenError` if there is neither, or the index is broken.
+    Raises `OnnxgenError` if the index is missing where it is named, or broken.
     """
-    index = index_path(path)
-    if path.is_file() or not index.is_file():
+    base = path.with_name(path.name.removesuffix(INDEX))
+    index = index_path(base)
+    if base == path and (path.is_file() or not index.is_file()):
         return [path]
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        if not all(_shard_pattern(path).fullmatch(name) for name in names):
+        if not all(_shard_pattern(base).fullmatch(name) for name in names):
             raise ValueError("it names files that are no shards of it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
