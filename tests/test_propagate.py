@@ -14,7 +14,7 @@ import pytest
 
 from onnxgen.options import Options
 from onnxgen.propagate import propagate
-from onnxgen.propagate.dims import Sym, atoms, evaluate, substitute, symbol, symbols
+from onnxgen.propagate.dims import Sym, substitute, symbol, symbols
 from onnxgen.propagate.info import Info, info
 
 MODELS = Path(__file__).parents[2] / "shared" / "models"
