@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,10 +177,8 @@ class Source:
         for piece in self.pieces:
             release = getattr(piece.tensor, "release", None)
             if release is not None:
-                try:
+                with suppress(BufferError):  # a view lives: the mapping goes with it
                     release()
-                except BufferError:  # a view lives: the mapping goes with it
-                    pass
 
     def _axis(self, axis: int) -> int:
         if not -len(self.shape) <= axis < len(self.shape):
@@ -217,8 +216,8 @@ def way_back(keys: Mapping[str, Source]) -> dict[str, Any]:
     """For each ONNX tensor that the state dict is made of: how it is made of the state dict. JSON-able.
 
     An entry is the key itself where the ONNX tensor is that state-dict tensor, else
-    `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`, if
-    given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX tensor,
+    `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`,
+    if given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX tensor,
     cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that elements of the
     ONNX tensor are in no key: they stay what the file has. Where several keys hold the same elements, the record is a
     list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
