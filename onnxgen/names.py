@@ -44,6 +44,7 @@ _MODULE_ATTRIBUTES = """
     """
 MODULE_ATTRIBUTES: frozenset[str] = frozenset(_MODULE_ATTRIBUTES.split())
 
+_PLAIN = re.compile(r"[ !#-&(-\[\]-_a-~]*")  # printable ASCII but for quotes and backslashes
 _BUILTINS = frozenset(dir(builtins))
 
 
@@ -135,6 +136,8 @@ def printable(text: str | bytes, limit: int = 80) -> str:
     """
     if isinstance(text, bytes):  # protobuf hands out text that is not UTF-8 so
         text = text.decode("utf-8", "replace")
+    if len(text) <= limit and _PLAIN.fullmatch(text):
+        return text
     plain = unicodedata.normalize("NFKD", text[: 4 * limit])
     plain = "".join(c for c in plain if not unicodedata.combining(c))
     shown = re.sub(r"[^ -~]|['\"\\`]", "?", plain)

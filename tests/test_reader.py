@@ -670,7 +670,59 @@ def test_function_refusals(write: Write) -> None:
     nothing = function("A", [node("Neg", ["a"], ["q"])])
     assert "output b of local function A" in refusal(write(calling([call("A")], [nothing])))
     single = function("A", [node("Neg", ["a"], ["b"])])
-    assert "cannot be inlined" in refusal(write(calling([call("A", ["x", "x"])], [single])))
+    assert "it has 2 inputs, but the local function only 1" in refusal(
+        write(calling([call("A", ["x", "x"])], [single]))
+    )
+    assert "it has 2 outputs, but" in refusal(write(calling([call("A", ["x"], ["y", "z"])], [single])))
+    through = function("A", [])
+    through.output[:] = ["a"]
+    assert "an input that was left out" in refusal(write(calling([call("A", [""])], [through])))
+
+
+def test_function_hands_its_input_through(write: Write) -> None:
+    pair = oh.make_function("f", "P", ["a"], ["a", "b", "b2"], [node("Neg", ["a"], ["b"])], [oh.make_opsetid("", 17)])
+    pair.output[:] = ["a", "b", "b"]
+    proto = model(
+        [call("P", ["x"], ["y", "z", "w"])], outputs=["y", "z", "w"], opsets={"": 17, "f": 1}, functions=[pair]
+    )
+    found = read(write(proto), Options())
+    assert [v.name for v in (*found.graph.inputs, *found.graph.outputs)] == ["x", "y", "z", "w"]
+    for got, expected in zip(run(ir.to_proto(found)), (X, -X, -X), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_function_takes_and_gives_fewer(write: Write) -> None:
+    """Trailing inputs and outputs may be left out; so may attributes, which then have the function's default."""
+    leaky = node("LeakyRelu", ["t"], ["b"])
+    leaky.attribute.append(onnx.AttributeProto(name="alpha", type=1, ref_attr_name="slope"))
+    body = [node("Clip", ["a", "", "top"], ["t"]), leaky, node("Neg", ["b"], ["spare"])]
+    many = oh.make_function("f", "M", ["a", "top"], ["b", "spare"], body, [oh.make_opsetid("", 17)], ["slope"])
+    default = oh.make_function("f", "D", ["a", "top"], ["b", "spare"], body, [oh.make_opsetid("", 17)])
+    default.attribute_proto.append(oh.make_attribute("slope", 0.5))
+    expected = np.where(X < 0, X * np.float32(0.5), X)
+    for function_, kw in ((many, {"slope": 0.5}), (default, {})):
+        proto = calling([call(function_.name, ["x"], ["y"], **kw)], [function_])
+        np.testing.assert_array_equal(run(ir.to_proto(read(write(proto), Options())))[0], expected)
+
+
+def test_many_calls_are_linear(write: Write) -> None:
+    chain = [call("A", [f"v{i}"], [f"v{i + 1}"]) for i in range(20_000)]
+    chain[0].input[0], chain[-1].output[0] = "x", "y"
+    found = read(
+        write(calling(chain, [function("A", [node("Neg", ["a"], ["t"]), node("Neg", ["t"], ["b"])])])), Options()
+    )
+    names = [v.name for n in found.graph for v in n.outputs]
+    assert len(set(names)) == len(names) == 40_000
+
+
+def test_functions_that_nest_graphs_too_deep(write: Write) -> None:
+    functions = [function("F0", [node("Neg", ["a"], ["b"])])]
+    for i in range(40):
+        inner = branch([call(f"F{i}", ["a"], ["q"])], "q")
+        truth = node("Constant", [], ["c"], value=from_array(np.array(True)))
+        functions.append(function(f"F{i + 1}", [truth, node("If", ["c"], ["b"], then_branch=inner, else_branch=inner)]))
+    limits = Limits(function_nodes=10**20)
+    assert "nests graphs deeper" in refusal(write(calling([call("F40")], functions)), Options(limits=limits))
 
 
 def test_exponential_functions_are_refused(write: Write) -> None:

@@ -56,7 +56,7 @@ def read(path: Path, options: Options) -> ir.Model:
 def _deserialize(proto: onnx.ModelProto) -> ir.Model:
     try:
         return ir.from_proto(proto)
-    except Exception as error:  # noqa: BLE001 - hostile files fail in every way; it is bad input
+    except Exception as error:  # hostile files fail in every way; it is bad input
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

@@ -8,7 +8,7 @@ inner graph's initializers may hide outer names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from onnxgen.reader.external import ExternalData
 from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem
 
 Attribute = onnx.AttributeProto
+Report = Callable[[str], None]
 # Which field holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
 ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.FLOAT: "f",
@@ -40,6 +41,7 @@ ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.SPARSE_TENSORS: "sparse_tensors",
     Attribute.TYPE_PROTOS: "type_protos",
 }
+_NUMBERS = frozenset({Attribute.FLOAT, Attribute.INT, Attribute.STRING, Attribute.FLOATS, Attribute.INTS})
 _MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # no default value stands for these
 
 
@@ -138,7 +140,7 @@ class _Checker:
         for name in function.input:
             self.declare(scope, name, f"input of {where}", before=True)
         for attribute in function.attribute_proto:
-            self.attribute(attribute, scope, Problem("", where), None, 0)
+            self.attribute(attribute, scope, lambda what: self.problems.add(f"{where}: {what}"), None, 0)
         self.body(function.node, scope, 0)
         for name in function.output:
             if not scope.use(name):
@@ -186,7 +188,7 @@ class _Checker:
         for node in nodes:
             for name in node.output:
                 if name:
-                    self.declare(scope, name, f"output of a {printable(node.op_type)} node", before=False)
+                    self.declare(scope, name, "output of a node", before=False)
         for node in nodes:
             self.node(node, scope, depth)
             scope.before.update(node.output)
@@ -195,12 +197,13 @@ class _Checker:
             if cycle := find_cycle(nodes):
                 self.problems.add(f"the graph has a cycle: {cycle}")
 
-    def declare(self, scope: Scope, name: str, what: str, before: bool) -> None:
+    def declare(self, scope: Scope, name: str | bytes, what: str, before: bool) -> None:
         """Add a name to its graph; `before` if it is there before any node runs."""
+        if isinstance(name, bytes):  # what protobuf makes of text that is not UTF-8
+            self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
+            return
         if not name:
             self.problems.add(f"a {what} has no name")
-        elif isinstance(name, bytes):
-            self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
         elif name in scope.names:
             self.problems.add(f"duplicate name {label(name)}: {what}, but defined already")
         elif len(name) > self.limits.name_length:
@@ -224,63 +227,64 @@ class _Checker:
     def node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         opset = self.opsets.get(domain)
-        op = f"{printable(domain)}.{printable(node.op_type)}" if domain else printable(node.op_type)
-        first = next((name for name in node.output if name), "")
-        at = Problem("", printable(node.name or first) or "(unnamed)", op, opset)
+
+        def report(what: str) -> None:
+            op = f"{printable(domain)}.{printable(node.op_type)}" if domain else printable(node.op_type)
+            name = node.name or next((name for name in node.output if name), "")
+            self.problems.add(Problem(what, label(name), op, opset))
+
         if not node.op_type:
-            self.problems.add(_at(at, "it names no operator"))
+            report("it names no operator")
         if any(isinstance(text, bytes) for text in (node.name, node.op_type, node.domain)):
-            self.problems.add(_at(at, "its name, operator or domain is not valid UTF-8 text"))
+            report("its name, operator or domain is not valid UTF-8 text")
             return
         if max(len(node.name), len(node.op_type), len(domain)) > self.limits.name_length:
-            self.problems.add(_at(at, f"its name is longer than the limit of {self.limits.name_length} characters"))
+            report(f"its name is longer than the limit of {self.limits.name_length} characters")
         if not domain and opset is None and self.proto.ir_version >= 3:
             self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")
         for name in node.input:
             if name and not scope.use(name):
                 what = f"its input {label(name)} is no graph input, initializer or output of another node"
-                self.problems.add(_at(at, what))
+                report(what)
         for name in node.output:
             if name and scope.hides(name):
-                self.problems.add(_at(at, f"duplicate name {label(name)}: its output hides a value of an outer graph"))
+                report(f"duplicate name {label(name)}: its output hides a value of an outer graph")
         expected = attribute_types(node.op_type, domain, opset or 1)
         seen = set()
         for attribute in node.attribute:
             if attribute.name in seen:
-                self.problems.add(_at(at, f"it has the attribute {label(attribute.name)} twice"))
+                report(f"it has the attribute {label(attribute.name)} twice")
             seen.add(attribute.name)
             if isinstance(attribute.name, bytes):
-                self.problems.add(_at(at, f"the name of its attribute {label(attribute.name)} is not valid UTF-8 text"))
-            self.attribute(attribute, scope, at, expected.get(attribute.name), depth)
+                report(f"the name of its attribute {label(attribute.name)} is not valid UTF-8 text")
+            self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
 
-    def attribute(self, a: onnx.AttributeProto, scope: Scope, at: Problem, expected: int | None, depth: int) -> None:
-        name = label(a.name)
+    def attribute(self, a: onnx.AttributeProto, scope: Scope, report: Report, expected: int | None, depth: int) -> None:
         if a.ref_attr_name:
             if self.parameters is None or a.ref_attr_name not in self.parameters:
-                self.problems.add(_at(at, f"attribute {name} refers to a function attribute that does not exist"))
+                report(f"attribute {label(a.name)} refers to a function attribute that does not exist")
             return
         problem = _attribute_problem(a, expected)
         if problem:
-            self.problems.add(_at(at, f"attribute {name} {problem}"))
+            report(f"attribute {label(a.name)} {problem}")
             return
+        if a.type in _NUMBERS:
+            return
+        name = label(a.name)
         for tensor in (a.t, *a.tensors) if a.HasField("t") else a.tensors:
             if problem := tensor_problem(tensor, self.limits, self.external):
-                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+                report(f"attribute {name}: {problem}")
         for sparse in (a.sparse_tensor, *a.sparse_tensors) if a.HasField("sparse_tensor") else a.sparse_tensors:
             if problem := sparse_problem(sparse, self.limits, self.external):
-                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+                report(f"attribute {name}: {problem}")
         for kind in (a.tp, *a.type_protos) if a.HasField("tp") else a.type_protos:
             if problem := type_problem(kind, self.limits):
-                self.problems.add(_at(at, f"attribute {name}: {problem}"))
+                report(f"attribute {name}: {problem}")
         for graph in (a.g, *a.graphs) if a.HasField("g") else a.graphs:
             if depth >= self.limits.depth:
-                self.problems.add(_at(at, f"graphs are nested deeper than the limit of {self.limits.depth}"))
+                report(f"graphs are nested deeper than the limit of {self.limits.depth}")
             else:
                 self.graph(graph, scope, depth + 1)
-
-
-def _at(at: Problem, what: str) -> Problem:
-    return Problem(what, at.node, at.op, at.opset)
 
 
 def attribute_type(a: onnx.AttributeProto) -> int:

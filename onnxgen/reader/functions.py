@@ -1,7 +1,10 @@
-"""Local functions: their calls become the nodes of their bodies.
+"""Local functions: their calls become the nodes of their bodies (https://onnx.ai/onnx/repo-docs/IR.html#functions).
 
 How many nodes that makes is computed first, so that functions nested to make billions are refused. Where a call had a
-name, its nodes remember it (`calls`), for `origin` to read.
+name, its nodes remember it (`node.meta["calls"]`), for `origin` to read.
+
+onnx_ir has an inlining pass of its own. It is not used: it renames a graph input that a function hands through, refuses
+functions of another opset than the model's, and takes quadratic time in the number of calls.
 """
 
 from __future__ import annotations
@@ -11,56 +14,64 @@ from graphlib import CycleError, TopologicalSorter
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
+from onnxgen.names import Namer, printable
 from onnxgen.options import Limits
 
-_CALL = "onnxgen.call."  # metadata key; InlinePass hands a call's metadata down to the nodes of the body
-Key = tuple[str, str, str]
+Key = tuple[str, str, str]  # domain, name, overload
+Values = dict[ir.Value, ir.Value | None]  # of a function's body: what stands for each at the call
 
 
 def check_functions(proto: onnx.ModelProto, limits: Limits) -> None:
-    """Refuse functions that call themselves, or whose calls make more than `limits.function_nodes` nodes.
+    """Refuse functions that call themselves, or whose calls make too many nodes or too deep graphs.
 
     Raises:
-        OnnxgenError: naming the functions.
+        OnnxgenError: naming the functions or the limit.
     """
+    if not proto.functions:
+        return
     bodies = {(_domain(f.domain), f.name, f.overload): list(_calls(f.node)) for f in proto.functions}
-    sorter = TopologicalSorter({key: {c for c in body if c in bodies} for key, body in bodies.items()})
+    sorter = TopologicalSorter({key: {c for c, _ in body if c in bodies} for key, body in bodies.items()})
     try:
         order = list(sorter.static_order())
     except CycleError as error:
         names = ", ".join(printable(name) for _, name, _ in error.args[1][:6])
         raise OnnxgenError(f"local functions call themselves: {names}") from None
     sizes: dict[Key, int] = {}
+    depths: dict[Key, int] = {}
     for key in order:
-        sizes[key] = sum(sizes.get(call, 1) for call in bodies[key])
-    total = sum(sizes.get(call, 1) for call in _calls(proto.graph.node))
-    if bodies and total > limits.function_nodes:
+        sizes[key] = sum(sizes.get(call, 1) for call, _ in bodies[key])
+        depths[key] = max((level + depths.get(call, 0) for call, level in bodies[key]), default=0)
+    main = list(_calls(proto.graph.node))
+    total = sum(sizes.get(call, 1) for call, _ in main)
+    if total > limits.function_nodes:
         shown = total if total < 10**15 else "more than 10**15"
         what = f"inlining the local functions makes {shown} nodes; the limit is {limits.function_nodes}"
         raise OnnxgenError(Problem(what, help="raise Limits.function_nodes if it is honest"))
+    if max((level + depths.get(call, 0) for call, level in main), default=0) > limits.depth:
+        raise OnnxgenError(f"inlining the local functions nests graphs deeper than the limit of {limits.depth}")
 
 
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Key]:
-    """What every node calls, nodes of inner graphs included."""
+def _calls(nodes: Iterable[onnx.NodeProto], level: int = 0) -> Iterator[tuple[Key, int]]:
+    """What every node calls and how deep in inner graphs it stands."""
     for node in nodes:
-        yield _domain(node.domain), node.op_type, node.overload
+        yield (_domain(node.domain), node.op_type, node.overload), level
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _calls(attribute.g.node)
+                yield from _calls(attribute.g.node, level + 1)
             for graph in attribute.graphs:
-                yield from _calls(graph.node)
+                yield from _calls(graph.node, level + 1)
 
 
 def inline(model: ir.Model) -> None:
-    """Replace every call of a local function by its body, in place.
+    """Replace every call of a local function by its body, in place. Functions' nodes must be sorted.
+
+    A node of a function that imports another opset than the model carries its own `version`.
 
     Raises:
         OnnxgenError: a call does not fit its function.
@@ -68,36 +79,133 @@ def inline(model: ir.Model) -> None:
     if not model.functions:
         return
     for function in model.functions.values():
-        _keep_versions(function, model)
-        _note_calls(function.all_nodes(), model)
-    _note_calls(model.graph.all_nodes(), model)
-    try:
-        InlinePass()(model)
-    except Exception as error:  # noqa: BLE001 - hostile calls fail in every way
-        reason = printable(str(error.__cause__ or error), 300)
-        raise OnnxgenError(f"the local functions cannot be inlined: {reason}") from None
+        for domain, version in function.opset_imports.items():
+            if model.opset_imports.setdefault(domain, version) != version:
+                for node in function.all_nodes():
+                    if node.domain == domain:
+                        node.version = version
+    inliner = _Inliner(model)
+    pending = [model.graph]
+    while pending:
+        pending += inliner.graph(pending.pop())
     model.functions.clear()
 
 
-def _keep_versions(function: ir.Function, model: ir.Model) -> None:
-    """A function may import another opset than the model: its nodes then carry their own version."""
-    for node in function.all_nodes():
-        version = function.opset_imports.get(node.domain)
-        if version is not None and version != model.opset_imports.get(node.domain, version):
-            node.version = version
-    for domain in list(function.opset_imports):
-        if domain in model.opset_imports:
-            function.opset_imports[domain] = model.opset_imports[domain]
+class _Inliner:
+    def __init__(self, model: ir.Model) -> None:
+        self.functions = model.functions
+        nodes = list(model.graph.all_nodes())
+        values = {v.name for n in nodes for v in (*n.inputs, *n.outputs) if v is not None and v.name}
+        self.values = Namer(values | {v.name for v in model.graph.inputs if v.name} | set(model.graph.initializers))
+        self.nodes = Namer(n.name for n in nodes if n.name)
+
+    def graph(self, graph: ir.Graph) -> Iterator[ir.Graph]:
+        """Expand the calls in one graph; yields its inner graphs, still to be done."""
+        for node in graph:  # nodes inserted after the present one are visited in their turn
+            function = self.functions.get(node.op_identifier())
+            if function is not None:
+                self.expand(graph, node, function)
+                continue
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield attribute.as_graph()
+                elif attribute.type == ir.AttributeType.GRAPHS:
+                    yield from attribute.as_graphs()
+
+    def expand(self, graph: ir.Graph, call: ir.Node, function: ir.Function) -> None:
+        """Put the body of `function` in the place of `call`."""
+        attributes = {a.name: a for a in function.attributes.values() if a.value is not None} | dict(call.attributes)
+        for kind, given, taken in (
+            ("inputs", call.inputs, function.inputs),
+            ("outputs", call.outputs, function.outputs),
+        ):
+            if len(given) > len(taken):
+                raise _error(call, f"it has {len(given)} {kind}, but the local function only {len(taken)}")
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
+            raise _error(call, "a graph as an attribute of a local function is not supported")
+        values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
+        body = [self.node(node, values, attributes, call) for node in function]
+        made = {value for node in body for value in node.outputs}
+        for value, inner in zip(call.outputs, function.outputs, strict=False):
+            new = values[inner]
+            if new is None:
+                raise _error(call, f"its output {printable(value.name or '')} is an input that was left out")
+            if new not in made:  # an input handed through, or an output handed out twice
+                body.append(ir.Node("", "Identity", [new]))
+                new = body[-1].outputs[0]
+            made.discard(new)
+            new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape
+            value.replace_all_uses_with(new, replace_graph_outputs=True)
+        chain = (*call.meta.get("calls", ()), *([name] if (name := call.meta.get("name", call.name)) else []))
+        for node in body:
+            for inside in (node, *_inner_nodes(node)):
+                inside.meta["calls"] = chain
+        graph.insert_after(call, body)
+        graph.remove(call, safe=True)
+
+    def node(self, node: ir.Node, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Node:
+        """A copy of a body's node; `values` learns its outputs."""
+        given = [self.attribute(a, values, attributes, call) for a in node.attributes.values()]
+        new = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if value is None else values[value] for value in node.inputs],
+            [a for a in given if a is not None],
+            overload=node.overload,
+            num_outputs=len(node.outputs),
+            version=node.version,
+            name=self.nodes.take(node.name) if node.name else None,
+            metadata_props={**call.metadata_props, **node.metadata_props},
+        )
+        new.meta["name"] = node.name
+        for old, output in zip(node.outputs, new.outputs, strict=True):
+            output.name = self.values.take(old.name) if old.name else old.name
+            output.type, output.shape = old.type, old.shape
+            values[old] = output
+        return new
+
+    def attribute(self, a: ir.Attr, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Attr | None:
+        """An attribute at the call; None where it refers to one that the call leaves out."""
+        if a.is_ref():
+            found = attributes.get(a.ref_attr_name or "")
+            return None if found is None else ir.Attr(a.name, found.type, found.value)
+        if a.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(a.name, self.copy(a.as_graph(), values, attributes, call))
+        if a.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(a.name, [self.copy(graph, values, attributes, call) for graph in a.as_graphs()])
+        return a
+
+    def copy(self, graph: ir.Graph, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Graph:
+        """A copy of an inner graph of a function's body."""
+        for value in (*graph.inputs, *graph.initializers.values()):
+            if value not in values:  # an input may have an initializer
+                name = self.values.take(value.name or "value")
+                const = value.const_value
+                values[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=const)
+        nodes = [self.node(node, values, attributes, call) for node in graph]
+        return ir.Graph(
+            [_there(values, v) for v in graph.inputs],
+            [_there(values, v) for v in graph.outputs],
+            nodes=nodes,
+            initializers=[_there(values, v) for v in graph.initializers.values()],
+            name=graph.name,
+        )
 
 
-def _note_calls(nodes: Iterable[ir.Node], model: ir.Model) -> None:
-    for node in nodes:
-        # A function stands once in a chain of calls (no recursion), so a key by function never overwrites an outer one.
-        if node.name and node.op_identifier() in model.functions:
-            node.metadata_props[_CALL + "|".join(node.op_identifier())] = node.name
+def _there(values: Values, value: ir.Value) -> ir.Value:
+    found = values[value]
+    assert found is not None, "an inner graph's own values are never left out"
+    return found
 
 
-def calls(node: ir.Node) -> list[str]:
-    """The names of the calls that a node came from, outermost first; forgotten once told."""
-    keys = [key for key in node.metadata_props if key.startswith(_CALL)]
-    return [node.metadata_props.pop(key) for key in keys]
+def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().all_nodes()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                yield from graph.all_nodes()
+
+
+def _error(call: ir.Node, what: str) -> OnnxgenError:
+    return OnnxgenError(Problem(what, printable(call.name or call.outputs[0].name or ""), printable(call.op_type)))

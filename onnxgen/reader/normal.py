@@ -26,7 +26,7 @@ def normalize(proto: onnx.ModelProto) -> None:
             _attribute(attribute, set())
         for info in function.value_info:
             settle_type(info)
-        _nodes(function.node, set(function.input))
+        _nodes(function.node, {*function.input, *(name for node in function.node for name in node.output)})
 
 
 def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:

@@ -6,7 +6,8 @@ Three kinds of evidence, the strongest first:
    belongs to `encoder.layer.0.conv1`. Exporters keep these names where they fold or fuse nodes, so they outrank the
    rest; except that a weight used again elsewhere (an embedding tied to the output layer) does not pull that other
    node to its home.
-2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow `model/block/conv/Conv2D`.
+2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
+   `model/block/conv/Conv2D`.
 3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They go stale where
    it fuses nodes. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
 
@@ -21,7 +22,6 @@ import re
 import onnx_ir as ir
 
 from onnxgen.reader.callnames import one_module
-from onnxgen.reader.functions import calls
 
 Scope = tuple[str, ...]
 
@@ -43,7 +43,7 @@ _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarch
 
 
 def param_path(name: str) -> tuple[str, ...] | None:
-    """The parts of a PyTorch parameter name, `("a", "b", "weight")` for `a.b.weight`; None if it does not look like one.
+    """The parts of a PyTorch parameter name, `("a", "b", "weight")` for `a.b.weight`; None if it looks like none.
 
     A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
     """
@@ -64,7 +64,7 @@ def note_origin(model: ir.Model) -> None:
     homes = {path[:-1] for paths in params.values() for path in paths}
     known = {home[:i] for home in homes for i in range(len(home) + 1)}  # modules that certainly exist
     for node in nodes:
-        prefix = tuple(part for name in calls(node) for part in _call_scope(name, known))
+        prefix = tuple(part for name in node.meta.get("calls", ()) for part in _call_scope(name, known))
         scope = torch_path(node.name or "", known)
         if scope is None:
             scope = _metadata_scope(node, classes)
@@ -128,7 +128,7 @@ def _roots(node: ir.Node) -> list[str]:
 
 
 def torch_path(name: str, known: set[Scope]) -> Scope | None:
-    """The scope in a node name of PyTorch's TorchScript exporter: `/encoder/layer.0/conv1/Conv` is encoder.layer.0.conv1.
+    """The scope in a node name of PyTorch's TorchScript exporter: of `/enc/layer.0/conv/Conv` it is enc.layer.0.conv.
 
     A component is a module's attribute name, with the name of the container before a number (`layer.0`). The
     container is a component of its own too where it is itself called (`nn.Sequential`: `/seq/seq.2/seq.2.0/Conv` is
