@@ -217,10 +217,10 @@ def way_back(keys: Mapping[str, Source]) -> dict[str, Any]:
 
     An entry is the key itself where the ONNX tensor is that state-dict tensor, else
     `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`,
-    if given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX tensor,
-    cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that elements of the
-    ONNX tensor are in no key: they stay what the file has. Where several keys hold the same elements, the record is a
-    list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
+    if given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX
+    tensor, cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that some
+    elements are in no key: they stay what the file has. Where several keys hold the same elements, the record is
+    a list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
     when training made them differ.
     """
     uses: dict[str, list[_Use]] = {}
