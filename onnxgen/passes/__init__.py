@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.attention import attention
 from onnxgen.passes.gelu import gelu
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
@@ -27,6 +28,7 @@ PASSES: list[Pass] = [
     no_ops,  # casts and identities that would hide a pattern
     norms,  # LayerNorm and RMSNorm spelled out
     gelu,  # GELU spelled out
+    attention,  # before Linear, which also starts from MatMul
     linear,  # MatMul + Add: one nn.Linear
 ]
 

@@ -1,0 +1,58 @@
+"""Attention-23, for what `F.scaled_dot_product_attention` computes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, shortest
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.passes.attention import default_scale
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("Attention", since=23)
+def attention(
+    b: Builder,
+    Q: Arg,
+    K: Arg,
+    V: Arg,
+    attn_mask: Arg | None = None,
+    past_key: Arg | None = None,
+    past_value: Arg | None = None,
+    nonpad_kv_seqlen: Arg | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int = 0,
+    q_num_heads: int = 0,
+    qk_matmul_output_mode: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> Any:
+    """Q, K, V as [batch, heads, length, size] with equally many heads, without a cache."""
+    plain = past_key is None and past_value is None and nonpad_kv_seqlen is None and softcap == 0.0
+    same_heads = Q.shape is not None and K.shape is not None and Q.rank == 4 and Q.shape[1] == K.shape[1]
+    if not plain or not same_heads or any(b.wants(i) for i in (1, 2, 3)) or (is_causal and attn_mask is not None):
+        raise b.error("this form of attention is not supported yet", "export the model with opset 22 or older")
+    return b.call(
+        "F.scaled_dot_product_attention", Q, K, V,
+        attn_mask=OMIT if attn_mask is None else attn_mask,
+        is_causal=True if is_causal else OMIT,
+        scale=_scale(Q, scale),
+    )  # fmt: skip
+
+
+def _scale(q: Arg, scale: float | None) -> Any:
+    """The scale, unless it is the inverse root of the head size, to a float32 rounding of the exporter's steps."""
+    size = q.shape[3] if q.shape is not None else None
+    if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=3e-7)):
+        return OMIT
+    return shortest(scale, ir.DataType.FLOAT)
+
+
