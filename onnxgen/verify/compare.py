@@ -117,5 +117,9 @@ def _worst(wrong: NDArray[Any], expected: NDArray[Any], got: NDArray[Any], by: N
     """In words: how many elements differ, and the worst of them."""
     flat = int(np.argmax(wrong if by is None else by))
     where = ", ".join(str(int(i)) for i in np.unravel_index(flat, wrong.shape))
-    values = f"{got.reshape(-1)[flat]!s} instead of {expected.reshape(-1)[flat]!s}"
+    values = f"{_shown(got.reshape(-1)[flat])} instead of {_shown(expected.reshape(-1)[flat])}"
     return f"{int(wrong.sum()):,} of {wrong.size:,} elements differ, most at [{where}]: {values}"
+
+
+def _shown(element: Any) -> str:
+    return ascii(element)[:80] if isinstance(element, str) else str(element)

@@ -200,4 +200,6 @@ def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """An error as one line; names from the file are in it, so nothing that a terminal would obey."""
+    text = "".join(c if c.isprintable() else " " for c in str(error))
+    return " ".join(text.split())[:300] or type(error).__name__
