@@ -70,13 +70,13 @@ class If:
 
 @dataclass
 class Loop:
-    """A Python loop: `for target in iterable` or, where `iterable` is None, `while True`.
+    """A Python loop: `for turn in iterable` or, where `iterable` is None, `while True`.
 
     `stop`, if given, is evaluated before each turn: the loop ends where it is false.
-    `carried` are the values assigned before the loop and again in it; `targets` those among them used after it.
+    `targets` are the values carried around it: assigned before the loop and again in it (or lists that grow in it).
     """
 
-    target: str | None
+    turn: tuple[str, ...]
     iterable: ast.expr | None
     stop: ast.expr | None
     body: list[Statement]
@@ -115,8 +115,8 @@ def expressions(statement: Statement) -> Iterator[ast.expr]:
 def assigned(statement: Statement) -> Iterator[str]:
     """Every value that a statement or its nested blocks assign."""
     yield from statement.targets
-    if isinstance(statement, Loop) and statement.target:
-        yield statement.target
+    if isinstance(statement, Loop):
+        yield from statement.turn
     for block in blocks(statement):
         for inner in block:
             yield from assigned(inner)
@@ -132,14 +132,8 @@ def used(statement: Statement) -> list[str]:
                 found.setdefault(name)
     if isinstance(statement, Loop):
         # values carried around the loop are assigned in it but must exist before it
-        for name in carried(statement):
-            found.setdefault(name)
+        found.update(dict.fromkeys(statement.targets))
     return list(found)
-
-
-def carried(statement: Loop) -> list[str]:
-    """Values that a loop assigns and that must already have a value when it starts: all of its targets."""
-    return list(statement.targets)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
 from onnxgen.propagate.dims import Sym
 from onnxgen.propagate.info import Info
+from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import layout
 from onnxgen.structure.naming import Names, nest
 from onnxgen.structure.runs import collect_runs
@@ -147,6 +148,7 @@ class _ClassWriter:
         self.reach = self.layout.reach
 
     def write(self) -> ClassSource:
+        drop_copies(self.scope)
         nest(self.scope)
         self.names = Names(self.scope, self.module.infos, self.module.hints, set()).run()
         made = ClassSource("", [".".join(self.scope.path)])
@@ -190,7 +192,7 @@ class _ClassWriter:
     def _loop(self, loop: Loop, level: int) -> list[str]:
         inner = INDENT * (level + 1)
         if loop.iterable is not None:
-            target = self.names.get(loop.target or "", "_")
+            target = ", ".join(self.names[name] for name in loop.turn) or "_"
             head = f"for {target} in {self._text(loop.iterable)}:"
         else:
             head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Container, Iterable
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
+from onnxgen.code.module_def import Assign, If, Loop, Statement, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
 from onnxgen.names import RESERVED, identifier
 from onnxgen.propagate.info import Info
@@ -106,7 +107,8 @@ class Names:
         meaningful = not self.scope.path or annotation != "Tensor"
         return [hint] if meaningful else [*SPARE[:4], hint]
 
-    def _block(self, block: list[Statement], after: list[str]) -> None:
+    def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
+        """`after`: values used after the block; `kept`: values from outside it, which live on whatever it does."""
         last: dict[str, int] = {}
         for i, statement in enumerate(block):
             for name in used(statement):
@@ -116,7 +118,7 @@ class Names:
         for i, statement in enumerate(block):
             if not isinstance(statement, Assign):
                 self._compound(statement)
-            self._release(used(statement), last, i)
+            self._release(used(statement), last, i, kept)
             for target in statement.targets:
                 if target not in self.names:
                     self._take(target, self._wanted(target, statement, target in last))
@@ -124,17 +126,27 @@ class Names:
                         self.busy.pop(self.names[target], None)
 
     def _compound(self, statement: If | Loop) -> None:
-        """Everything assigned inside a nested block keeps a name of its own until the block's statement ends."""
-        for name in assigned(statement):
+        """What a nested block assigns has its name until the block ends; what lives outside keeps its own."""
+        for name in statement.targets:
             if name not in self.names:
                 self._take(name, self._wanted(name, statement, True))
-        inside = set(assigned(statement)) - set(statement.targets)
-        for name in inside:
-            self.busy.pop(self.names[name], None)
+        outside = dict(self.busy)
+        if isinstance(statement, Loop):
+            inside = {r for e in expressions(statement) for r in refs(e)}
+            for name in statement.turn:
+                if name in inside:
+                    self._take(name, self._wanted(name, statement, True))
+                else:
+                    self.names[name] = "_"
+        for block in blocks(statement):
+            before = dict(self.busy)
+            self._block(block, statement.targets, set(before.values()))
+            self.busy = before
+        self.busy = outside
 
-    def _release(self, names: list[str], last: dict[str, int], now: int) -> None:
+    def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
         for name in names:
-            if last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
+            if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
                 if name not in {a.value for a in self.scope.inputs} or self.scope.path:
                     del self.busy[self.names[name]]
 

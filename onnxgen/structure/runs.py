@@ -169,4 +169,4 @@ def _loop(container: Member, calls: list[_Call], carried: int, last: str) -> lis
     arguments = [Ref(last) if i == carried else a for i, a in enumerate(calls[0].arguments)]
     body: list[Statement] = [Assign((last,), ast.Call(Ref(turn), list(arguments), []), scope)]
     first = Assign((last,), calls[0].arguments[carried], scope)
-    return [first, Loop(turn, MemberRef(container), None, body, (last,), scope)]
+    return [first, Loop((turn,), MemberRef(container), None, body, (last,), scope)]

@@ -142,9 +142,12 @@ class Splitter:
 
     def _call(self, path: Path, statements: list[Statement], needed: set[str], outer: Scope) -> Assign:
         """Make a child scope of these statements, and the statement that calls it."""
-        made = {name for s in statements for name in assigned(s)}
-        outputs = [name for s in statements for name in s.targets if name in needed]
-        inputs = list(dict.fromkeys(name for s in statements for name in used(s) if name not in made))
+        outputs = list(dict.fromkeys(name for s in statements for name in s.targets if name in needed))
+        made: set[str] = set()
+        inputs: dict[str, None] = {}
+        for statement in statements:
+            inputs.update(dict.fromkeys(name for name in used(statement) if name not in made))
+            made.update(statement.targets)
         child = Scope(path, [], [], [self._input(name) for name in inputs], [Ref(name) for name in outputs])
         self.owners[path] = child
         self._fill(child, statements, False)

@@ -1,0 +1,81 @@
+"""Drops copies between values that never live at once: `y = f(x)` and `z = y` become `z = f(x)`.
+
+Loops and branches assign the values they carry by plain copies; most of those copies need not be.
+"""
+
+from __future__ import annotations
+
+from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
+from onnxgen.code.quote import Ref, refs, rewrite
+from onnxgen.structure.scopes import Scope
+
+
+def drop_copies(scope: Scope) -> None:
+    """Rename the copied value to its copy wherever that changes nothing, and leave the copy out.
+
+    Runs after sizes are resolved: from here on nobody asks what is known of the single values.
+    """
+    kept = {r for output in scope.outputs for r in refs(output)}
+    _block(scope.body, kept, {argument.value for argument in scope.inputs})
+
+
+def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
+    """`after`: values used after the block; `outside`: those assigned outside it."""
+    for statement in block:
+        turn = statement.turn if isinstance(statement, Loop) else ()
+        for inner in blocks(statement):
+            around = {name for other in block for name in other.targets}
+            _block(inner, set(statement.targets), {*outside, *around, *turn})
+    q = 0
+    while q < len(block):
+        copy = block[q]
+        if isinstance(copy, Assign) and len(copy.targets) == 1 and isinstance(copy.value, Ref):
+            new, old = copy.targets[0], copy.value.value
+            first = 0 if new == old else _definition(block, q, new, old, after, outside)
+            if first is not None:
+                for i in range(first, q):
+                    _rename(block[i], old, new)
+                del block[q]
+                continue
+        q += 1
+
+
+def _definition(block: list[Statement], q: int, new: str, old: str, after: set[str], outside: set[str]) -> int | None:
+    """Where in the block `old` is first assigned, if from there to its copy at `q` it may be called `new`."""
+    if old in outside or old in after:
+        return None
+    first = None
+    for i in range(q - 1, -1, -1):
+        statement = block[i]
+        if old in statement.targets and old not in used(statement):
+            first = i
+            break
+        if new in _mentioned(statement):
+            return None
+    if first is None or any(old in _mentioned(s) for s in block[q + 1 :]):
+        return None
+    start = block[first]
+    clash = new in start.targets if isinstance(start, Assign) else new in _mentioned(start)
+    return None if clash else first
+
+
+def _mentioned(statement: Statement) -> set[str]:
+    return {*assigned(statement), *(r for e in expressions(statement) for r in refs(e))}
+
+
+def _rename(statement: Statement, old: str, new: str) -> None:
+    def change(tree: object) -> Ref | None:
+        return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
+
+    statement.targets = tuple(new if t == old else t for t in statement.targets)
+    if isinstance(statement, Assign):
+        statement.value = rewrite(statement.value, change)
+        return
+    if isinstance(statement, If):
+        statement.test = rewrite(statement.test, change)
+    elif isinstance(statement, Loop):
+        statement.iterable = None if statement.iterable is None else rewrite(statement.iterable, change)
+        statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
+    for block in blocks(statement):
+        for inner in block:
+            _rename(inner, old, new)
