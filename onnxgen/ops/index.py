@@ -1,0 +1,279 @@
+"""Operators that pick elements by position: Gather, Slice, Scatter and their kin."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.ops.sign import never_negative
+from onnxgen.ops.subscript import piece, subscript
+from onnxgen.propagate.dims import Dim
+from onnxgen.reader.origin import param_path
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
+LIST = 8  # an index list up to this length is written out
+
+# torch has no scatter and gather kernels for these: the same bits as signed numbers move (and wrap) alike
+SIGNED = {
+    ir.DataType.UINT16: ir.DataType.INT16,
+    ir.DataType.UINT32: ir.DataType.INT32,
+    ir.DataType.UINT64: ir.DataType.INT64,
+}
+
+
+# ------------------------------------------------------------------------------------------------------- Gather
+
+
+@op("Gather")
+def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
+    """`nn.Embedding` for a trained table, else plain indexing."""
+    if axis < 0 or data.rank is not None:
+        axis %= data.known_rank
+    if data.dtype == ir.DataType.STRING:
+        return b("np.take(x, i, axis=axis)", x=data, i=indices, axis=axis)
+    embedding = _embedding(b, data, indices, axis)
+    if embedding is not None:
+        return embedding
+    item = _index(data, indices, axis)
+    return subscript(data, {axis: item}, data.rank)
+
+
+def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | None:
+    """A table of rows that is trained, looked up by ids.
+
+    `nn.Embedding` refuses negative ids, which ONNX allows: it is taken where ids come from outside (whoever calls the
+    network has token ids), can't be negative, or where the table's name says that it was a module's weight.
+    """
+    source = data.source
+    if source is None or not data.is_float or axis != 0 or len(source.shape) != 2 or indices.rank == 0:
+        return None
+    path = param_path(source.names[0]) if len(source.names) == 1 else None
+    named = path is not None and path[-1] == "weight"
+    if data.constant is not None and not named:
+        return None
+    if not named and not never_negative(indices.value, trust_inputs=True):
+        return None
+    dtype = unless(source.dtype, ir.DataType.FLOAT)
+    module = b.module("embedding", b.call("nn.Embedding", *source.shape, dtype=dtype), weight=source)
+    return None if module is None else b("m(i)", m=module, i=indices)
+
+
+def _index(data: Arg, indices: Arg, axis: int) -> Any:
+    """What stands between the brackets: a number, a slice, a short list, or a tensor."""
+    ints = indices.ints
+    if ints is None or indices.rank is None or indices.rank > 1:
+        return indices
+    if indices.rank == 0:
+        return ints[0]
+    size = None if data.shape is None else data.shape[axis]
+    run = _run(ints, size)
+    if run is not None:
+        return run
+    plain = all(isinstance(i, int) for i in ints)
+    return list(ints) if 0 < len(ints) <= LIST or not plain else indices
+
+
+def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
+    """The slice that has the same elements, if it surely has."""
+    if ints == [0]:
+        return piece(None, 1)
+    if ints == [-1]:
+        return piece(-1, None)
+    numbers = [i for i in ints if isinstance(i, int)]
+    if (
+        not isinstance(size, int)
+        or len(numbers) < len(ints)
+        or not ints
+        or not 0 <= min(numbers) <= max(numbers) < size
+    ):
+        return None
+    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    start, end = numbers[0], numbers[-1] + 1
+    if step < 1 or numbers != list(range(start, end, step)):
+        return None
+    return piece(start or None, None if end == size else end, step)
+
+
+@op("GatherElements")
+def gather_elements(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
+    """`x.gather`, which knows no negative indices."""
+    index = _from_front(b, data.expr, indices, axis)
+    return _signed(b, data, lambda x: b("x.gather(axis, i)", x=x, axis=axis, i=index))
+
+
+def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
+    """The indices as int64, none of them negative."""
+    if not never_negative(indices.value):
+        return b("nonnegative_index(i, x.shape[axis])", i=indices, x=x, axis=axis)
+    return indices if indices.dtype == ir.DataType.INT64 else b("i.long()", i=indices)
+
+
+def _signed(b: Builder, data: Arg, compute: Any) -> ast.expr:
+    """A computation that only moves elements, in a dtype that torch has kernels for."""
+    if data.dtype not in SIGNED:
+        made: ast.expr = compute(data.expr)
+        return made
+    return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=SIGNED[data.dtype])), d=data.dtype)
+
+
+@op("GatherND")
+def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> ast.expr:
+    if batch_dims:
+        return b("gather_batched(x, i, n)", x=data, i=indices, n=batch_dims)
+    return b("x[i.unbind(-1)]", x=data, i=indices)
+
+
+# ------------------------------------------------------------------------------------------------------ Scatter
+
+REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+@op("ScatterElements", "Scatter")
+def scatter_elements(
+    b: Builder, data: Arg, indices: Arg, updates: Arg, *, axis: int = 0, reduction: str = "none"
+) -> ast.expr:
+    index = _from_front(b, data.expr, indices, axis)
+    method = {"none": "x.scatter(axis, i, u)", "add": "x.scatter_add(axis, i, u)"}.get(
+        reduction, "x.scatter_reduce(axis, i, u, how)"
+    )
+    return _scatter(b, method, data, index, updates, reduction, axis)
+
+
+@op("ScatterND")
+def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: str = "none") -> ast.expr:
+    method = {
+        "none": "x.index_put(i.unbind(-1), u)",
+        "add": "x.index_put(i.unbind(-1), u, accumulate=True)",
+    }.get(reduction, "scatter_nd_reduce(x, i, u, how)")
+    return _scatter(b, method, data, indices, updates, reduction, 0)
+
+
+def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, reduction: str, axis: int) -> ast.expr:
+    how = REDUCTIONS.get(reduction, reduction)
+    if reduction not in ("none", "add", *REDUCTIONS):
+        raise b.error(f"its reduction {reduction!r} is not one of none, add, mul, max, min")
+    if data.dtype not in SIGNED:
+        return b(template, x=data, i=index, u=updates, how=how, axis=axis)
+    if reduction not in ("max", "min"):
+        signed = SIGNED[data.dtype]
+        x, u = b("x.view(d)", x=data, d=signed), b("u.view(d)", u=updates, d=signed)
+        return b("y.view(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
+    if data.dtype == ir.DataType.UINT64:
+        raise b.error(f"reduction {reduction!r} over uint64 has no PyTorch kernel", "use int64")
+    x, u = b("x.long()", x=data), b("u.long()", u=updates)
+    return b("y.to(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
+
+
+@op("TensorScatter")
+def tensor_scatter(
+    b: Builder,
+    past_cache: Arg,
+    update: Arg,
+    write_indices: Arg | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> ast.expr:
+    """A key-value cache with new entries; without `write_indices` they are the first."""
+    starts = b("x.new_zeros(x.shape[:1], dtype=torch.long)", x=past_cache) if write_indices is None else write_indices
+    return b.call(
+        "write_cache", past_cache, update, starts,
+        axis=unless(axis, -2), circular=unless(mode == "circular", False),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- Slice
+
+
+@op("Slice")
+def slice_(
+    b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None = None, steps: Arg | None = None
+) -> ast.expr:
+    """`x[:, 1:-1]`; a negative step as a flip, whose position p is position ~p of the axis."""
+    first, last = starts.ints, ends.ints
+    known_axes = None if axes is None else axes.ints
+    known_steps = None if steps is None else steps.ints
+    if first is None or last is None or (axes and not _plain(known_axes)) or (steps and not _plain(known_steps)):
+        return _slice_at_run_time(b, data, starts, ends, axes, steps)
+    positions = _axes(data, known_axes, len(first))
+    strides = [s for s in known_steps if isinstance(s, int)] if known_steps is not None else [1] * len(first)
+    backward = tuple(a for a, s in zip(positions, strides) if s < 0)
+    items: dict[int, ast.Slice] = {}
+    for axis, start, end, step in zip(positions, first, last, strides):
+        if step < 0:
+            start, end, step = -1 - start, -1 - end, -step
+        size = None if data.shape is None else data.shape[axis]
+        made = _piece(start, end, step, size)
+        if made.lower is not None or made.upper is not None or made.step is not None:
+            items[axis] = made
+    x = b("x.flip(axes)", x=data, axes=backward if len(backward) > 1 else backward[0]) if backward else data.expr
+    return subscript(x, items, data.rank) if items else x
+
+
+def _plain(ints: list[Dim] | None) -> bool:
+    return ints is not None and all(isinstance(i, int) for i in ints)
+
+
+def _axes(data: Arg, axes: list[Dim] | None, count: int) -> list[int]:
+    if axes is None:
+        return list(range(count))
+    numbers = [a for a in axes if isinstance(a, int)]
+    return [a % data.known_rank for a in numbers] if min(numbers, default=0) < 0 else numbers
+
+
+def _piece(start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
+    """The bounds that a person would write: none where they are the axis's own."""
+    from_front = isinstance(start, int) and (start == 0 or start <= -FAR or (isinstance(size, int) and start <= -size))
+    to_end = (isinstance(end, int) and (end >= FAR or (isinstance(size, int) and end >= size))) or end == size
+    return piece(None if from_front else start, None if to_end else end, step)
+
+
+def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None, steps: Arg | None) -> ast.expr:
+    count = starts.shape[0] if starts.shape else None
+    axis = axes.ints if axes is not None else [0]
+    step = steps.ints if steps is not None else [1]
+    if count == 1 and axis is not None and isinstance(axis[0], int) and step is not None and step[0] == 1:
+        position = axis[0] % data.known_rank
+        return subscript(data, {position: piece(starts.as_int(), ends.as_int())}, data.rank)
+    first = b.let(starts.as_ints(), "starts")
+    chosen = b("range(len(s))", s=first) if axes is None else axes.as_ints()
+    strides = b("[1] * len(s)", s=first) if steps is None else steps.as_ints()
+    return b("slice_axes(x, s, e, a, t)", x=data, s=first, e=ends.as_ints(), a=chosen, t=strides)
+
+
+# ------------------------------------------------------------------------------------------------------- others
+
+
+@op("Compress")
+def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None) -> ast.expr:
+    """The slices along an axis (or the flattened elements) where the condition is true; it may be shorter than that."""
+    if axis is None:
+        return b("x.flatten()[c.nonzero().squeeze(1)]", x=input, c=condition)
+    axis %= input.known_rank
+    fits = condition.shape is not None and input.shape is not None and condition.shape[0] == input.shape[axis]
+    chosen = condition if fits else b("c.nonzero().squeeze(1)", c=condition)
+    return subscript(input, {axis: chosen}, input.rank)
+
+
+@op("ReverseSequence")
+def reverse_sequence(
+    b: Builder, input: Arg, sequence_lens: Arg, *, batch_axis: int = 1, time_axis: int = 0
+) -> ast.expr:
+    return b.call(
+        "reverse_sequence", input, sequence_lens, time_axis=unless(time_axis, 0), batch_axis=unless(batch_axis, 1)
+    )
+
+
+@op("ArrayFeatureExtractor", domain="ai.onnx.ml")
+def array_feature_extractor(b: Builder, X: Arg, Y: Arg) -> ast.expr:
+    """Columns of the last axis; a vector's come out as one row."""
+    picked = b("x[..., y.flatten()]", x=X, y=Y)
+    return b("p.unsqueeze(0)", p=picked) if X.known_rank == 1 else picked
