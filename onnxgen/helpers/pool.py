@@ -1,0 +1,84 @@
+"""Pooling with ONNX's semantics where torch's functions have other ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def pool_windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """Every window of a pool over x [batch, channels, size...], as a view [batch, channels, out..., kernel...]."""
+    for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation), 2):
+        x = x.unfold(axis, (k - 1) * d + 1, s)[..., ::d]
+    return x
+
+
+def average_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pads: Sequence[int],
+    overhang: Sequence[int],
+    count_include_pad: bool,
+) -> Tensor:
+    """ONNX AveragePool: dilated, and padded on each side by its own amount.
+
+    Args:
+        x: [batch, channels, size...].
+        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`.
+        overhang: more padding as of `F.pad`, which never counts (from a rounded-up output size).
+    """
+    counted = x.new_ones(1, 1, *x.shape[2:])
+    counted = F.pad(F.pad(counted, pads, value=float(count_include_pad)), overhang)
+    axes = list(range(-len(kernel), 0))
+    total = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, dilation).sum(axes)
+    return total / pool_windows(counted, kernel, stride, dilation).sum(axes)
+
+
+def lp_pool(x: Tensor, p: float, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """ONNX LpPool: the p-norm of each window of x [batch, channels, size...]."""
+    return torch.linalg.vector_norm(pool_windows(x, kernel, stride, dilation), p, list(range(-len(kernel), 0)))
+
+
+def max_pool_with_indices(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    pads: Sequence[int],
+    column_major: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """ONNX MaxPool with its second output.
+
+    Args:
+        x: [batch, channels, size...], 1 to 3 sizes.
+        pads: padding as of `F.pad`; it is never the maximum.
+        column_major: count the spatial position with its first axis fastest (storage_order 1).
+
+    Returns:
+        The maxima, and for each its position (int64) in the flattened x.
+    """
+    sizes, n = x.shape[2:], len(kernel)
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
+    padded = F.pad(x, pads, value=float("-inf"))
+    y, flat = pool(padded, kernel, stride, 0, dilation, False, True)
+    positions = []
+    for axis in reversed(range(n)):  # of the flattened padded sizes
+        positions.insert(0, flat % padded.shape[2 + axis] - pads[2 * (n - 1 - axis)])
+        flat = flat // padded.shape[2 + axis]
+    index = torch.zeros_like(flat)
+    for axis in reversed(range(n)) if column_major else range(n):
+        index = index * sizes[axis] + positions[axis]
+    plane = torch.arange(x.shape[0] * x.shape[1], device=x.device) * math.prod(sizes)
+    return y, index + plane.reshape(x.shape[0], x.shape[1], *[1] * n)
+
+
+def max_unpool(x: Tensor, index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """ONNX MaxUnpool: zeros of shape `sizes` with x at the positions `index` in the flattened result."""
+    flat = x.new_zeros(math.prod(sizes))
+    return flat.scatter(0, index.flatten(), x.flatten()).reshape(list(sizes))

@@ -1,0 +1,90 @@
+"""Pad, and CenterCropPad."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.propagate.dims import Dim
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
+@op("Pad", renames={"paddings": "pads", "value": "constant_value"})
+def pad(
+    b: Builder, data: Arg, pads: Arg, constant_value: Arg | None = None, axes: Arg | None = None, *, mode: str = "constant"
+) -> ast.expr:  # fmt: skip
+    """`F.pad`, whose list begins with the last axis; its other modes only pad the spatial axes of floats."""
+    if mode not in ("constant", *MODES):
+        raise b.error(f"its mode {mode!r} is not one of constant, reflect, edge, wrap")
+    value = _value(b, constant_value) if mode == "constant" else OMIT
+    known, chosen = pads.ints, None if axes is None else axes.ints
+    if known is None or (axes is not None and chosen is None) or data.rank is None:
+        return b.call(
+            "pad_axes", data, pads.as_ints(), axes=OMIT if axes is None else axes.as_ints(),
+            mode=unless(mode, "constant"), value=value,
+        )  # fmt: skip
+    rank = data.rank
+    positions = list(range(rank)) if chosen is None else [a % rank for a in chosen if isinstance(a, int)]
+    sides: dict[int, tuple[Dim, Dim]] = {
+        axis: (begin, end)
+        for axis, begin, end in zip(positions, known[: len(positions)], known[len(positions) :])
+        if begin != 0 or end != 0
+    }
+    if not sides:
+        return data.expr
+    if mode == "constant":
+        return b.call("F.pad", data, _from_last(sides, rank, min(sides)), value=value)
+    first = _spatial(data, sides, mode)
+    if first is not None:
+        return b.call("F.pad", data, _from_last(sides, rank, first), mode=MODES[mode])
+    order = sorted(sides)
+    flat = [*(sides[a][0] for a in order), *(sides[a][1] for a in order)]
+    return b.call("pad_axes", data, tuple(flat), axes=tuple(order), mode=mode)
+
+
+def _value(b: Builder, constant_value: Arg | None) -> Any:
+    """What to pad with; torch takes a Python number."""
+    if constant_value is None:
+        return OMIT
+    if constant_value.scalar is not None:
+        return unless(constant_value.number, OMIT) if constant_value.scalar != 0 else OMIT
+    return constant_value.as_int()
+
+
+def _from_last(sides: dict[int, tuple[Dim, Dim]], rank: int, first: int) -> tuple[Dim, ...]:
+    """Begin and end of each axis from the last one back to `first`."""
+    return tuple(p for axis in range(rank - 1, first - 1, -1) for p in sides.get(axis, (0, 0)))
+
+
+def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | None:
+    """The first axis of those that `F.pad` can pad in this mode: the last 1 to 3, after one or two others; else None."""
+    rank, shape = data.known_rank, data.shape or ()
+    first = 2 if min(sides) >= 2 else 1
+    if not data.is_float or min(sides) < first or not 1 <= rank - first <= 3:
+        return None
+    for axis, pair in sides.items():
+        size = shape[axis]
+        if not all(isinstance(p, int) and p >= 0 for p in pair):
+            return None
+        most = max(p for p in pair if isinstance(p, int))
+        # reflect over a dynamic size: F.pad refuses where it can't be done, circular would need a proof
+        if isinstance(size, int):
+            limit = {"reflect": size - 1, "edge": most if size > 0 else -1, "wrap": size}[mode]
+            if most > limit:
+                return None
+        elif mode == "wrap":
+            return None
+    return first
+
+
+@op("CenterCropPad")
+def center_crop_pad(b: Builder, input_data: Arg, shape: Arg, *, axes: list[int] | None = None) -> ast.expr:
+    given = OMIT if axes is None else literal(tuple(axes))
+    return b.call("center_crop_pad", input_data, shape.as_ints(), given)
