@@ -11,6 +11,7 @@ from onnxgen.options import Options
 from onnxgen.propagate import bodies
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.evaluate import evaluate
+from onnxgen.propagate.float_sizes import FloatSizes
 from onnxgen.propagate.infer import STANDARD, declared, infer
 from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info
 from onnxgen.propagate.node_facts import NodeFacts, Symbols
@@ -38,6 +39,7 @@ class _Propagation:
 
     def __init__(self, graph: ir.Graph, options: Options) -> None:
         self.symbols = Symbols()
+        self.float_sizes = FloatSizes()
         self.depth = 0
         self.limit = options.limits.fold_elements
         self.opsets = graph.opset_imports
@@ -84,7 +86,7 @@ class _Propagation:
             found = rule(self, n)
             return found + [UNKNOWN] * (len(node.outputs) - len(found))
         n.inferred = infer(n)
-        return evaluate(n, self.limit)
+        return self.float_sizes.follow(n, evaluate(n, self.limit)) if standard else n.inferred
 
     def _opset(self, node: ir.Node) -> int:
         found = self.opsets.get(node.domain)

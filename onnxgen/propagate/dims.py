@@ -95,7 +95,11 @@ def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
         if any(_beats(function, other, dim) for other in kept):
             continue
         kept = [other for other in kept if not _beats(function, dim, other)] + [dim]
-    return kept[0] if len(kept) == 1 else call(function, *sorted(kept, key=key_of))
+    return (
+        kept[0]
+        if len(kept) == 1
+        else call(function, *sorted(kept, key=lambda dim: (isinstance(dim, Sym), key_of(dim))))
+    )
 
 
 def _only_call(dim: Sym, function: str) -> Sym | None:

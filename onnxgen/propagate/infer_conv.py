@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, Sym, dim_min, floordiv
+from onnxgen.propagate.dims import Dim, Sym, dim_min, floordiv, nonnegative
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
 
@@ -29,6 +29,7 @@ def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: b
     """The number of window positions along each spatial axis.
 
     With `ceil_mode` a last window that would start in the padding at the end is left out (ONNX MaxPool, AveragePool).
+    Symbolic sizes are taken to hold at least one window.
     """
     count = len(sizes)
     strides = _spatial(n, "strides", count, 1)
@@ -41,10 +42,12 @@ def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: b
         return [ceildiv(size, stride) for size, stride in zip(sizes, strides, strict=True)]
     if auto_pad == "VALID":
         pads = [0] * (2 * count)
-    result = []
+    result: list[Dim] = []
     for i, size in enumerate(sizes):
         span = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
-        if ceil_mode:
+        if isinstance(span, int) and span < 0:  # a window larger than what it slides over: runtimes differ
+            result.append(n.fresh(i + 2))
+        elif ceil_mode:
             inside = floordiv(size + pads[i] - 1, strides[i])  # the last position that starts before the end padding
             result.append(dim_min(ceildiv(span, strides[i]), inside) + 1)
         else:
@@ -101,7 +104,10 @@ def _transposed_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim]) -> list
     extra = _spatial(n, "output_padding", count, 0)
     auto_pad = n.str_("auto_pad", "NOTSET")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        return [size * stride for size, stride in zip(sizes, strides, strict=True)]
+        spans = [extra[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(count)]
+        return [  # where the kernel leaves gaps between the strides, the standard and onnxruntime disagree
+            sizes[i] * strides[i] if nonnegative(spans[i] - strides[i]) else n.fresh(i + 2) for i in range(count)
+        ]
     if auto_pad == "VALID":
         pads = [0] * (2 * count)
     return [
@@ -115,7 +121,11 @@ def _pool(n: NodeFacts) -> list[Info]:
     shape: list[Dim] | None = None
     if x is not None:
         kernel = _spatial(n, "kernel_shape", len(x) - 2, 1)
-        shape = [*x[:2], *window_sizes(n, x[2:], kernel, bool(n.int_("ceil_mode")))]
+        if n.str_("auto_pad", "NOTSET").startswith("SAME") and any(d != 1 for d in n.ints("dilations") or []):
+            sizes: list[Dim] = list(n.fresh_shape(len(x))[2:])  # the standard and onnxruntime disagree
+        else:
+            sizes = window_sizes(n, x[2:], kernel, bool(n.int_("ceil_mode")))
+        shape = [*x[:2], *sizes]
     return [tensor(n.dtype(0), shape), tensor(ir.DataType.INT64, shape)]
 
 
