@@ -1,0 +1,108 @@
+"""How long generating takes: a cold command against the imports it can't do without, then larger graphs by stage.
+
+    python -m benchmarks.generation [--rounds 21] [--nodes 1000,10000] [--json FILE]
+
+The first row's ratio is that of wall clock times of two processes that take turns, the median over all rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.common import ROOT, arguments, finish, interleaved, python, ratio
+
+FLOOR = "import onnx, onnx_ir, jinja2, black"
+
+
+def cold(rounds: int, folder: Path) -> dict[str, Any]:
+    """`onnxgen mnist.onnx -o model.py` (nothing there yet) against the bare imports, both in new processes."""
+    out = folder / "model.py"
+
+    def ours() -> float:
+        for path in folder.iterdir():
+            path.unlink()
+        return timed("-m", "onnxgen", str(ROOT / "samples/mnist/mnist.onnx"), "-o", str(out))
+
+    def theirs() -> float:
+        return timed("-c", FLOOR)
+
+    ours(), theirs()  # byte code and file cache
+    pairs = interleaved(ours, theirs, rounds)
+    return {
+        "measurement": "onnxgen mnist.onnx -o model.py",
+        "seconds": round(statistics.median(pairs[0]), 3),
+        "against": FLOOR,
+        "its seconds": round(statistics.median(pairs[1]), 3),
+        "ratio": round(ratio(pairs), 3),
+        "target": "<= 1.5",
+    }
+
+
+def timed(*args: str) -> float:
+    start = time.perf_counter()
+    python(*args)
+    return time.perf_counter() - start
+
+
+def chain(nodes: int) -> onnx.ModelProto:
+    """A residual MLP of about `nodes` nodes: MatMul, Add, Relu, Add, with widths that differ so that no two repeat."""
+    make = onnx.helper
+    operators, tensors, x, count = [], [], "x", 0
+    while len(operators) < nodes:
+        count += 1
+        scope, inner = f"blocks.{count}", 8 + count % 32
+        for name, shape in (("fc1.weight", (16, inner)), ("fc1.bias", (inner,)), ("fc2.weight", (inner, 16))):
+            array = np.random.default_rng(count).standard_normal(shape).astype(np.float32)
+            tensors.append(onnx.numpy_helper.from_array(array, f"{scope}.{name}"))
+        at = f"/blocks.{count}/"
+        operators += [
+            make.make_node("MatMul", [x, f"{scope}.fc1.weight"], [f"{at}m"], f"{at}fc1/MatMul"),
+            make.make_node("Add", [f"{at}m", f"{scope}.fc1.bias"], [f"{at}b"], f"{at}fc1/Add"),
+            make.make_node("Relu", [f"{at}b"], [f"{at}r"], f"{at}Relu"),
+            make.make_node("MatMul", [f"{at}r", f"{scope}.fc2.weight"], [f"{at}f"], f"{at}fc2/MatMul"),
+            make.make_node("Add", [f"{at}f", x], [f"{at}out"], f"{at}Add"),
+        ]
+        x = f"{at}out"
+    inputs = [make.make_tensor_value_info("x", 1, ["batch", 16])]
+    outputs = [make.make_tensor_value_info(x, 1, ["batch", 16])]
+    graph = make.make_graph(operators, "chain", inputs, outputs, tensors)
+    return make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+
+
+def staged(nodes: int, folder: Path) -> dict[str, Any]:
+    """One generation of a larger graph: seconds a stage, as the command itself reports them."""
+    path = folder / f"chain{nodes}.onnx"
+    onnx.save(chain(nodes), path)
+    start = time.perf_counter()
+    said = json.loads(python("-m", "onnxgen", str(path), "-o", str(folder / f"chain{nodes}.py"), "--json"))
+    seconds = time.perf_counter() - start
+    stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in said["stages"].items())
+    return {
+        "measurement": f"{nodes} nodes, {said['lines']} lines",
+        "seconds": round(seconds, 3),
+        "stages": {k: round(v, 3) for k, v in said["stages"].items()},
+        "against": stages,
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=21, help="pairs of processes (default: 21)")
+    parser.add_argument("--nodes", default="1000,10000", help="sizes of the larger graphs (default: 1000,10000)")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [cold(given.rounds, Path(folder))]
+        rows += [staged(int(n), Path(folder)) for n in given.nodes.split(",") if n]
+    finish(rows, given.json)
+
+
+if __name__ == "__main__":
+    main()
