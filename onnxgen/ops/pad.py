@@ -18,8 +18,14 @@ MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 @op("Pad", renames={"paddings": "pads", "value": "constant_value"})
 def pad(
-    b: Builder, data: Arg, pads: Arg, constant_value: Arg | None = None, axes: Arg | None = None, *, mode: str = "constant"
-) -> ast.expr:  # fmt: skip
+    b: Builder,
+    data: Arg,
+    pads: Arg,
+    constant_value: Arg | None = None,
+    axes: Arg | None = None,
+    *,
+    mode: str = "constant",
+) -> ast.expr:
     """`F.pad`, whose list begins with the last axis; its other modes only pad the spatial axes of floats."""
     if mode not in ("constant", *MODES):
         raise b.error(f"its mode {mode!r} is not one of constant, reflect, edge, wrap")
@@ -64,7 +70,7 @@ def _from_last(sides: dict[int, tuple[Dim, Dim]], rank: int, first: int) -> tupl
 
 
 def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | None:
-    """The first axis of those that `F.pad` can pad in this mode: the last 1 to 3, after one or two others; else None."""
+    """The first of the axes that `F.pad` can pad in this mode (the last 1 to 3, after one or two others), or None."""
     rank, shape = data.known_rank, data.shape or ()
     first = 2 if min(sides) >= 2 else 1
     if not data.is_float or min(sides) < first or not 1 <= rank - first <= 3:

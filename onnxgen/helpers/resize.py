@@ -1,0 +1,157 @@
+"""ONNX Resize in full: every mode and coordinate transformation, one axis after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def resize(
+    x: Tensor,
+    axes: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    scales: Sequence[float] | None = None,
+    mode: str = "nearest",
+    coordinates: str = "half_pixel",
+    rounding: str = "round_prefer_floor",
+    cubic: float = -0.75,
+    exclude_outside: bool = False,
+    antialias: bool = False,
+    roi: Sequence[float] | None = None,
+    outside: float = 0.0,
+    policy: str = "stretch",
+) -> Tensor:
+    """ONNX Resize (19) of the axes given, each to a size or by a scale.
+
+    Args:
+        x: any shape and dtype; the modes other than "nearest" compute in floating point.
+        sizes, scales: one an entry of `axes`; scales win.
+        mode: "nearest", "linear" or "cubic".
+        coordinates, rounding: ONNX's coordinate_transformation_mode and nearest_mode.
+        cubic: the coefficient a of the cubic kernel.
+        exclude_outside: neighbours outside the input weigh nothing, instead of repeating the edge.
+        antialias: widen the kernel when shrinking.
+        roi: with "tf_crop_and_resize" the starts, then the ends, of the region in [0, 1].
+        outside: the value of points outside the input, with "tf_crop_and_resize".
+        policy: ONNX's keep_aspect_ratio_policy ("stretch", "not_larger", "not_smaller").
+    """
+    n = len(axes)
+    old = [x.shape[a] for a in axes]
+    starts, ends = (list(roi[:n]), list(roi[n:])) if roi is not None else ([0.0] * n, [1.0] * n)
+    cropped = coordinates == "tf_crop_and_resize"
+    if scales is not None:
+        parts = [e - s for s, e in zip(starts, ends)] if cropped else [1.0] * n
+        sizes = [scale_size(d, s, p) for d, s, p in zip(old, scales, parts)]
+    elif sizes is not None and policy != "stretch":
+        choose = min if policy == "not_larger" else max
+        scale = choose(s / d for s, d in zip(sizes, old))
+        sizes, scales = [math.floor(scale * d + 0.5) for d in old], [scale] * n
+    assert sizes is not None
+    scales = [s / max(d, 1) for s, d in zip(sizes, old)] if scales is None else scales
+    dtype = x.dtype
+    if mode != "nearest" and dtype not in (torch.float32, torch.float64):
+        x = x.float()
+    missed = torch.zeros([1] * x.dim(), dtype=torch.bool, device=x.device)
+    for axis, before, size, scale, start, end in zip(axes, old, sizes, scales, starts, ends):
+        if scale == 1 and size == before and not cropped:
+            continue
+        at = resize_coordinates(size, before, scale, coordinates, start, end, x.device)
+        if cropped:
+            shape = [size if a == axis % x.dim() else 1 for a in range(x.dim())]
+            missed = missed | ((at < 0) | (at > before - 1)).reshape(shape)
+        if mode == "nearest":
+            x = x.index_select(axis, resize_nearest(at, before, scale, rounding))
+            continue
+        index, weight = resize_taps(at, before, scale if antialias else 1.0, mode, cubic, exclude_outside)
+        x = weighted_select(x, axis, index, weight)
+    if cropped:
+        x = x.masked_fill(missed, outside)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def resize_coordinates(
+    size: int, before: int, scale: float, mode: str, start: float, end: float, device: torch.device
+) -> Tensor:
+    """Where in the input each output point lies (float32 [size]), by ONNX's coordinate_transformation_mode."""
+    i = torch.arange(size, dtype=torch.float32, device=device)
+    by = torch.tensor(scale, dtype=torch.float32, device=device)
+    if mode == "asymmetric":
+        return i / by
+    if mode == "tf_half_pixel_for_nn":
+        return (i + 0.5) / by
+    if mode == "align_corners":
+        return i * (before - 1) / max(size - 1, 1)
+    if mode == "tf_crop_and_resize":
+        if size > 1:
+            return start * (before - 1) + i * (end - start) * (before - 1) / (size - 1)
+        return torch.full_like(i, 0.5 * (start + end) * (before - 1))
+    if mode == "pytorch_half_pixel" and size <= 1:
+        return torch.zeros_like(i)
+    if mode == "half_pixel_symmetric":
+        center = before / 2 * (1 - size / (scale * before))
+        return center + (i + 0.5) / by - 0.5
+    return (i + 0.5) / by - 0.5
+
+
+def resize_nearest(at: Tensor, before: int, scale: float, rounding: str) -> Tensor:
+    """The input index nearest to each coordinate, by ONNX's nearest_mode ("simple": as before opset 11)."""
+    if rounding == "simple":
+        rounding = "ceil" if scale < 1 else "floor"
+    if rounding == "round_prefer_floor":
+        at = (at - 0.5).ceil()
+    elif rounding == "round_prefer_ceil":
+        at = (at + 0.5).floor()
+    else:
+        at = at.ceil() if rounding == "ceil" else at.floor()
+    return at.clamp(0, before - 1).long()
+
+
+def cubic_kernel(t: Tensor, a: float) -> Tensor:
+    """The cubic convolution kernel at the distances t (Keys 1981): support 2, coefficient a."""
+    t = t.abs()
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return torch.where(t <= 1, near, torch.where(t < 2, far, torch.zeros_like(t)))
+
+
+def resize_taps(
+    at: Tensor, before: int, scale: float, mode: str, cubic: float, exclude_outside: bool
+) -> tuple[Tensor, Tensor]:
+    """The neighbours of each coordinate under the linear or cubic kernel, which is widened by 1 / scale if scale < 1.
+
+    Returns:
+        Their indices (int64) and weights (float32, of sum 1), both [size, taps].
+    """
+    wide = min(scale, 1.0)
+    support = (1.0 if mode == "linear" else 2.0) / wide
+    first = (at.unsqueeze(1) - support).floor() + 1
+    index = first + torch.arange(math.ceil(2 * support), device=at.device)
+    distance = (index - at.unsqueeze(1)) * wide
+    weight = (1 - distance.abs()).clamp(min=0) if mode == "linear" else cubic_kernel(distance, cubic)
+    if exclude_outside:
+        weight = weight * ((index >= 0) & (index < before))
+    if exclude_outside or wide < 1:
+        weight = weight / weight.sum(1, keepdim=True)
+    return index.clamp(0, before - 1).long(), weight
+
+
+def weighted_select(x: Tensor, axis: int, index: Tensor, weight: Tensor) -> Tensor:
+    """Along `axis`, weighted sums of picked elements; index and weight are [size, taps]."""
+    axis %= x.dim()
+    picked = x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
+    weight = weight.to(x.dtype).reshape(*weight.shape, *[1] * (x.dim() - 1 - axis))
+    return (picked * weight).sum(axis + 1)
+
+
+def single_precision(value: float) -> float:
+    """The float32 nearest to a number, by arithmetic alone (Veltkamp 1968), so that compiled code can trace it."""
+    spread = value * 536870913.0  # 2**29 + 1: 53 bits of float64 less 24 of float32
+    return spread - (spread - value)
+
+
+def scale_size(size: int, scale: float, part: float = 1.0) -> int:
+    """`floor(size * part * scale)` in float32, as ONNX Resize computes an output size."""
+    return math.floor(single_precision(single_precision(size * part) * single_precision(scale)))

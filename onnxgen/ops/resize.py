@@ -1,0 +1,261 @@
+"""Resize and Upsample: `F.interpolate` where it computes the same, the helper `resize` elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.conv import same
+from onnxgen.ops.registry import op
+from onnxgen.propagate.dims import Dim, exact_div, scale_size
+from onnxgen.propagate.info import Info
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
+SAMPLE = 1024  # input sizes over which two ways to round are compared where the size is dynamic
+
+
+@dataclass
+class Request:
+    """What is resized, axes that stay as they are left out.
+
+    Attributes:
+        axes: counted from the front.
+        sizes, scales: one for each of them; None if not given.
+        mode, coordinates, rounding: as in the schema; rounding "simple" is that of opset 10.
+    """
+
+    axes: list[int]
+    sizes: list[Dim] | None
+    scales: list[float] | None
+    mode: str
+    coordinates: str
+    rounding: str
+
+
+@op("Resize", since=11)
+def resize(
+    b: Builder,
+    X: Arg,
+    roi: Arg | None = None,
+    scales: Arg | None = None,
+    sizes: Arg | None = None,
+    *,
+    antialias: int = 0,
+    axes: list[int] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> ast.expr:
+    scales, sizes = _given(scales), _given(sizes)
+    if (scales is None) == (sizes is None):
+        raise b.error("it needs either scales or sizes")
+    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
+    policy = OMIT if sizes is None else unless(keep_aspect_ratio_policy, "stretch")
+    special = {
+        "cubic": OMIT if mode != "cubic" else unless(shortest(cubic_coeff_a), -0.75),
+        "exclude_outside": OMIT if mode == "nearest" else unless(bool(exclude_outside), False),
+        "antialias": OMIT if mode == "nearest" else unless(bool(antialias), False),
+        "roi": _floats(b, roi) if cropped and roi is not None else OMIT,
+        "outside": unless(shortest(extrapolation_value), 0.0) if cropped else OMIT,
+        "policy": policy,
+    }
+    whole = list(range(X.known_rank)) if axes is None else [a % X.known_rank for a in axes]
+    request = Request(
+        whole, None if sizes is None else sizes.ints, None if scales is None else _scales(scales), mode,
+        coordinate_transformation_mode, nearest_mode,
+    )  # fmt: skip
+    if not cropped and policy is OMIT:
+        _drop_unchanged(request, X)
+    if not request.axes:
+        return X.expr
+    if all(v is OMIT for v in special.values()):
+        made = _interpolate(b, X, request)
+        if made is not None:
+            return made
+    return _resize(b, X, request, scales, sizes, special)
+
+
+@op("Resize", "Upsample", since=7)
+def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> ast.expr:
+    """Before opset 11 a point i lies at i / scale; halves were never asked about."""
+    known = _scales(scales)
+    mode = {"bilinear": "linear"}.get(mode, mode)
+    request = Request(list(range(X.known_rank)), None, known, mode, "asymmetric", "simple")
+    _drop_unchanged(request, X)
+    if not request.axes:
+        return X.expr
+    made = _interpolate(b, X, request)
+    return made if made is not None else _resize(b, X, request, scales, None, {})
+
+
+@op("Upsample", since=1)
+def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, mode: str = "nearest") -> ast.expr:
+    scales = Arg(b, Info(ir.DataType.FLOAT, (4,), np.array([1, 1, height_scale, width_scale], np.float32)))
+    return resize_simply(b, X, scales, mode=mode)
+
+
+def _given(arg: Arg | None) -> Arg | None:
+    """An optional input that may also be there and empty."""
+    return None if arg is None or arg.shape == (0,) else arg
+
+
+def _scales(arg: Arg) -> list[float] | None:
+    constant = arg.constant
+    return None if constant is None else [float(np.float32(v)) for v in constant.reshape(-1)]
+
+
+def _floats(b: Builder, arg: Arg) -> Any:
+    known = _scales(arg)
+    return b("x.tolist()", x=arg) if known is None else tuple(shortest(v) for v in known)
+
+
+def _drop_unchanged(request: Request, X: Arg) -> None:
+    shape = X.shape or ()
+    if request.scales is not None:
+        kept = [i for i, s in enumerate(request.scales) if s != 1]
+        request.scales = [request.scales[i] for i in kept]
+    elif request.sizes is not None:
+        kept = [i for i, s in enumerate(request.sizes) if s != shape[request.axes[i]]]
+        request.sizes = [request.sizes[i] for i in kept]
+    else:
+        return
+    request.axes = [request.axes[i] for i in kept]
+
+
+def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | None, special: dict[str, Any]) -> ast.expr:
+    size: Any = OMIT
+    scale: Any = OMIT
+    if scales is not None:
+        scale = tuple(shortest(s) for s in r.scales) if r.scales is not None else b("x.tolist()", x=scales)
+    elif sizes is not None:
+        size = tuple(r.sizes) if r.sizes is not None else sizes.as_ints()
+    return b.call(
+        "resize", X, tuple(r.axes), sizes=size, scales=scale, mode=unless(r.mode, "nearest"),
+        coordinates=unless(r.coordinates, "half_pixel"),
+        rounding=OMIT if r.mode != "nearest" else unless(r.rounding, "round_prefer_floor"),
+        **special,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- F.interpolate
+
+
+def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
+    """`F.interpolate`, or None where it does not compute exactly this."""
+    rank = X.known_rank
+    if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or (r.scales is None and r.sizes is None):
+        return None
+    shape = X.shape or ()
+    options: dict[str, Any]
+    if r.scales is not None:
+        by_axis = dict(zip(r.axes, r.scales))
+        factors = [by_axis.get(a, 1.0) for a in range(2, rank)]
+        if not all(_same_size(shape[a], s) for a, s in by_axis.items()):
+            return None
+        options = {"scale_factor": same([_factor(f) for f in factors])}
+        ratios: list[float | None] = list(r.scales)
+    else:
+        new = dict(zip(r.axes, r.sizes or []))
+        sizes = [new.get(a, shape[a]) for a in range(2, rank)]
+        options = {"size": same(sizes)}  # type: ignore[arg-type]
+        ratios = [_ratio(shape[a], s) for a, s in new.items()]
+    mode = _torch_mode(r, shape, ratios)
+    if mode is None:
+        return None
+    aligned = r.mode != "nearest" and r.coordinates == "align_corners"
+    return b.call("F.interpolate", X, **options, mode=unless(mode, "nearest"), align_corners=unless(aligned, False))
+
+
+def _factor(scale: float) -> float | int:
+    return int(scale) if scale == int(scale) else NiceFloat(shortest(scale))
+
+
+def _same_size(dim: Dim, scale: float) -> bool:
+    """Whether torch, in float64 and by the shortest decimal, gets the size that ONNX gets in float32."""
+    if isinstance(dim, int):
+        return int(np.floor(dim * shortest(scale))) == scale_size(dim, scale)
+    return scale * 1024 == int(scale * 1024)  # exact in both
+
+
+def _ratio(before: Dim, after: Dim) -> float | None:
+    """The scale between two sizes, if it is one number."""
+    if isinstance(before, int) and isinstance(after, int):
+        return float(np.float32(after / before)) if before else None
+    times = exact_div(after, before)
+    return float(times) if isinstance(times, int) else None
+
+
+def _torch_mode(r: Request, shape: tuple[Dim, ...], ratios: list[float | None]) -> str | None:
+    if r.mode == "nearest":
+        return "nearest" if all(_nearest_agrees(r, shape[a], s) for a, s in zip(r.axes, ratios)) else None
+    if r.coordinates not in ("half_pixel", "align_corners", "pytorch_half_pixel"):
+        return None
+    if r.coordinates == "pytorch_half_pixel":
+        # it puts the only point of an axis of size 1 elsewhere, which torch, for whom it is named, does not (any more)
+        for axis, scale in zip(r.axes, ratios):
+            dim = shape[axis]
+            if isinstance(dim, int) and scale is not None and scale < 1 and round(dim * scale) <= 1:
+                return None
+    if r.mode == "linear":
+        return SPATIAL[len(shape)]
+    return "bicubic" if len(shape) == 4 else None
+
+
+def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
+    """Whether torch picks the same elements along an axis, tried out for every output point.
+
+    Where the ratio of the sizes is only known at run time, rounding down from i / scale is what torch does, too.
+    """
+    rounding = r.rounding
+    if scale is None:
+        return r.coordinates == "asymmetric" and rounding == "floor"
+    before = dim if isinstance(dim, int) else SAMPLE
+    after = scale_size(before, scale) if r.scales is not None else round(before * scale)
+    if not isinstance(after, int) or after > 1 << 20:
+        return False
+    i = np.arange(after, dtype=np.float32)
+    ratio = np.float32(1 / shortest(scale)) if r.scales is not None else np.float32(before) / np.float32(after or 1)
+    torch = np.minimum(np.floor(i * ratio), before - 1)
+    onnx = _positions(i, np.float32(scale), before, after, r.coordinates)
+    if onnx is None:
+        return False
+    if rounding == "simple":
+        rounding = "ceil" if scale < 1 else "floor"
+    half = np.float32(0.5)
+    rounded = {
+        "round_prefer_floor": lambda: np.ceil(onnx - half),
+        "round_prefer_ceil": lambda: np.floor(onnx + half),
+        "floor": lambda: np.floor(onnx),
+        "ceil": lambda: np.ceil(onnx),
+    }[rounding]()
+    return bool(np.array_equal(torch, np.clip(rounded, 0, before - 1)))
+
+
+def _positions(
+    i: NDArray[np.float32], scale: np.float32, before: int, after: int, mode: str
+) -> NDArray[np.float32] | None:
+    """Where output points lie in the input (Resize-19, coordinate_transformation_mode), in float32."""
+    half = np.float32(0.5)
+    if mode == "asymmetric":
+        return i / scale
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
+        return (i + half) / scale - half
+    if mode == "tf_half_pixel_for_nn":
+        return (i + half) / scale
+    if mode == "align_corners":
+        return i * np.float32(before - 1) / np.float32(max(after - 1, 1))
+    return None
