@@ -36,14 +36,11 @@ def run(args: list[str]) -> int:
     try:
         from onnxgen.cli.app import app
 
-        code = app.main(args, prog_name="onnxgen", standalone_mode=False)
+        code = app.main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or 0)
+        return int(code or 0) if args else BAD_INPUT
     except OnnxgenError as error:
         return _refuse(args, error)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
-        return BAD_INPUT
     except click.UsageError as error:
         return _say(args, _usage(error), BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):

@@ -48,7 +48,7 @@ class DefaultGroup(click.Group):
         self.format_commands(ctx, formatter)
 
 
-@click.group(cls=DefaultGroup, context_settings=SETTINGS, epilog=EXIT_CODES, no_args_is_help=True)
+@click.group(cls=DefaultGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
 @click.version_option(__version__, prog_name="onnxgen")
 def app() -> None:
     """Make readable PyTorch source, and its weights, from an ONNX file.
@@ -57,14 +57,14 @@ def app() -> None:
     """
 
 
-def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:
-    return app.command(name, context_settings=SETTINGS, epilog=EXIT_CODES)
+def _command(name: str, short: str) -> Callable[[Callable[..., int]], click.Command]:
+    return app.command(name, short_help=short, context_settings=SETTINGS, epilog=EXIT_CODES)
 
 
 _model = click.argument("model", type=click.Path(path_type=Path))
 
 
-@_command(DEFAULT)
+@_command(DEFAULT, "The default: onnxgen MODEL.onnx")
 @_model
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Default: beside the model.")
 @click.option("--check", is_flag=True, help="Only tell whether the output is fresh; writes nothing.")
@@ -79,7 +79,7 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
     return generate_command(model, output, take_options(given), **given)
 
 
-@_command("verify")
+@_command("verify", "Compare a module with its model.")
 @_model
 @click.argument("module", type=click.Path(path_type=Path), required=False)
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs.")
@@ -103,7 +103,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     return verify_command(model, module, take_options(given), **given)
 
 
-@_command("inspect")
+@_command("inspect", "Show what is in a model.")
 @_model
 @generation_options
 @saying_options
@@ -114,7 +114,7 @@ def inspect(model: Path, **given: Any) -> int:
     return inspect_command(model, take_options(given), **given)
 
 
-@_command("ops")
+@_command("ops", "List the supported operators.")
 @saying_options
 def ops(**given: Any) -> int:
     """List the supported operators."""
