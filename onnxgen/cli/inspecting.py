@@ -51,7 +51,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "outputs": [_value(v) for v in model.graph.outputs],
         "nodes": len(nodes),
         "operators": [
-            {"name": name, "count": number, "supported": name.rpartition(".")[2] not in unsupported}
+            {"name": name, "count": number, "supported": not {name, name.rpartition(".")[2]} & unsupported}
             for name, number in sorted(operators.items())
         ],
         "tensors": [_tensor(v, reasons) for v in _float_tensors(model.graph)],
