@@ -45,7 +45,7 @@ def run(args: list[str]) -> int:
         return _say(args, _usage(error), BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
         return _say(args, "interrupted", INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click makes the one into the other; it exits for nothing else
         # whoever read our output has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
