@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,7 @@ from onnxgen.options import Options
 from onnxgen.propagate import propagate
 from onnxgen.propagate.dims import Sym, substitute, symbol, symbols
 from onnxgen.propagate.info import Info, info
-
-MODELS = Path(__file__).parents[2] / "shared" / "models"
-
-
-def real_files() -> list[str]:
-    if not (MODELS / "manifest.json").exists():
-        return []
-    entries = json.loads((MODELS / "manifest.json").read_text())
-    kept = {"op", "graph", "net"}
-    return [e["file"] for e in entries if e.get("category") in kept and "digest" in e]
+from tests.conftest import SHARED, shared_models
 
 
 class Bindings:
@@ -45,7 +35,7 @@ class Bindings:
         assert left == actual, f"{what}: {dim} should be {actual}, not {left}"
 
 
-def outputs_of_all_nodes(model: onnx.ModelProto, path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
+def outputs_of_all_nodes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
     import onnxruntime as ort
 
     exposed = onnx.ModelProto()
@@ -104,22 +94,27 @@ def free_dims(proto: onnx.ModelProto) -> onnx.ModelProto:
 LARGER = {"ppocr/cls-model.onnx": {"x": (1, 3, 48, 192)}}
 
 
-def check_file(file: str, free: bool) -> None:
-    sys.path.insert(0, str(MODELS))
+def reference_inputs(entry: dict[str, Any]) -> dict[str, np.ndarray]:
+    sys.path.insert(0, str(SHARED / "models"))
     try:
         import refs
     finally:
         sys.path.pop(0)
-    path = MODELS / file
+    feeds: dict[str, np.ndarray] = refs.inputs(str(entry["path"]))
+    for name, shape in LARGER.get(entry["file"], {}).items():
+        feeds[name] = np.resize(feeds[name], shape)
+    return feeds
+
+
+def check_file(entry: dict[str, Any], free: bool) -> None:
+    path: Path = entry["path"]
     proto = onnx.load(path)
     model = ir.serde.deserialize_model(free_dims(proto) if free else proto)
     model.graph.sort()
     propagate(model.graph, Options())
-    feeds = refs.inputs(str(path))
-    for name, shape in LARGER.get(file, {}).items():
-        feeds[name] = np.resize(feeds[name], shape)
+    feeds = reference_inputs(entry)
     try:
-        actual = outputs_of_all_nodes(proto, path, feeds)
+        actual = outputs_of_all_nodes(proto, feeds)
     except Exception as error:
         pytest.skip(f"onnxruntime does not run this with every value as an output: {str(error)[:200]}")
     bindings = Bindings()
@@ -132,9 +127,10 @@ def check_file(file: str, free: bool) -> None:
                 agree(value.name or "", info(value), actual[value.name], bindings)
 
 
-@pytest.mark.skipif(not real_files(), reason="the shared models are not on this machine")
-@pytest.mark.parametrize("file", real_files() or ["none"])
 @pytest.mark.parametrize("free", [False, True], ids=["as declared", "all dims free"])
-def test_real_files(file: str, free: bool) -> None:
+@pytest.mark.parametrize("entry", shared_models("op", "graph", "net"))
+def test_real_files(entry: dict[str, Any], free: bool) -> None:
     """Every dtype, shape and element that is inferred, also with every input dim made symbolic, is what comes out."""
-    check_file(file, free)
+    if "digest" not in entry:
+        pytest.skip("no runtime runs this file")
+    check_file(entry, free)

@@ -298,3 +298,23 @@ def test_a_chain_of_ten_thousand_nodes() -> None:
     model = ir.serde.deserialize_model(onnx.helper.make_model(graph))
     propagate(model.graph, Options())
     assert [str(d) for d in info(model.graph.outputs[0]).shape or ()] == ["n", "3", "h", "w"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'y = Einsum<equation="ij->k">(x)',
+        "y = Transpose<perm=[0, 5]>(x)",
+        "y = Reshape(x, {-1, -1})",
+        "y = Scan<num_scan_inputs=1000000000000, body = b (float p) => (q) { q = Identity(p) }>(x)",
+        "y = Loop<body = b () => (q) { q = Identity(x) }>(one, , x)",
+        "y = If(x)",
+        "y = Slice(x, {0}, {1}, {9})",
+        "y = Add(x)",
+        "y = Cast<to=999>(x)",
+        "y = Expand(x, {4611686018427387904, 4611686018427387904})",
+        "y = Conv<strides=[0]>(x, x)",
+    ],
+)
+def test_nonsense_is_not_recorded_and_does_not_fail(body: str) -> None:
+    assert infos(parse(16, "float[n, 4] x", body))["y"].data is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from onnxgen.propagate.evaluate import evaluate
 from onnxgen.propagate.float_sizes import FloatSizes
 from onnxgen.propagate.infer import STANDARD, declared, infer
 from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info
-from onnxgen.propagate.node_facts import NodeFacts, Symbols
+from onnxgen.propagate.node_facts import NONSENSE, NodeFacts, Symbols
 
 SMALL = 4096  # elements of a stored tensor whose values matter while generating
 
@@ -83,10 +84,19 @@ class _Propagation:
         if rule is None and any(a.type in _GRAPHS for a in node.attributes.values()):
             rule = bodies.unknown_bodies
         if rule is not None:
-            found = rule(self, n)
+            found = self._with_bodies(rule, n)
             return found + [UNKNOWN] * (len(node.outputs) - len(found))
         n.inferred = infer(n)
         return self.float_sizes.follow(n, evaluate(n, self.limit)) if standard else n.inferred
+
+    def _with_bodies(self, rule: Callable[[bodies.Walker, NodeFacts], list[Info]], n: NodeFacts) -> list[Info]:
+        depth, entered = self.depth, self.symbols.depth
+        try:
+            return rule(self, n)
+        except NONSENSE:  # subgraphs that do not fit the operator
+            self.depth = depth
+            self.symbols.leave_to(entered)
+            return []
 
     def _opset(self, node: ir.Node) -> int:
         found = self.opsets.get(node.domain)
@@ -103,7 +113,10 @@ def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
     facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
     if tensor.dtype == ir.DataType.STRING or tensor.size > SMALL or value.meta.get("trainable", (False,))[0]:
         return facts
-    return replace(facts, data=np.asarray(tensor.numpy()))
+    try:
+        return replace(facts, data=np.asarray(tensor.numpy()))
+    except (ValueError, TypeError):  # fewer bytes than its shape says
+        return facts
 
 
 def _constant(node: ir.Node) -> Info:

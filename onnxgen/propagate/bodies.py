@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.propagate.dims import Dim, dim_max
 from onnxgen.propagate.infer import declared
 from onnxgen.propagate.info import UNKNOWN, Info, info, set_info
-from onnxgen.propagate.node_facts import NodeFacts, Symbols
+from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Symbols
 
 ROUNDS = 4  # tries to find what a loop leaves unchanged, before its state's shapes are given up
 DEPTH = 3  # loops within loops beyond which nothing is tried: each level multiplies the rounds
@@ -181,6 +181,8 @@ def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
     batched = n.opset < 9
     given = [n.input(i) for i in range(batched, len(n.inputs))]
     count = len(given) - scans
+    if scans < 0 or count < 0:
+        raise Contradiction("Scan with fewer inputs than it says")
     axes = n.ints("scan_input_axes") or [0] * scans
     batch = next((f.shape[0] for f in given if f.shape), None) if batched else None
     if batched:

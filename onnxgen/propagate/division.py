@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 
 from onnxgen.propagate.expression import (
@@ -20,6 +21,11 @@ from onnxgen.propagate.expression import (
 )
 
 MAX_STEPS = 256  # of one polynomial division
+
+
+def _plain(dim: Dim) -> Dim:
+    """Integers of numpy as Python's. Raises `TypeError` for what is no integer."""
+    return dim if isinstance(dim, Sym) else operator.index(dim)
 
 
 def _over(a: Monomial, b: Monomial) -> Monomial | None:
@@ -99,6 +105,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     Whole multiples of b come out of the division; nested divisions by positive ints merge. Exact for every b != 0.
     Raises `ZeroDivisionError` if b is the int 0, `TooComplex`.
     """
+    a, b = _plain(a), _plain(b)
     if isinstance(b, int):
         if b == 0:
             raise ZeroDivisionError("a dim divided by zero")
@@ -106,7 +113,6 @@ def floordiv(a: Dim, b: Dim) -> Dim:
             return a // b
         if b < 0:
             return floordiv(-a, -b)
-    assert isinstance(a, Sym) or isinstance(b, Sym)
     quotient, remainder = _divide(a, b)
     if isinstance(b, Sym) and len(b.terms) > 1 and remainder != 0:
         quotient, remainder = 0, a
@@ -146,6 +152,7 @@ def _merged(a: Sym, b: int) -> Dim | None:
 
 def int_div(a: Dim, b: Dim) -> Dim:
     """`a / b` truncated toward zero: ONNX Div on integers. Raises `ZeroDivisionError` (b the int 0), `TooComplex`."""
+    a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b) if (a < 0) != (b < 0) else a // b
     exact = exact_div(a, b)
@@ -164,6 +171,7 @@ def _residue(monomial: Monomial, coefficient: int, b: int) -> int:
 
 def modulo(a: Dim, b: Dim) -> Dim:
     """`a % b` with the sign of b, as Python does. Raises `ZeroDivisionError` if b is the int 0, `TooComplex`."""
+    a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     if isinstance(b, int):

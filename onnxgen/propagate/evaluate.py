@@ -11,7 +11,7 @@ from onnxgen.propagate import evaluate_layout, evaluate_math
 from onnxgen.propagate.dims import Sym
 from onnxgen.propagate.infer import STANDARD
 from onnxgen.propagate.info import Info
-from onnxgen.propagate.node_facts import Array, Contradiction, NodeFacts, Unknown, numbers_if_possible
+from onnxgen.propagate.node_facts import NONSENSE, Array, NodeFacts, numbers_if_possible
 
 TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
 
@@ -31,10 +31,10 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     try:
         with np.errstate(all="ignore"):
             inputs = [] if from_shape else [None if i is None else i.data for i in n.inputs]
-            found = operation(n, *inputs)
-    except (Unknown, Contradiction, ArithmeticError, ValueError, IndexError, TypeError):
+            found = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
+    except NONSENSE:
         return n.inferred
-    return [_with_data(facts, data) for facts, data in zip(n.inferred, found, strict=False)] + n.inferred[len(found) :]
+    return found + n.inferred[len(found) :]
 
 
 def _small(facts: Info, limit: int) -> bool:
@@ -49,7 +49,7 @@ def _small(facts: Info, limit: int) -> bool:
 
 def _with_data(facts: Info, data: Array) -> Info:
     """The facts with elements, if these agree with dtype and shape as inferred."""
-    elements = numbers_if_possible(np.asarray(data), facts.dtype)  # numpy hands out scalars where () is left
+    elements = numbers_if_possible(data, facts.dtype)
     if elements is None or facts.dtype is None or facts.dtype == ir.DataType.STRING:
         return facts
     if elements.dtype != object and elements.dtype != facts.dtype.numpy():

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgen.propagate import evaluate_layout
 from onnxgen.propagate.dims import Dim, Sym, nonnegative, scale_size
 from onnxgen.propagate.info import Info
-from onnxgen.propagate.node_facts import Array, Contradiction, NodeFacts, Unknown, integer, numbers_if_possible
+from onnxgen.propagate.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
 
 FLOAT = ir.DataType.FLOAT
 ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat", "Gather", "Slice", "Split")
@@ -22,7 +22,7 @@ ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", 
 
 @dataclass(frozen=True)
 class Scaled:
-    """`float32(size)`, or its product with a `factor` >= 0, or the floor of either: a cast to integers makes them one."""
+    """`float32(size)`, or its product with a `factor` >= 0, or the floor of either: a cast to integers floors."""
 
     size: Dim
     factor: float | None = None
@@ -36,16 +36,17 @@ class FloatSizes:
 
     def follow(self, n: NodeFacts, found: list[Info]) -> list[Info]:
         """Follow scaled sizes through one node; returns `found`, with elements where sizes come back as integers."""
-        if n.op == "Cast" and found and found[0].data is None:
-            return self._cast(n, found)
-        if not self._known or not any(v in self._known for v in n.node.inputs if v is not None):
+        cast = n.op == "Cast" and bool(found) and found[0].data is None
+        if not cast and not (self._known and any(v in self._known for v in n.node.inputs if v is not None)):
             return found
         try:
+            if cast:
+                return self._cast(n, found)
             if n.op == "Mul":
                 self._known[n.node.outputs[0]] = self._scaled(n)
             elif n.op in ARRANGING:
                 self._arranged(n)
-        except (Unknown, Contradiction, ArithmeticError, ValueError, IndexError, TypeError):
+        except NONSENSE:
             pass
         return found
 

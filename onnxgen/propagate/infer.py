@@ -8,7 +8,7 @@ from onnxgen.propagate import infer_conv, infer_elementwise, infer_layout, infer
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.infer_fallback import infer_with_onnx
 from onnxgen.propagate.info import UNKNOWN, Info
-from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Symbols, Unknown
+from onnxgen.propagate.node_facts import NONSENSE, NodeFacts, Rule, Symbols, Unknown
 
 RULES: dict[str, Rule] = {
     **infer_elementwise.RULES,
@@ -32,7 +32,7 @@ def infer(n: NodeFacts) -> list[Info]:
         found = rule(n) if rule is not None else infer_with_onnx(n)
     except (Unknown, TooComplex):
         found = infer_with_onnx(n)
-    except (Contradiction, ArithmeticError, ValueError, IndexError, TypeError):  # malformed inputs or attributes
+    except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]
 

@@ -55,6 +55,15 @@ class Symbols:
         """From here on fresh symbols belong to the body of a loop: another number every iteration."""
         self._bodies.append(set())
 
+    @property
+    def depth(self) -> int:
+        """How many bodies are entered and not left."""
+        return len(self._bodies)
+
+    def leave_to(self, depth: int) -> None:
+        """Ends bodies until `depth` of them are left (after a failure inside one)."""
+        del self._bodies[depth:]
+
     def leave_body(self) -> Callable[[Dim], bool]:
         """Ends a body; returns the test whether a dim means something outside it."""
         local = self._bodies.pop()
@@ -168,6 +177,9 @@ class NodeFacts:
     def fresh_shape(self, rank: int, output: int = 0) -> Shape:
         return tuple(self.fresh(axis, output) for axis in range(rank))
 
+
+# What a rule may raise on a node that makes no sense: wrong attributes, missing inputs, subgraphs of another arity.
+NONSENSE = (Unknown, Contradiction, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 Rule: TypeAlias = Callable[[NodeFacts], list[Info]]
 
