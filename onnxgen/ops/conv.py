@@ -9,8 +9,9 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.ops.arg import Arg
-from onnxgen.ops.pads import Pads, padded, resolve_pads
+from onnxgen.ops.pads import padded, resolve_pads
 from onnxgen.ops.registry import op
+from onnxgen.propagate.dims import Dim, dim_max
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -36,7 +37,7 @@ def conv(
     strides: list[int] | None = None,
 ) -> ast.expr:
     kernel = _kernel(b, W, kernel_shape)
-    n = len(kernel)
+    n = _spatial_axes(b, kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n
     x, padding = padded(b, X, resolve_pads(b, X, auto_pad, pads, kernel, strides, dilations))
     options = {
@@ -78,28 +79,29 @@ def conv_transpose(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> ast.expr:
-    """torch pads both ends alike: what is asymmetric is cut from (or, as output_padding, added to) the result's end."""
+    """torch pads both ends alike: what one end has more is cut from the result."""
     kernel = _kernel(b, W, kernel_shape)
-    n = len(kernel)
+    n = _spatial_axes(b, kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n
-    extra = output_padding or [0] * n
+    extra = list(output_padding or [0] * n)
     begins, ends = _transpose_pads(b, X, auto_pad, pads, kernel, strides, dilations, extra, output_shape)
-    padding = [max(0, min(p, q + e)) for p, q, e in zip(begins, ends, extra)]
-    out_extra = [min(e + q - p, max(s, d) - 1) if e + q >= p else 0 for p, q, e, s, d in zip(padding, padding, extra, strides, dilations)]  # fmt: skip
-    cut_begin = [p - q for p, q in zip(begins, padding)]
-    cut_end = [q - p - e + o for q, p, e, o in zip(ends, padding, extra, out_extra)]
+    for e, s, d in zip(extra, strides, dilations):
+        if e >= max(s, d):
+            raise b.error(
+                "its result is longer than all taps together reach", "make output_padding less than the stride"
+            )
+    padding = [
+        max(0, min(p, q)) if isinstance(p, int) and isinstance(q, int) else 0 for p, q in zip(begins, ends)
+    ]  # fmt: skip
     options = {
         "stride": unless(same(strides), 1),
         "padding": OMIT if not any(padding) else same(padding),
-        "output_padding": OMIT if not any(out_extra) else same(out_extra),
+        "output_padding": OMIT if not any(extra) else same(extra),
         "groups": unless(group, 1),
     }
-    dilation = unless(same(dilations), 1)
-    made = _transposed(b, X, W, B, kernel, group, options, dilation)
-    if any(cut_begin) or any(cut_end):
-        pad = [v for p, q in zip(reversed(cut_begin), reversed(cut_end)) for v in (-p, -q)]
-        made = b("F.pad(x, pad)", x=made, pad=tuple(pad))
-    return made
+    made = _transposed(b, X, W, B, kernel, group, options, unless(same(dilations), 1))
+    cut = [v for p, q, a in zip(reversed(begins), reversed(ends), reversed(padding)) for v in (a - p, a - q)]
+    return b("F.pad(x, cut)", x=made, cut=tuple(cut)) if any(c != 0 for c in cut) else made
 
 
 def _transposed(
@@ -128,28 +130,37 @@ def _transpose_pads(
     dilations: list[int],
     extra: list[int],
     output_shape: list[int] | None,
-) -> Pads:
-    """Begin and end padding of each axis; from `output_shape` or `auto_pad` as the ConvTranspose-11 text computes them."""
+) -> tuple[list[Dim], list[Dim]]:
+    """What to cut from both ends of each axis; from `output_shape` or `auto_pad` as the ConvTranspose-11 text says.
+
+    Where `output_shape` is longer than the result, `extra` (the output padding) is made to fill it.
+    """
     n = len(kernel)
     if output_shape is None and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         given = pads if pads and auto_pad == "NOTSET" else [0] * 2 * n
-        return given[:n], given[n:]
-    begins, ends = [], []
+        return list(given[:n]), list(given[n:])
+    begins: list[Dim] = []
+    ends: list[Dim] = []
     for i in range(n):
-        size = X.shape[i + 2] if X.shape is not None else None
-        if output_shape is None:
-            total = extra[i] + (kernel[i] - 1) * dilations[i] + 1 - strides[i]
-        elif isinstance(size, int):
-            wanted = output_shape[-n:][i]
-            total = strides[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - wanted
-        else:
-            raise b.error("output_shape over a dynamic size", "fix the size with --input-shape")
-        total = max(0, total) if output_shape is None else total
-        small, large = total // 2, total - total // 2
+        total: Dim = extra[i] + (kernel[i] - 1) * dilations[i] + 1 - strides[i]  # output size: input size * stride
+        if output_shape is not None:
+            if X.shape is None:
+                raise b.error("output_shape over an unknown shape", "fix the shape with --input-shape")
+            total = total + strides[i] * X.shape[i + 2] - output_shape[-n:][i]
+        if isinstance(total, int) and total < 0:
+            extra[i] -= total
+        total = max(0, total) if isinstance(total, int) else dim_max(0, total)
+        half = total // 2
         upper = auto_pad == "SAME_UPPER"
-        begins.append(small if upper else large)
-        ends.append(large if upper else small)
+        begins.append(half if upper else total - half)
+        ends.append(total - half if upper else half)
     return begins, ends
+
+
+def _spatial_axes(b: Builder, kernel: list[int]) -> int:
+    if not 1 <= len(kernel) <= 3:
+        raise b.error(f"a convolution over {len(kernel)} axes has no PyTorch function", "use 1 to 3 axes")
+    return len(kernel)
 
 
 def _kernel(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[int]:

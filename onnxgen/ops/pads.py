@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from onnxgen.ops.arg import Arg
     from onnxgen.ops.builder import Builder
 
-Pads = tuple[list[int], list[int]]
-
 
 def resolve_pads(
     b: Builder,

@@ -1,0 +1,180 @@
+"""Operators on images: sampling grids, blocks and depth, tiling, local response, columns, regions of interest."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from onnxgen.code.quote import OMIT, call, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.conv import same
+from onnxgen.ops.index import SIGNED
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+# GridSample had other spellings before opset 20
+SAMPLING = {
+    "linear": "bilinear",
+    "bilinear": "bilinear",
+    "nearest": "nearest",
+    "cubic": "bicubic",
+    "bicubic": "bicubic",
+}
+
+
+@op("GridSample")
+def grid_sample(
+    b: Builder, X: Arg, grid: Arg, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> ast.expr:
+    """`F.grid_sample`; in torch too "bilinear" is what is linear in three dimensions."""
+    rank = X.known_rank
+    if rank not in (4, 5) or (rank == 5 and SAMPLING.get(mode) == "bicubic"):
+        raise b.error(f"mode {mode!r} over {rank - 2} spatial axes has no PyTorch function", "use 2 axes, or linear")
+    if mode not in SAMPLING:
+        raise b.error(f"its mode {mode!r} is not one of linear, nearest, cubic")
+    return b.call(
+        "F.grid_sample", X, grid, mode=unless(SAMPLING[mode], "bilinear"), padding_mode=unless(padding_mode, "zeros"),
+        align_corners=bool(align_corners),
+    )  # fmt: skip
+
+
+@op("AffineGrid")
+def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) -> ast.expr:
+    return b("F.affine_grid(t, size, align_corners=a)", t=theta, size=size.as_ints(), a=bool(align_corners))
+
+
+@op("DepthToSpace")
+def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
+    """`F.pixel_shuffle` is the mode CRD; DCR has the block's position before the channel instead of after it."""
+    x = _shuffled(b, input)
+    if mode == "DCR":
+        x = b("x.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)", x=x, n=blocksize**2)
+    made = b("F.pixel_shuffle(x, n)", x=x, n=blocksize)
+    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in SIGNED else made
+
+
+@op("SpaceToDepth")
+def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
+    """The way back from `depth_to_space`."""
+    made = b("F.pixel_unshuffle(x, n)", x=_shuffled(b, input), n=blocksize)
+    if mode == "DCR":
+        made = b("x.unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)", x=made, n=blocksize**2)
+    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in SIGNED else made
+
+
+def _shuffled(b: Builder, x: Arg) -> ast.expr:
+    """The input in a dtype that torch shuffles."""
+    return b("x.view(d)", x=x, d=SIGNED[x.dtype]) if x.dtype in SIGNED else x.expr
+
+
+@op("Tile", since=6)
+def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
+    known = repeats.ints
+    if known is None:
+        return b("x.repeat(r)", x=input, r=repeats.as_ints())
+    if not known or all(r == 1 for r in known):
+        return input.expr
+    return call(ast.Attribute(input.expr, "repeat", ast.Load()), *known)
+
+
+@op("Tile", since=1)
+def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
+    """Repeated along one axis only."""
+    position = axis.known_ints("axis")[0] % input.known_rank
+    counts = [1] * input.known_rank
+    return call(
+        ast.Attribute(input.expr, "repeat", ast.Load()), *counts[:position], tiles.as_int(), *counts[position + 1 :]
+    )
+
+
+@op("LRN")
+def lrn(b: Builder, X: Arg, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0) -> ast.expr:
+    """Of an even window torch has the longer side before, ONNX after."""
+    alpha, beta, bias = shortest(alpha), shortest(beta), shortest(bias)
+    if size % 2 and X.rank is not None and X.rank > 2:
+        return b.call(
+            "F.local_response_norm", X, size, alpha=unless(alpha, 0.0001), beta=unless(beta, 0.75), k=unless(bias, 1.0)
+        )
+    return b.call("local_response_norm", X, size, alpha, beta, bias)
+
+
+@op("Col2Im")
+def col2im(
+    b: Builder,
+    input: Arg,
+    image_shape: Arg,
+    block_shape: Arg,
+    *,
+    dilations: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> ast.expr:
+    """`F.fold` for two axes padded alike on both sides."""
+    n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
+    if n is None:
+        raise b.error("the number of its spatial axes is unknown", "make image_shape or block_shape a constant")
+    stride, dilation, pad = strides or [1] * n, dilations or [1] * n, pads or [0] * 2 * n
+    if n == 2 and pad[:2] == pad[2:]:
+        return b.call(
+            "F.fold", input, image_shape.as_ints(), block_shape.as_ints(), dilation=unless(same(dilation), 1),
+            padding=unless(same(pad[:2]), 0), stride=unless(same(stride), 1),
+        )  # fmt: skip
+    return b.call(
+        "columns_to_image", input, image_shape.as_ints(), block_shape.as_ints(), tuple(dilation), tuple(pad),
+        tuple(stride),
+    )  # fmt: skip
+
+
+@op("DeformConv")
+def deform_conv(
+    b: Builder,
+    X: Arg,
+    W: Arg,
+    offset: Arg,
+    B: Arg | None = None,
+    mask: Arg | None = None,
+    *,
+    dilations: list[int] | None = None,
+    group: int = 1,
+    kernel_shape: list[int] | None = None,
+    offset_group: int = 1,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> ast.expr:
+    if X.known_rank != 4:
+        raise b.error(f"a deformable convolution over {X.known_rank - 2} axes is not handled", "use two axes")
+    return b.call(
+        "deform_conv2d", X, W, offset, bias=OMIT if B is None else B, mask=OMIT if mask is None else mask,
+        stride=unless(tuple(strides or (1, 1)), (1, 1)), pads=unless(tuple(pads or (0,) * 4), (0,) * 4),
+        dilation=unless(tuple(dilations or (1, 1)), (1, 1)), groups=unless(group, 1),
+        offset_groups=unless(offset_group, 1),
+    )  # fmt: skip
+
+
+@op("RoiAlign")
+def roi_align(
+    b: Builder,
+    X: Arg,
+    rois: Arg,
+    batch_indices: Arg,
+    *,
+    coordinate_transformation_mode: str = "output_half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> ast.expr:
+    """Before opset 16, whose default is "half_pixel", there was no shift."""
+    return b.call(
+        "roi_align", X, rois, batch_indices, (output_height, output_width), sampling_ratio=unless(sampling_ratio, 0),
+        scale=unless(shortest(spatial_scale), 1.0),
+        half_pixel=unless(coordinate_transformation_mode == "half_pixel", True), mode=unless(mode, "avg"),
+    )  # fmt: skip
+
+
+@op("MaxRoiPool")
+def max_roi_pool(b: Builder, X: Arg, rois: Arg, *, pooled_shape: list[int], spatial_scale: float = 1.0) -> ast.expr:
+    return b.call("max_roi_pool", X, rois, tuple(pooled_shape), scale=unless(shortest(spatial_scale), 1.0))
