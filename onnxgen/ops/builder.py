@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Unpack:
     """An expression that yields a tuple with one element for each of the node's outputs."""
 
-    def __init__(self, value: ast.expr, count: int) -> None:
-        self.value, self.count = value, count
+    def __init__(self, value: ast.expr, count: int, form: str = "") -> None:
+        self.value, self.count, self.form = value, count, form
 
 
 class Builder:
@@ -79,9 +79,12 @@ class Builder:
         """Append a statement to the block that is being written."""
         self.lowering.block.append(statement)
 
-    def unpack(self, value: ast.expr, count: int | None = None) -> Unpack:
-        """One expression for all outputs; `count`: how many it yields (default: as many as the node has)."""
-        return Unpack(value, len(self.node.outputs) if count is None else count)
+    def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack:
+        """One expression for all outputs; `count`: how many it yields (default: as many as the node has).
+
+        `form`: how they are nested, `"{}, ({}, {})"`.
+        """
+        return Unpack(value, len(self.node.outputs) if count is None else count, form)
 
     def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
         """A submodule such as `nn.Conv2d(...)`, whose state-dict tensors `keys` are made of stored tensors.
@@ -113,9 +116,13 @@ class Builder:
         """
         ranks = [a.rank for a in args]
         best = max((r for a, r in zip(args, ranks) if r is not None and a.number is None), default=-1)
+        kept = None
+        if best < 0 and None not in ranks:  # all are numbers: one of the highest rank stays a tensor
+            best = max(r for r in ranks if r is not None)
+            kept = ranks.index(best)
         operands: list[Any] = []
-        for arg, rank in zip(args, ranks):
-            number = arg.number if rank is not None and rank <= best else None
+        for i, (arg, rank) in enumerate(zip(args, ranks)):
+            number = arg.number if rank is not None and rank <= best and i != kept else None
             operands.append(arg if number is None else number)
         return operands
 

@@ -1,0 +1,36 @@
+"""Tensors of counted numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def range_tensor(
+    start: float, limit: float, delta: float, dtype: torch.dtype = torch.int64, device: torch.device | str = "cpu"
+) -> Tensor:
+    """start, start + delta, ... without limit; empty where limit lies the other way (torch.arange refuses that).
+
+    The count is `max(ceil((limit - start) / delta), 0)` (ONNX Range).
+    """
+    if dtype.is_floating_point:
+        count = math.ceil((limit - start) / delta)
+    else:
+        count = int(-((start - limit) // delta))
+    steps = torch.arange(max(count, 0), device=device)
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    return (start + steps.to(wide) * delta).to(dtype)
+
+
+def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
+    """Whether index i of the new axis, of `depth` places, is the one that `indices` names; negative ones count from the end.
+
+    bool, of one axis more than `indices`; what is out of range is nowhere (ONNX OneHot; F.one_hot refuses it).
+    """
+    indices = indices.long().unsqueeze(axis)
+    indices = torch.where(indices < 0, indices + depth, indices)
+    places = torch.arange(depth, device=indices.device)
+    behind = indices.dim() - 1 - axis % indices.dim()
+    return indices == places.reshape([-1] + [1] * behind)

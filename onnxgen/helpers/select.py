@@ -1,0 +1,40 @@
+"""Elements by their order: the greatest, the distinct, and products over several axes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k greatest (or smallest) elements along `dim` in order, and their int64 places.
+
+    Of equal ones the first comes first: ONNX TopK promises that, torch.topk does not.
+    """
+    values, places = x.sort(dim=dim, descending=largest, stable=True)
+    return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+
+
+def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ONNX Unique: the distinct elements of x (or its slices along `dim`), by value or in order of first occurrence.
+
+    Then, as int64 vectors: where each of them occurs first, which of them each element of x is, how often each occurs.
+    """
+    values, inverse, counts = torch.unique(x, sorted=True, return_inverse=True, return_counts=True, dim=dim)
+    inverse = inverse.flatten()
+    places = torch.arange(inverse.numel(), device=x.device)
+    first = torch.full_like(counts, inverse.numel()).scatter_reduce(0, inverse, places, "amin")
+    if not sorted:
+        order = first.argsort()
+        values = values.index_select(dim or 0, order)
+        first, counts, inverse = first[order], counts[order], order.argsort()[inverse]
+    return values, first, inverse, counts
+
+
+def prod_over(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
+    """The product over several axes, over all of them if `dims` is empty; in x's dtype."""
+    axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))
+    for axis in range(x.dim() - 1, -1, -1):
+        if axis in axes:
+            x = x.prod(dim=axis, keepdim=keepdim, dtype=x.dtype)
+    return x

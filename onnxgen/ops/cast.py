@@ -1,0 +1,103 @@
+"""Conversions between element types."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import TORCH_DTYPES, literal
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.math import FLOAT8
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+T = ir.DataType
+METHODS = {
+    T.FLOAT: "x.float()",
+    T.DOUBLE: "x.double()",
+    T.FLOAT16: "x.half()",
+    T.BFLOAT16: "x.bfloat16()",
+    T.INT64: "x.long()",
+    T.INT32: "x.int()",
+    T.BOOL: "x.bool()",
+}
+# the largest finite number of the types to which Cast saturates (https://onnx.ai/onnx/technical/float8.html)
+LARGEST = {T.FLOAT8E4M3FN: 448.0, T.FLOAT8E4M3FNUZ: 240.0, T.FLOAT8E5M2: 57344.0, T.FLOAT8E5M2FNUZ: 57344.0}
+# types that travel in a wider one: bits, and the type in which they are computed
+SMALL = {T.INT4: (4, True), T.INT2: (2, True), T.UINT4: (4, False), T.UINT2: (2, False)}
+
+
+def converted(b: Builder, x: Any, source: T | None, target: T, saturate: bool = True) -> ast.expr:
+    """`x`, of the type `source`, as `target`."""
+    if source == target:
+        return literal(x)
+    for dtype in (source, target):
+        if dtype == T.STRING:
+            raise b.error("text can't be converted", "do it before or after the network")
+        if dtype is not None and dtype not in TORCH_DTYPES:
+            raise b.error(f"torch has no type {dtype.name.lower()}", "use float8e5m2 or a wider type")
+    if source in FLOAT8:  # torch converts these to and from floating point only
+        x, source = b("x.float()", x=x), T.FLOAT
+    if target in SMALL:
+        return _small(b, x, source, *SMALL[target], target)
+    if target == T.FLOAT4E2M1:
+        return b("float4(x)", x=x if source == T.FLOAT else b("x.float()", x=x))
+    if target in FLOAT8:
+        return _float8(b, x, source, target, saturate)
+    if source is not None and TORCH_DTYPES[source] == TORCH_DTYPES[target]:
+        return literal(x)
+    return b(METHODS[target], x=x) if target in METHODS else b("x.to(d)", x=x, d=target)
+
+
+def _float8(b: Builder, x: Any, source: T | None, target: T, saturate: bool) -> ast.expr:
+    if source is None or not source.is_floating_point():
+        x = b("x.float()", x=x)
+    if saturate:
+        x = b("x.clamp(low, high)", x=x, low=-LARGEST[target], high=LARGEST[target])
+    elif target in (T.FLOAT8E5M2FNUZ, T.FLOAT8E4M3FNUZ, T.FLOAT8E4M3FN):
+        return b("x.to(d)", x=x, d=target)
+    return b("x.to(d)", x=x, d=target)
+
+
+def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target: T) -> ast.expr:
+    """Floats are rounded; of integers the lowest bits are kept."""
+    if source is None or source.is_floating_point():
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        return b("x.round().clamp(low, high).to(d)", x=x, low=low, high=high, d=target)
+    if source in SMALL and SMALL[source][0] < bits and (signed or not SMALL[source][1]):
+        return b("x.to(d)", x=x, d=target)
+    sign = 1 << bits - 1
+    template = "(((x.to(torch.int16) & mask) ^ sign) - sign).to(d)" if signed else "(x.to(torch.int16) & mask).to(d)"
+    return b(template, x=x, mask=(1 << bits) - 1, sign=sign, d=target)
+
+
+@op("Cast")
+def cast(b: Builder, input: Arg, *, to: int | str, saturate: int = 1, round_mode: str = "up") -> ast.expr:
+    """To another type: floats are cut off towards integers; `saturate` is about float8, `round_mode` about float8e8m0.
+
+    What does not fit an integer type is undefined in ONNX; torch and onnxruntime do what C does.
+    """
+    target = ir.DataType[to] if isinstance(to, str) else T(to)  # opset 1 spells the type
+    return converted(b, input, input.dtype, target, bool(saturate))
+
+
+@op("CastLike")
+def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
+    if target_type.dtype is None:
+        raise b.error("the type to convert to is unknown", "run onnx's shape inference on the file first")
+    return converted(b, input, input.dtype, target_type.dtype, bool(saturate))
+
+
+@op("BitCast")
+def bit_cast(b: Builder, input: Arg, *, to: int) -> ast.expr:
+    """The same bits as another type of the same size."""
+    for dtype in (input.dtype, T(to)):
+        if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype == T.FLOAT4E2M1:
+            raise b.error(
+                f"torch has no type {dtype.name.lower() if dtype else ''} of the same bits", "use a wider type"
+            )
+    return b("x.view(d)", x=input, d=T(to))

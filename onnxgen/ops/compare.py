@@ -1,0 +1,80 @@
+"""Comparisons, logic, and the choice between two tensors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import literal
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.math import aligned
+from onnxgen.ops.registry import op, register_function
+from onnxgen.ops.wide import computed
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
+ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
+
+
+def _logic(template: str) -> Callable[..., ast.expr]:
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+        x, y = aligned(b, A, B, axis)
+        return b(template, x=x, y=y)
+
+    return lower
+
+
+def _order(template: str) -> Callable[..., ast.expr]:
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+        operands = [A, B] if A.dtype == ir.DataType.UINT64 else aligned(b, A, B, axis)
+        return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *operands, order=True, back=False)
+
+    return lower
+
+
+for _name, _template in LOGIC.items():
+    register_function(_name, _logic(_template))
+for _name, _template in ORDER.items():
+    register_function(_name, _order(_template))
+
+
+@op("Equal")
+def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+    if A.dtype == ir.DataType.STRING:
+        return b("torch.from_numpy(np.asarray(x == y, dtype=bool))", x=A, y=B)
+    x, y = aligned(b, A, B, axis)
+    if A.dtype == ir.DataType.BOOL and isinstance(y, ast.Constant):
+        return literal(x) if y.value else b("~x", x=x)
+    return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
+
+
+@op("Not")
+def not_(b: Builder, X: Arg) -> ast.expr:
+    return b("~x", x=X)
+
+
+@op("Where")
+def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
+    """Elements of X where the condition holds, else of Y; all three broadcast."""
+    if X.dtype == ir.DataType.STRING:
+        return b("np.where(c.cpu(), x, y)", c=condition, x=X, y=Y)
+    x, y = _choices(b, condition, X, Y)
+    if not isinstance(x, Arg) and isinstance(y, Arg) and y.shape is not None and y.shape == b.out().shape:
+        return b("y.masked_fill(c, x)", y=y, c=condition, x=x)
+    return b("torch.where(c, x, y)", c=condition, x=x, y=y)
+
+
+def _choices(b: Builder, condition: Arg, X: Arg, Y: Arg) -> list[Any]:
+    """X and Y, as numbers where the result keeps its type and rank without them."""
+    ranks = condition.rank, X.rank, Y.rank
+    if condition.rank is None or max(r if r is not None else 99 for r in ranks) > condition.rank:
+        return b.numbers(X, Y)
+    x, y = X.number, Y.number
+    if x is not None and y is not None and X.dtype not in (ir.DataType.FLOAT, ir.DataType.INT64):
+        return [X, y]
+    return [X if x is None else x, Y if y is None else y]

@@ -1,0 +1,237 @@
+"""Tensors made of nothing: constants, ranges, random numbers; and what a tensor tells about itself."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, DeviceOf, literal, quote, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.cast import converted
+from onnxgen.ops.registry import op
+from onnxgen.ops.wide import computed
+from onnxgen.propagate.dims import nonnegative
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+T = ir.DataType
+WAY_OUT = "run onnx's shape inference on the file first"
+
+
+@op("Constant")
+def constant(
+    b: Builder,
+    *,
+    value: Any = None,
+    value_float: float | None = None,
+    value_floats: list[float] | None = None,
+    value_int: int | None = None,
+    value_ints: list[int] | None = None,
+    value_string: str | None = None,
+    value_strings: list[str] | None = None,
+    sparse_value: Any = None,
+) -> ast.expr:
+    """Numbers are known before this is asked (`stored.stored`), so what comes here is text."""
+    if value_string is not None or value_strings is not None:
+        return quote("np.array(v, dtype=object)", v=value_string if value_strings is None else value_strings)
+    if value is not None and value.dtype == T.STRING:
+        return quote("np.array(v, dtype=object)", v=[t.decode("utf-8", "replace") for t in value.numpy().reshape(-1)])
+    raise b.error("a sparse constant is not supported", "store it as a dense tensor")
+
+
+@op("ConstantOfShape")
+def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
+    dtype = T.FLOAT if value is None else value.dtype
+    item = 0.0 if value is None else value.numpy().reshape(-1)[0].item()
+    if item in (0, 1) and dtype not in (T.BOOL, T.STRING) and not (item == 0 and np.signbit(item)):
+        name = "torch.zeros" if item == 0 else "torch.ones"
+        return b.call(name, input.as_ints(), dtype=unless(dtype, T.FLOAT), device=DeviceOf())
+    implied = {T.FLOAT, T.INT64, T.BOOL}
+    number = shortest(item, dtype) if isinstance(item, float) else item
+    kept = OMIT if dtype in implied else dtype
+    return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
+
+
+@op("Range")
+def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
+    """start, start + delta, ... up to but without limit; nothing where limit lies the other way."""
+    dtype = start.dtype
+    if dtype is None:
+        raise b.error("the type of its inputs is unknown", WAY_OUT)
+    implied = T.FLOAT if dtype.is_floating_point() else T.INT64
+    bounds: list[Any] = [x.as_int() for x in (start, limit, delta)]
+    first, last, step = (_int(x) for x in (start, limit, delta))
+    ascending = first is not None and last is not None and step == 1 and nonnegative(last - first)
+    if not ascending:
+        return b.call("range_tensor", *bounds, dtype=unless(dtype, T.INT64), device=DeviceOf())
+    arguments = bounds[1:2] if first == 0 else bounds[:2]
+    return b.call("torch.arange", *arguments, dtype=unless(dtype, implied), device=DeviceOf())
+
+
+def _int(x: Arg) -> Any:
+    ints = x.ints if x.dtype is not None and not x.dtype.is_floating_point() else None
+    return ints[0] if ints else None
+
+
+# -------------------------------------------------------------------------------------------- like another tensor
+
+
+def _dtype(dtype: int | None, default: T | None) -> T | None:
+    return T(dtype) if dtype else default
+
+
+@op("EyeLike")
+def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) -> ast.expr:
+    """Ones on the k-th diagonal, of the shape of the input."""
+    wanted = _dtype(dtype, input.dtype)
+    kept = unless(wanted, input.dtype)
+    made = b.call("torch.ones_like", input, dtype=kept)
+    if wanted in (T.UINT16, T.UINT32, T.UINT64):
+        made = b.call("torch.ones_like", input, dtype=T.INT64)
+        return b("x.triu(k).tril(k).to(d)", x=made, k=k, d=wanted)
+    if k == 0:
+        return b("x.triu().tril()", x=made)
+    return b("x.triu(k).tril(k)", x=made, k=k)
+
+
+@op("Trilu")
+def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> ast.expr:
+    """The upper (or lower) triangle, zeros elsewhere."""
+    diagonal = 0 if k is None else k.as_int()
+    if isinstance(diagonal, ast.Constant) and diagonal.value == 0:
+        diagonal = 0
+    name = "triu" if upper else "tril"
+
+    def formula(x: Any) -> ast.expr:
+        return b.call(ast.Attribute(literal(x), name, ast.Load()), unless(diagonal, 0))
+
+    return computed(b, input.dtype, formula, input)
+
+
+@op("Shape")
+def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
+    """Of a tensor of unknown rank; other shapes are known at generation."""
+    cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
+    return b(f"torch.tensor(x.shape{cut}, device=x.device)", x=data, start=start, end=end)
+
+
+@op("Size")
+def size(b: Builder, data: Arg) -> ast.expr:
+    return b("torch.tensor(x.numel(), device=x.device)", x=data)
+
+
+@op("OneHot")
+def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1) -> ast.expr:
+    """`values` is [off, on]; indices from -depth to depth - 1 are on, others are off everywhere."""
+    count = depth.as_int()
+    if depth.is_float and not isinstance(count, ast.Constant):
+        count = b("int(n)", n=count)
+    elif isinstance(count, ast.Constant) and isinstance(count.value, float):
+        count = literal(int(count.value))
+    pair = values.constant
+    if pair is not None and pair.size == 2 and values.dtype is not None and pair.dtype.kind in "biuf":
+        off, on = pair.reshape(-1).tolist()
+        places = b.call("one_hot_places", indices, count, axis=unless(axis, -1))
+        if (off, on) == (0, 1):
+            return converted(b, places, T.BOOL, values.dtype)
+        if values.dtype in (T.FLOAT, T.INT64):
+            return b("torch.where(p, on, off)", p=places, on=_short(on, values), off=_short(off, values))
+    places = b.call("one_hot_places", indices, count, axis=unless(axis, -1))
+    return b("torch.where(p, v[1], v[0])", p=places, v=values)
+
+
+def _short(value: Any, like: Arg) -> Any:
+    return shortest(value, like.dtype) if isinstance(value, float) else value
+
+
+@op("NonZero")
+def non_zero(b: Builder, X: Arg) -> ast.expr:
+    """The places of what is not zero: one row an axis, one column an element, in row-major order."""
+    return computed(b, X.dtype, lambda x: b("x.nonzero().T", x=x), X, back=False)
+
+
+# ---------------------------------------------------------------------------------------------------- by chance
+
+
+def _generator(b: Builder, seed: float | None) -> Any:
+    """A seed makes the same numbers at every call; without one they are torch's own stream."""
+    if seed is None:
+        return OMIT
+    return b("torch.Generator(dev).manual_seed(seed)", dev=DeviceOf(), seed=int(seed))
+
+
+def _drawn(b: Builder, empty: ast.expr, how: str, a: float, c: float, seed: float | None) -> ast.expr:
+    """`empty.normal_(a, c)` or `empty.uniform_(a, c)`."""
+    return b.call(ast.Attribute(empty, how, ast.Load()), shortest(a), shortest(c), generator=_generator(b, seed))
+
+
+def _empty(b: Builder, shape: list[int], dtype: int) -> ast.expr:
+    return b.call("torch.empty", tuple(shape), dtype=unless(T(dtype), T.FLOAT), device=DeviceOf())
+
+
+def _empty_like(b: Builder, x: Arg, dtype: int | None) -> ast.expr:
+    return b.call("torch.empty_like", x, dtype=unless(_dtype(dtype, x.dtype), x.dtype))
+
+
+@op("RandomNormal")
+def random_normal(
+    b: Builder, *, shape: list[int], dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
+) -> ast.expr:
+    return _drawn(b, _empty(b, shape, dtype), "normal_", mean, scale, seed)
+
+
+@op("RandomUniform")
+def random_uniform(
+    b: Builder, *, shape: list[int], dtype: int = 1, low: float = 0.0, high: float = 1.0, seed: float | None = None
+) -> ast.expr:
+    return _drawn(b, _empty(b, shape, dtype), "uniform_", low, high, seed)
+
+
+@op("RandomNormalLike")
+def random_normal_like(
+    b: Builder,
+    input: Arg,
+    *,
+    dtype: int | None = None,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    seed: float | None = None,
+) -> ast.expr:
+    if (mean, scale, seed) == (0.0, 1.0, None):
+        return b.call("torch.randn_like", input, dtype=unless(_dtype(dtype, input.dtype), input.dtype))
+    return _drawn(b, _empty_like(b, input, dtype), "normal_", mean, scale, seed)
+
+
+@op("RandomUniformLike")
+def random_uniform_like(
+    b: Builder,
+    input: Arg,
+    *,
+    dtype: int | None = None,
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: float | None = None,
+) -> ast.expr:
+    if (low, high, seed) == (0.0, 1.0, None):
+        return b.call("torch.rand_like", input, dtype=unless(_dtype(dtype, input.dtype), input.dtype))
+    return _drawn(b, _empty_like(b, input, dtype), "uniform_", low, high, seed)
+
+
+@op("Bernoulli")
+def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
+    """1 with the probability that the input says, else 0."""
+    made = b.call("torch.bernoulli", input, generator=_generator(b, seed))
+    return converted(b, made, input.dtype, _dtype(dtype, input.dtype) or T.FLOAT)
+
+
+@op("Multinomial")
+def multinomial(b: Builder, input: Arg, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> ast.expr:
+    """Classes drawn with replacement; the input has the logarithms of their probabilities, up to a constant a row."""
+    x = b("x.float()", x=input) if input.dtype == T.FLOAT16 else input.expr
+    weights = b("F.softmax(x, dim=-1)", x=x)
+    made = b.call("torch.multinomial", weights, sample_size, replacement=True, generator=_generator(b, seed))
+    return converted(b, made, T.INT64, T(dtype))

@@ -1,0 +1,303 @@
+"""Arithmetic: elementwise functions of one, two or many tensors, bits, and sums along an axis."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op, register_function
+from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+# one floating point input, no attribute, the same meaning at every opset
+FLOAT_UNARY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Sin Sinh Sqrt Tan".split()
+# the same, for integers too
+UNARY = {
+    "Reciprocal": "1 / x",
+    "Ceil": "torch.ceil(x)",
+    "Floor": "torch.floor(x)",
+    "Round": "torch.round(x)",
+    "Neg": "-x",
+    "Sign": "torch.sign(x)",
+    "BitwiseNot": "~x",
+    **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
+}
+
+
+def _unary(template: str) -> Callable[..., ast.expr]:
+    def lower(b: Builder, X: Arg) -> ast.expr:
+        return computed(b, X.dtype, lambda x: b(template, x=x), X)
+
+    return lower
+
+
+for _name, _template in UNARY.items():
+    register_function(_name, _unary(_template), renames={"input": "X"})
+
+
+@op("Abs")
+def abs_(b: Builder, X: Arg) -> ast.expr:
+    return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
+
+
+# ------------------------------------------------------------------------------------------------ of two tensors
+
+
+def aligned(b: Builder, A: Arg, B: Arg, axis: int | None) -> list[Any]:
+    """The operands of a binary operator; before opset 7 an `axis` says at which of A's axes B's begin."""
+    if axis is None or B.known_rank == 0:
+        return b.numbers(A, B)
+    missing = A.known_rank - axis % A.known_rank - B.known_rank
+    if missing <= 0 or B.number is not None:
+        return b.numbers(A, B)
+    new = ast.Tuple([ast.Constant(... if i == 0 else None) for i in range(missing + 1)], ast.Load())
+    return [A, ast.Subscript(B.expr, new, ast.Load())]
+
+
+def _is_negative(number: Any) -> bool:
+    return isinstance(number, ast.UnaryOp) and isinstance(number.op, ast.USub)
+
+
+def _add(b: Builder, x: Any, y: Any) -> ast.expr:
+    return b("x - y", x=x, y=y.operand) if _is_negative(y) else b("x + y", x=x, y=y)
+
+
+@op("Add")
+def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+    return computed(b, A.dtype, lambda x, y: _add(b, x, y), *aligned(b, A, B, axis))
+
+
+def _arithmetic(template: str) -> Callable[..., ast.expr]:
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+        return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *aligned(b, A, B, axis))
+
+    return lower
+
+
+ARITHMETIC = {
+    "Sub": "x - y",
+    "Mul": "x * y",
+    "BitwiseAnd": "x & y",
+    "BitwiseOr": "x | y",
+    "BitwiseXor": "x ^ y",
+}
+for _name, _template in ARITHMETIC.items():
+    register_function(_name, _arithmetic(_template))
+
+
+@op("Div")
+def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+    """Of integers: truncated toward zero."""
+    if not is_integer(b, A):
+        return b("x / y", x=(operands := aligned(b, A, B, axis))[0], y=operands[1])
+    x, y = aligned(b, A, B, axis)
+    if A.dtype == ir.DataType.UINT64:
+        return b("uint64_div(x, y)", x=A, y=y if isinstance(y, ast.Subscript) else B)
+    return computed(b, A.dtype, lambda x, y: b("torch.div(x, y, rounding_mode='trunc')", x=x, y=y), A, y)
+
+
+@op("Mod")
+def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
+    """The remainder has the divisor's sign, or the dividend's if `fmod`; they differ for signed numbers only."""
+    if A.dtype == ir.DataType.UINT64:
+        return b("uint64_mod(x, y)", x=A, y=B)
+    _, y = b.numbers(A, B)
+    template = "torch.fmod(x, y)" if fmod and (not is_integer(b, A) or A.dtype in SIGNED) else "x % y"
+    return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), A, y)
+
+
+@op("Pow")
+def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
+    """The result has the base's type: an integer to a fractional power is cut off."""
+    integer = is_integer(b, X)
+    x, y = aligned(b, X, Y, axis)
+    exponent = Y.scalar if not isinstance(y, (Arg, ast.Subscript)) else None
+    if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) < 1024:
+        exponent, y = int(exponent), literal(int(exponent))
+    if X.dtype != Y.dtype:
+        x = X  # a number would take the exponent's type
+    if integer and (Y.is_float if exponent is None else isinstance(exponent, float) or exponent < 0):
+        return b("(x.double() ** y).to(d)", x=X, y=y, d=X.dtype)
+    made = computed(b, X.dtype, lambda x, y: b("x ** y", x=x, y=y), x, y)
+    if exponent is None and Y.is_float and X.dtype != Y.dtype:
+        return b("p.to(d)", p=made, d=X.dtype)
+    return made
+
+
+@op("BitShift")
+def bit_shift(b: Builder, X: Arg, Y: Arg, *, direction: str) -> ast.expr:
+    if direction == "RIGHT" and X.dtype == ir.DataType.UINT64:
+        return b("uint64_shift_right(x, y)", x=X, y=Y)
+    template = "x >> y" if direction == "RIGHT" else "x << y"
+    return computed(b, X.dtype, lambda x, y: b(template, x=x, y=y), X, b.numbers(X, Y)[1])
+
+
+# ----------------------------------------------------------------------------------------------- of many tensors
+
+
+def _sum(b: Builder, inputs: tuple[Arg, ...]) -> ast.expr:
+    first, *rest = b.numbers(*inputs)
+
+    def total(*terms: Any) -> ast.expr:
+        made = literal(terms[0])
+        for term in terms[1:]:
+            made = _add(b, made, term)
+        return made
+
+    return computed(b, inputs[0].dtype, total, first, *rest)
+
+
+@op("Sum")
+def sum_(b: Builder, *data_0: Arg) -> ast.expr:
+    return data_0[0].expr if len(data_0) == 1 else _sum(b, data_0)
+
+
+@op("Mean")
+def mean(b: Builder, *data_0: Arg) -> ast.expr:
+    return data_0[0].expr if len(data_0) == 1 else b("x / n", x=_sum(b, data_0), n=len(data_0))
+
+
+def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
+    """NaN wins, in torch as in onnxruntime."""
+
+    def lower(b: Builder, *data_0: Arg) -> ast.expr:
+        if len(data_0) == 1:
+            return data_0[0].expr
+        operands = compared(b, *data_0)
+        tensors = [o for o in operands if isinstance(o, Arg)]
+        numbers = [o for o in operands if not isinstance(o, Arg)]
+
+        def formula(*terms: Any) -> ast.expr:
+            made = literal(terms[0])
+            for term in terms[1:]:
+                made = b(f"torch.{function}(x, y)", x=made, y=term)
+            for number in numbers:
+                made = b(f"x.clamp({bound}=c)", x=made, c=number)
+            return made
+
+        return computed(b, data_0[0].dtype, formula, *tensors, order=True)
+
+    return lower
+
+
+register_function("Max", _extreme("maximum", "min"))
+register_function("Min", _extreme("minimum", "max"))
+
+
+@op("Clip")
+def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
+    """Where both bounds cross, `max` wins; where one is not given, infinities on that side stay.
+
+    Up to opset 10 the bounds are attributes, float32's range by default, which is "not given".
+    """
+    low, high = _bound(b, input, min, -1), _bound(b, input, max, 1)
+    if low is None and high is None:
+        return input.expr
+    bounds = [x for x in (low, high) if x is not None]
+    if len(bounds) == 2 and isinstance(low, Arg) != isinstance(
+        high, Arg
+    ):  # clamp takes numbers or tensors, not one of each
+        return computed(
+            b,
+            input.dtype,
+            lambda x, low, high: b("x.clamp(min=low).clamp(max=high)", x=x, low=low, high=high),
+            input,
+            low,
+            high,
+            order=True,
+        )
+
+    def formula(x: Any, *bounds: Any) -> ast.expr:
+        attribute = ast.Attribute(literal(x), "clamp", ast.Load())
+        if len(bounds) == 2:
+            return b.call(attribute, *bounds)
+        return b.call(attribute, **{"min" if low is not None else "max": bounds[0]})
+
+    return computed(b, input.dtype, formula, input, *bounds, order=True)
+
+
+def _bound(b: Builder, x: Arg, bound: Arg | None, sign: int) -> Any:
+    """A bound as a number, or as a tensor where it is computed; None where it bounds nothing."""
+    if bound is None:
+        return None
+    value = bound.scalar
+    if value is not None and bound.value is None and value * sign >= 3.4028234e38:
+        return None
+    if x.dtype == ir.DataType.UINT64 or bound.number is None:
+        return bound
+    return bound.number
+
+
+# -------------------------------------------------------------------------------------------------- along an axis
+
+
+def _cumulative(name: str) -> Callable[..., ast.expr]:
+    """`x.cumsum(dim)`; `reverse` from the end; `exclusive` without the element itself."""
+
+    def lower(b: Builder, x: Arg, axis: Arg, *, exclusive: int = 0, reverse: int = 0) -> ast.expr:
+        dim = axis.as_int()
+        # torch sums small integers as int64, unless it is told not to
+        kept = unless(x.dtype, ir.DataType.INT64) if is_integer(b, x) and x.dtype not in WIDER else OMIT
+
+        def formula(x: Any) -> ast.expr:
+            made = b("x.flip(i)", x=x, i=dim) if reverse else literal(x)
+            if exclusive:
+                made = b(f"exclusive_{name}(x, dim=i)", x=made, i=dim)
+            else:
+                made = b.call(ast.Attribute(made, name, ast.Load()), dim=dim, dtype=kept)
+            return b("x.flip(i)", x=made, i=dim) if reverse else made
+
+        return computed(b, x.dtype, formula, x)
+
+    return lower
+
+
+register_function("CumSum", _cumulative("cumsum"))
+register_function("CumProd", _cumulative("cumprod"))
+
+
+@op("Einsum")
+def einsum(b: Builder, *Inputs: Arg, equation: str) -> ast.expr:
+    dtype = Inputs[0].dtype
+    return computed(b, dtype, lambda *xs: b.call("torch.einsum", equation.replace(" ", ""), *xs), *Inputs)
+
+
+@op("Det")
+def det(b: Builder, X: Arg) -> ast.expr:
+    if X.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        return b("torch.linalg.det(x.float()).to(d)", x=X, d=X.dtype)
+    return b("torch.linalg.det(x)", x=X)
+
+
+# ---------------------------------------------------------------------------------------------- what a number is
+
+FLOAT8 = {
+    ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT8E4M3FNUZ,
+    ir.DataType.FLOAT8E5M2,
+    ir.DataType.FLOAT8E5M2FNUZ,
+}
+
+
+def _countable(b: Builder, x: Arg) -> ast.expr:
+    return b("x.float()", x=x) if x.dtype in FLOAT8 else x.expr
+
+
+@op("IsNaN")
+def is_nan(b: Builder, X: Arg) -> ast.expr:
+    return b("torch.isnan(x)", x=_countable(b, X))
+
+
+@op("IsInf")
+def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int = 1) -> ast.expr:
+    if not detect_negative and not detect_positive:
+        return b("torch.zeros_like(x, dtype=torch.bool)", x=X)
+    name = "isinf" if detect_negative and detect_positive else "isneginf" if detect_negative else "isposinf"
+    return b(f"torch.{name}(x)", x=_countable(b, X))

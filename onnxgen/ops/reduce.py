@@ -1,0 +1,268 @@
+"""Reductions over axes, extremes and their places, normalisations without parameters, and sorting."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.builder import Unpack
+from onnxgen.ops.registry import op, register_function
+from onnxgen.ops.wide import WIDER, computed, is_integer
+from onnxgen.propagate.dims import Dim, product
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+Dims = Any  # an int, a list of ints, an expression of such; None: all axes
+
+
+class Reduction:
+    """Over which axes of `x` to reduce, and how torch is told.
+
+    Attributes:
+        axes: the axes as ints; None if they are known only at run time, or the rank is not known.
+        dims: torch's `dim`; None for all axes, without keeping them.
+        keep: torch's `keepdim`.
+    """
+
+    def __init__(self, b: Builder, x: Arg, axes: Arg | None, keepdims: int) -> None:
+        self.b, self.x, self.keep = b, x, bool(keepdims)
+        given = None if axes is None else axes.ints
+        self.axes: list[int] | None = None
+        wanted = [d for d in given or [] if isinstance(d, int)]
+        if axes is not None and (given is None or len(wanted) < len(given)):
+            self.dims: Dims = axes.as_ints()
+            return
+        rank = x.rank
+        if wanted:
+            self.axes = None if rank is None else sorted({a % max(rank, 1) for a in wanted})
+            self.dims = wanted[0] if len(wanted) == 1 else wanted
+        else:
+            self.axes = None if rank is None else list(range(rank))
+            self.dims = None if not keepdims else literal(self.axes) if rank else None
+            if keepdims and rank is None:
+                self.dims = b("list(range(x.dim()))", x=x)
+        if self.axes is not None and len(self.axes) == rank and not keepdims:
+            self.dims = None
+        if rank == 0:
+            self.dims, self.keep, self.axes = None, False, []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known that there is nothing to reduce."""
+        return bool(self.axes) and self.x.shape is not None and any(self.x.shape[a] == 0 for a in self.axes or [])
+
+    @property
+    def count(self) -> Dim | ast.expr:
+        """How many elements make one."""
+        if self.axes is None or self.x.shape is None:
+            return self.b("x.numel() // y.numel()", x=self.x, y=self.call("sum", self.x.expr))
+        return product(self.x.shape[a] for a in self.axes)
+
+    def call(self, name: str, x: ast.expr, dtype: Any = OMIT) -> ast.expr:
+        """`x.name(dim=..., keepdim=...)`."""
+        dim = OMIT if self.dims is None else tuple(self.dims) if isinstance(self.dims, list) else self.dims
+        keep = unless(self.keep and self.dims is not None, False)
+        return self.b.call(ast.Attribute(x, name, ast.Load()), dim=dim, keepdim=keep, dtype=dtype)
+
+
+# (what is done before, the reduction, what is done after); `r` in the last is the reduced tensor
+STEPS = {
+    "ReduceSum": ("x", "sum", "r"),
+    "ReduceMean": ("x", "mean", "r"),
+    "ReduceProd": ("x", "prod", "r"),
+    "ReduceMax": ("x", "amax", "r"),
+    "ReduceMin": ("x", "amin", "r"),
+    "ReduceL1": ("torch.abs(x)", "sum", "r"),
+    "ReduceL2": ("x.square()", "sum", "torch.sqrt(r)"),
+    "ReduceLogSum": ("x", "sum", "torch.log(r)"),
+    "ReduceLogSumExp": ("x", "logsumexp", "r"),
+    "ReduceSumSquare": ("x.square()", "sum", "r"),
+}
+FRACTIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}  # computed in float64 if the elements are integers
+
+
+def _reduce(name: str) -> Callable[..., ast.expr]:
+    before, how, after = STEPS[name]
+
+    def lower(
+        b: Builder, data: Arg, axes: Arg | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> ast.expr:
+        def formula(x: Any) -> ast.expr:
+            made = b(before, x=x)
+            if not nothing:
+                made = _reduced(b, how, made, reduction, data, integer and name not in FRACTIONAL)
+            return b(after, r=made)
+
+        nothing = _reduces_nothing(b, data, axes, noop_with_empty_axes)
+        reduction = Reduction(b, data, axes, keepdims)
+        integer = is_integer(b, data)
+        if integer and name in FRACTIONAL:
+            return b("x.to(d)", x=formula(b("x.double()", x=data)), d=data.dtype)
+        if name == "ReduceL2" and not nothing:
+            return _norm(b, data, 2, reduction)
+        return computed(b, data.dtype, formula, data, order=how in ("amax", "amin"))
+
+    return lower
+
+
+for _name in STEPS:
+    register_function(_name, _reduce(_name))
+
+
+def _reduces_nothing(b: Builder, data: Arg, axes: Arg | None, noop: int) -> bool:
+    """`noop_with_empty_axes`: no axes mean none, not all."""
+    if not noop:
+        return False
+    if axes is not None and axes.ints is None and not (axes.shape and isinstance(axes.shape[0], int)):
+        raise b.error("whether its axes are empty is known only at run time", "fold them into a constant")
+    return axes is None or axes.ints == [] or bool(axes.shape and axes.shape[0] == 0)
+
+
+def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer: bool) -> ast.expr:
+    """One reduction, in the dtype of its input."""
+    # torch sums and multiplies small integers as int64, unless it is told not to
+    dtype = unless(data.dtype, ir.DataType.INT64) if integer and data.dtype not in WIDER else OMIT
+    if how == "sum":
+        return r.call("sum", x, dtype)
+    if how == "mean" and integer:
+        return b("torch.div(s, n, rounding_mode='trunc')", s=r.call("sum", x, dtype), n=r.count)
+    if how == "prod":
+        return _product(b, x, r, dtype)
+    if how in ("amax", "amin"):
+        return _extreme(b, how, x, r, data)
+    if how == "logsumexp" and r.dims is None:
+        return b("x.flatten().logsumexp(0)", x=x)
+    return r.call(how, x)
+
+
+def _product(b: Builder, x: ast.expr, r: Reduction, dtype: Any) -> ast.expr:
+    """torch multiplies along one axis at a time."""
+    prod = ast.Attribute(x, "prod", ast.Load())
+    if r.dims is None:
+        return b.call(prod, dtype=dtype)
+    if r.axes is None:
+        return b("prod_over(x, dims, keepdim=k)", x=x, dims=_as_list(r.dims), k=r.keep)
+    for axis in reversed(r.axes):
+        x = b.call(ast.Attribute(x, "prod", ast.Load()), dim=axis, keepdim=unless(r.keep, False), dtype=dtype)
+    return x
+
+
+def _as_list(dims: Dims) -> Any:
+    return [dims] if isinstance(dims, int) else dims
+
+
+def _extreme(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg) -> ast.expr:
+    """The extreme of nothing is the lowest (or highest) number of the type (ReduceMax-20)."""
+    if data.dtype == ir.DataType.BOOL:
+        return r.call("any" if how == "amax" else "all", x)
+    if not r.is_empty or data.dtype is None:
+        return r.call(how, x)
+    dtype = data.dtype
+    if dtype.is_floating_point():
+        limit: float | int = float("-inf") if how == "amax" else float("inf")
+    else:
+        bounds = np.iinfo(np.int64 if dtype == ir.DataType.UINT64 else dtype.numpy())
+        limit = int(bounds.min if how == "amax" else bounds.max)
+    kept = unless(WIDER.get(dtype, dtype), ir.DataType.FLOAT)
+    return b.call("torch.full", b.out().shape, limit, dtype=kept, device=DeviceOf())
+
+
+def _norm(b: Builder, x: Arg, order: int, r: Reduction) -> ast.expr:
+    dim = OMIT if r.dims is None else tuple(r.dims) if isinstance(r.dims, list) else r.dims
+    keep = unless(r.keep and r.dims is not None, False)
+    return b.call("torch.linalg.vector_norm", x, unless(order, 2), dim=dim, keepdim=keep)
+
+
+# ------------------------------------------------------------------------------------------------ where the extreme is
+
+
+def _place(function: str) -> Callable[..., ast.expr]:
+    def lower(b: Builder, data: Arg, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> ast.expr:
+        def formula(x: Any) -> ast.expr:
+            keep = unless(bool(keepdims), False)
+            if not select_last_index:
+                return b.call(ast.Attribute(literal(x), function, ast.Load()), dim=axis, keepdim=keep)
+            flipped = ast.Attribute(b("x.flip(axis)", x=x, axis=axis), function, ast.Load())
+            last: Any = b("x.shape[axis] - 1", x=data, axis=axis)
+            if data.shape:
+                last = data.shape[axis] - 1
+            return b("last - place", last=last, place=b.call(flipped, dim=axis, keepdim=keep))
+
+        return computed(b, data.dtype, formula, data, order=True, back=False)
+
+    return lower
+
+
+register_function("ArgMax", _place("argmax"))
+register_function("ArgMin", _place("argmin"))
+
+
+@op("Hardmax", since=13)
+def hardmax(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
+    """1 at the first greatest element along the axis, 0 elsewhere."""
+    if input.rank == 0:
+        return b("torch.ones_like(x)", x=input)
+    return b("torch.zeros_like(x).scatter(a, x.argmax(a, keepdim=True), 1.0)", x=input, a=axis)
+
+
+@op("Hardmax")
+def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
+    """Before opset 13: of the tensor flattened to a matrix at the axis."""
+    rank = input.known_rank
+    axis = axis % rank if rank else 0
+    if axis == rank - 1 or rank == 0:
+        return hardmax(b, input, axis=-1)  # type: ignore[no-any-return]
+    x = b("x.reshape(1, -1)", x=input) if axis == 0 else b("x.flatten(a)", x=input, a=axis)
+    return b("torch.zeros_like(y).scatter(-1, y.argmax(-1, keepdim=True), 1.0).reshape(x.shape)", y=b.let(x), x=input)
+
+
+# ------------------------------------------------------------------------------------------------------ normalising
+
+# below the smallest number of a type, or just that: only a norm of 0 is replaced, so that 0 / 0 is 0
+TINY = {ir.DataType.FLOAT16: 6e-8, ir.DataType.BFLOAT16: 1e-40, ir.DataType.DOUBLE: 5e-324}
+
+
+@op("LpNormalization")
+def lp_normalization(b: Builder, input: Arg, *, axis: int = -1, p: int = 2) -> ast.expr:
+    """Divided by the norm along the axis; zeros stay zeros."""
+    eps = TINY.get(input.dtype or ir.DataType.FLOAT, 1e-45)
+    return b.call("F.normalize", input, p=unless(p, 2), dim=unless(axis, 1), eps=eps)
+
+
+@op("MeanVarianceNormalization")
+def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[int, ...] = (0, 2, 3)) -> ast.expr:
+    """`(x - mean) / (deviation + 1e-9)`: the function body of the operator."""
+    return b(
+        "(x - x.mean(dims, keepdim=True)) / (x.std(dims, correction=0, keepdim=True) + 1e-9)", x=X, dims=tuple(axes)
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- sorting
+
+
+@op("TopK", renames={"k": "K"})
+def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | list[Any]:
+    """Values and their places; among equals the first comes first, which torch.topk does not promise."""
+
+    count = K.as_int()
+    narrow = X.dtype in WIDER
+    x = computed(b, X.dtype, lambda x: b("x", x=x), X, order=True, back=False) if narrow else X.expr
+    made = b.call("stable_topk", x, count, dim=unless(axis, -1), largest=unless(bool(largest), True))
+    if not narrow or not b.wants(0):
+        return b.unpack(made, 2)
+    both = b.let(made)
+    template = "unordered(x)" if X.dtype == ir.DataType.UINT64 else "x.to(d)"
+    return [b(template, x=b("p[0]", p=both), d=X.dtype), b("p[1]", p=both)]
+
+
+@op("Unique")
+def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack:
+    """The distinct elements (or slices along the axis), where each occurs first, which one each is, and how often."""
+    return b.unpack(b.call("distinct", X, dim=unless(axis, None), sorted=unless(bool(sorted), True)), 4)

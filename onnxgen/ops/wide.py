@@ -1,0 +1,75 @@
+"""Arithmetic on uint16, uint32 and uint64, for which torch has hardly a kernel: computed in a wider signed type.
+
+int64 arithmetic wraps as uint64's does, so sums and products of uint64 are exact too. Where the *order* of uint64
+matters the helper `ordered` maps it onto int64 without changing the order, and `unordered` maps back.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.ops.arg import Arg
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+WIDER = {
+    ir.DataType.UINT16: ir.DataType.INT32,
+    ir.DataType.UINT32: ir.DataType.INT64,
+    ir.DataType.UINT64: ir.DataType.INT64,
+}
+SIGNED = {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64}
+INTEGERS = {
+    *SIGNED,
+    ir.DataType.UINT8,
+    *WIDER,
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+    ir.DataType.INT2,
+    ir.DataType.UINT2,
+}
+
+
+def is_integer(b: Builder, x: Arg) -> bool:
+    """Whether an operator whose meaning depends on it works on integers (a problem is raised if nobody knows)."""
+    if x.dtype is None:
+        raise b.error(f"the type of its input {x.name!r} is unknown", "run onnx's shape inference on the file first")
+    return x.dtype in INTEGERS
+
+
+def computed(
+    b: Builder,
+    dtype: ir.DataType | None,
+    formula: Callable[..., ast.expr],
+    *operands: Any,
+    order: bool = False,
+    back: bool = True,
+) -> ast.expr:
+    """`formula(*operands)`, by way of a wider type where torch cannot compute in `dtype`.
+
+    Args:
+        dtype: of the operands, and of the result if `back`.
+        operands: tensors (`Arg`) or numbers (`b.numbers`).
+        order: the formula compares; numbers are then not allowed for uint64, see `plain_numbers`.
+        back: the result has the operands' type, else it is a bool or an index.
+    """
+    if dtype not in WIDER:
+        return formula(*operands)
+    ordered = order and dtype == ir.DataType.UINT64
+    template = "ordered(x)" if ordered else "x.to(d)"
+    wide = [b(template, x=o, d=WIDER[dtype]) if isinstance(o, (Arg, ast.Subscript)) else o for o in operands]
+    made = formula(*wide)
+    if not back:
+        return made
+    return b("unordered(x)", x=made) if ordered else b("x.to(d)", x=made, d=dtype)
+
+
+def compared(b: Builder, *operands: Arg) -> list[Any]:
+    """Operands of a formula that compares: numbers as in `b.numbers`, except for uint64."""
+    if any(o.dtype == ir.DataType.UINT64 for o in operands):
+        return list(operands)
+    return b.numbers(*operands)
