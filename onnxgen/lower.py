@@ -175,7 +175,7 @@ class Lowering:
         if isinstance(made, Unpack):
             targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
             targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
-            b.emit(Assign(tuple(targets), made.value, b.scope, node.name or ""))
+            b.emit(Assign(tuple(targets), made.value, b.scope, node.name or "", made.form))
             return
         for output, value in zip(node.outputs, made if isinstance(made, list) else [made]):
             if value is None or not output.name:

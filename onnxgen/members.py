@@ -59,7 +59,7 @@ class Members:
     def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
         identity = (role, ast.dump(build), tuple(sorted(sources.items(), key=lambda i: i[0])))
-        if identity in self._modules:
+        if sources and identity in self._modules:
             return MemberRef(self._modules[identity])
         home, elsewhere = self._home(sources)
         if elsewhere:

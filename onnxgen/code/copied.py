@@ -29,6 +29,26 @@ def _sources() -> dict[str, str]:
     return found
 
 
+@lru_cache(maxsize=1)
+def _imports() -> dict[str, tuple[str, str]]:
+    """What the helpers' files import, by the name that it has there: (module, name in it or "")."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(helpers_dir().glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                found.update({a.asname or a.name: (a.name, "") for a in node.names})
+            elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+                found.update({a.asname or a.name: (node.module or "", a.name) for a in node.names})
+    return found
+
+
+def imported(text: str) -> dict[str, tuple[str, str]]:
+    """The imports of the helpers' files that `text` uses, by name: (module, name in it or "")."""
+    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text))
+    own = _sources()
+    return {name: source for name, source in _imports().items() if name in used and name not in own}
+
+
 def helper_names() -> frozenset[str]:
     """The names of all helpers: no local variable may be called so."""
     return frozenset(_sources())

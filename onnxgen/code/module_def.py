@@ -48,12 +48,16 @@ class Member:
 
 @dataclass
 class Assign:
-    """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`)."""
+    """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`).
+
+    `form`: how the targets are written where the tuple is nested, `"{}, ({}, {})"`.
+    """
 
     targets: tuple[str, ...]
     value: ast.expr
     scope: Path = ()
     node: str = ""
+    form: str = ""
 
 
 @dataclass

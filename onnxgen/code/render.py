@@ -6,6 +6,7 @@ import ast
 import base64
 import hashlib
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
-from onnxgen.code.copied import copied
+from onnxgen.code.copied import copied, imported
 from onnxgen.errors import OnnxgenError
 from onnxgen.paths import templates_dir
 from onnxgen.structure.classes import ClassSource
@@ -93,20 +94,39 @@ def _attribute(key: str) -> str:
     return made
 
 
-def _imports(frame: Frame, text: str) -> dict[str, list[str]]:
-    def uses(name: str) -> bool:
-        return re.search(rf"(?<![\w.]){name}\b", text) is not None
+# what the frame itself and the classes may use, by the name that it has in a generated file
+_KNOWN = {
+    "F": ("torch.nn.functional", ""),
+    "base64": ("base64", ""),
+    "json": ("json", ""),
+    "math": ("math", ""),
+    "np": ("numpy", ""),
+    "re": ("re", ""),
+}
 
-    embedded = frame.embedded is not None
-    stdlib = ["import base64"] if embedded else []
-    stdlib += ["import json"] if frame.sharded else []
-    stdlib += [f"import {m}" for m in ("math", "re") if uses(m)]
-    stdlib += ["from pathlib import Path"]
-    packages = ["import numpy as np"] if uses("np") else []
-    packages += ["import torch"] + (["import torch.nn.functional as F"] if uses("F") else [])
-    packages += ["from safetensors.torch import load, load_file"] if embedded else ["from safetensors import safe_open"]
-    packages += ["from torch import Tensor, nn"]
-    return {"stdlib": stdlib, "packages": packages}
+
+def _imports(frame: Frame, text: str) -> dict[str, list[str]]:
+    """The import lines, standard library and packages apart: exactly what the file uses."""
+    wanted = {"Path": ("pathlib", "Path"), "torch": ("torch", ""), "Tensor": ("torch", "Tensor"), "nn": ("torch", "nn")}
+    wanted |= {name: source for name, source in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", text)}
+    wanted |= imported(text)
+    if frame.embedded is not None:
+        wanted |= {"base64": ("base64", ""), "load": ("safetensors.torch", "load")}
+        wanted |= {"load_file": ("safetensors.torch", "load_file")}
+    else:
+        wanted |= {"safe_open": ("safetensors", "safe_open")}
+    if frame.sharded:
+        wanted["json"] = ("json", "")
+    whole = sorted(
+        f"import {m}" + ("" if m == name else f" as {name}") for name, (m, part) in wanted.items() if not part
+    )
+    parts: dict[str, list[str]] = {}
+    for name, (module, part) in wanted.items():
+        if part:
+            parts.setdefault(module, []).append(part if part == name else f"{part} as {name}")
+    lines = whole + [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(parts.items())]
+    standard = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    return {"stdlib": standard, "packages": [line for line in lines if line not in standard]}
 
 
 _FINGERPRINT = re.compile(r'^FINGERPRINT = "[0-9a-f]*"', re.MULTILINE)

@@ -54,5 +54,3 @@ def _scale(q: Arg, scale: float | None) -> Any:
     if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=3e-7)):
         return OMIT
     return shortest(scale, ir.DataType.FLOAT)
-
-

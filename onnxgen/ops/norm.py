@@ -162,7 +162,8 @@ def dropout(
     if not b.wants(1):
         return made
     y = b.let(made, "x", b.out(0))
-    return [y, b("torch.ones_like(x, dtype=torch.bool)", x=data)]
+    # nothing is dropped in evaluation: all true from opset 12 on; before, onnxruntime's mask is all false
+    return [y, b(f"torch.{'ones' if b.opset >= 12 else 'zeros'}_like(x, dtype=torch.bool)", x=data)]
 
 
 @op("RMSNormalization", since=1)

@@ -204,7 +204,8 @@ class _ClassWriter:
     def _assign(self, statement: Assign, level: int) -> str:
         if not statement.targets:
             return self._text(statement.value)
-        targets = ", ".join(self.names[t] for t in statement.targets)
+        names = [self.names[t] for t in statement.targets]
+        targets = statement.form.format(*names) if statement.form else ", ".join(names)
         line = f"{targets} = {self._text(statement.value)}"
         comment = self._comment(statement)
         room = COMMENT_COLUMN - 8 - 4 * level

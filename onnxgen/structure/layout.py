@@ -113,9 +113,9 @@ def _register(made: Layout, here: ast.expr, place: _Place) -> None:
 
 
 def _is_list(place: _Place) -> bool:
-    """Numbered submodules with nothing below that the containers themselves could not hold."""
+    """Numbered submodules, or lists of such, that a container can hold."""
     return bool(place.below) and all(
-        name.isdigit() and (p.member is None or p.member.kind == "module") and (not p.below or p.member is not None)
+        name.isdigit() and (_is_list(p) if p.member is None else p.member.kind == "module")
         for name, p in place.below.items()
     )
 
@@ -126,24 +126,31 @@ def _value(made: Layout, place: _Place) -> ast.expr:
     if not _is_list(place):
         return quote("nn.Module()")
     kind = ast.unparse(place.container.build) if place.container is not None else "nn.ModuleList"
-    items = [(name, p.member.build) for name, p in place.below.items() if p.member is not None]
-    if [name for name, _ in items] == [str(i) for i in range(len(items))]:
-        texts = {made.text(build) for _, build in items}
-        if len(items) > 2 and len(texts) == 1:
-            return quote(
-                f"{kind}(*[item for _ in range(n)])" if kind == "nn.Sequential" else f"{kind}(item for _ in range(n))",
-                item=items[0][1], n=len(items),
-            )  # fmt: skip
-        builds = [build for _, build in items]
-        return call(kind, *builds) if kind == "nn.Sequential" else call(kind, builds)
-    entries = ast.Dict([literal(name) for name, _ in items], [build for _, build in items])
-    return quote("nn.ModuleDict(entries)", entries=entries)
+    items = [(name, _value(made, p)) for name, p in place.below.items()]
+    values = [value for _, value in items]
+    if not _is_gapless(place):
+        entries = ast.Dict([literal(name) for name, _ in items], values)
+        return quote("nn.ModuleDict(entries)", entries=entries)
+    starred = kind == "nn.Sequential"
+    if len(items) > 2 and len({made.text(value) for value in values}) == 1:
+        repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}(item for _ in range(n))"
+        return quote(repeated, item=values[0], n=len(items))
+    return call(kind, *values) if starred else call(kind, values)
+
+
+def _is_gapless(place: _Place) -> bool:
+    return list(place.below) == [str(i) for i in range(len(place.below))]
 
 
 def _reach_items(made: Layout, here: ast.expr, place: _Place) -> None:
-    gapless = list(place.below) == [str(i) for i in range(len(place.below))]
+    gapless = _is_gapless(place)
     for name, below in place.below.items():
         item = ast.Subscript(here, literal(int(name) if gapless else name), ast.Load())
         _register(made, item, below)
+        if below.container is not None:
+            made.reach[id(below.container)] = item
+        if below.member is None:
+            _reach_items(made, item, below)
+            continue
         for child, further in below.below.items():
             _assign(made, item, child, further)

@@ -74,7 +74,8 @@ def _heavy_calls(tree: ast.expr) -> int:
 
 
 def _is_class(build: ast.expr) -> bool:
-    return isinstance(build, ast.Call) and isinstance(build.func, ClassRef)
+    """A class of the file, or a container of layers that is called as one."""
+    return isinstance(build, ast.Attribute) or (isinstance(build, ast.Call) and isinstance(build.func, ClassRef))
 
 
 def _under_comprehension(tree: ast.expr) -> bool:

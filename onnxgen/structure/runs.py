@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Loop, Member, Path, Statement
-from onnxgen.code.quote import MemberRef, Ref, quote
+from onnxgen.code.quote import MemberRef, Ref, quote, refs
 from onnxgen.structure.scopes import Scope, count_uses
 
 # functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
@@ -54,50 +54,60 @@ class _Call:
 
 
 def collect_runs(scope: Scope) -> None:
-    """Replace every run of calls that covers all items of a container, in order."""
-    containers: dict[Path, list[Member]] = {}
+    """Replace every run of calls that covers all items of a container, in order; containers in containers first."""
+    parts = _parts(scope)
+    for path in sorted(parts, key=len, reverse=True):
+        items = list(parts[path].values())
+        if all(item is not None for item in items) and path[-1:]:
+            container = _collect(scope, path, [item for item in items if item is not None])
+            if container is not None and path[:-1] in parts:
+                parts[path[:-1]][path[-1]] = container
+
+
+def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
+    """What each container below a class holds, by number: a submodule, or None for a container in it."""
+    level = len(scope.path)
+    below: dict[Path, dict[str, Member | None]] = {}
     for member in scope.members:
-        if member.kind == "module" and member.path[-1].isdigit() and len(member.path) > len(scope.path) + 1:
-            containers.setdefault(member.path[:-1], []).append(member)
-    for path, items in containers.items():
-        if len(items) > 1 or path[-1:] and items[0].path[-1] == "0":
-            _collect(scope, path, items)
+        for n in range(level + 1, len(member.path)):
+            whole = n + 1 == len(member.path) and member.kind == "module"
+            below.setdefault(member.path[:n], {})[member.path[n]] = member if whole else None
+    return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
 
 
-def _collect(scope: Scope, path: Path, items: list[Member]) -> None:
+def _collect(scope: Scope, path: Path, items: list[Member]) -> Member | None:
+    """Rewrite the run over these items, if there is one; returns the `nn.Sequential` that it became."""
     run = _run(scope, path, items)
     if run is None:
-        return
+        return None
     start, calls = run
-    uses = count_uses(scope.body, scope.outputs)
-    carried = _carried(calls, uses)
+    carried = _carried(calls, count_uses(scope.body, scope.outputs))
     if carried is None:
-        return
-    for call in calls:
-        if all(call.member is not m for m in scope.members):
-            scope.members.append(call.member)
-    end = start + len(calls)
+        return None
     last = calls[-1].statement.targets[0]
-    if all(len(c.arguments) == 1 for c in calls):
-        container = Member(path, quote("nn.Sequential"), "module")
+    sequential = all(len(c.arguments) == 1 for c in calls)
+    if not sequential and (len(calls) == 1 or any(c.member not in items for c in calls)):
+        return None
+    scope.members.extend(c.member for c in calls if all(c.member is not m for m in items))
+    kind = "nn.Sequential" if sequential else "nn.ModuleList"
+    container = scope.containers[path] = Member(path, quote(kind), "module")
+    if sequential:
         value = ast.Call(MemberRef(container), calls[0].arguments, [])
         made: list[Statement] = [Assign((last,), value, calls[0].statement.scope)]
-    elif len(calls) > 1:
-        container = Member(path, quote("nn.ModuleList"), "module")
-        made = _loop(container, calls, carried, last)
     else:
-        return
-    scope.containers[path] = container
-    scope.body[start:end] = made
+        made = _loop(container, calls, carried, last)
+    scope.body[start : start + len(calls)] = made
+    return container if sequential else None
 
 
 def _run(scope: Scope, path: Path, items: list[Member]) -> tuple[int, list[_Call]] | None:
     """The consecutive statements that call every item of a container once, in order, and where they start."""
     by_id = {id(m): m for m in items}
+    names = {m.path[-1] for m in items}
     calls: list[_Call] = []
     start = 0
     for i, statement in enumerate(scope.body):
-        call = _item_call(statement, by_id) or (_functional(statement, path, calls) if calls else None)
+        call = _item_call(statement, by_id) or (_functional(statement, path, calls, names) if calls else None)
         if call is not None and int(call.member.path[-1]) == len(calls):
             if not calls:
                 start = i
@@ -119,12 +129,16 @@ def _item_call(statement: Statement, items: dict[int, Member]) -> _Call | None:
     return _Call(statement, function.member, statement.value.args)
 
 
-def _functional(statement: Statement, path: Path, calls: list[_Call]) -> _Call | None:
-    """A functional layer that was written at this place of the container: `features.1` between `features.0` and `.2`."""
+def _functional(statement: Statement, path: Path, calls: list[_Call], names: set[str]) -> _Call | None:
+    """A functional layer at this place of the container: `features.1` between `features.0` and `.2`.
+
+    Its node says so (`/features/features.1/Relu`), or it says nothing and only a number in between is missing.
+    """
     if not isinstance(statement, Assign) or len(statement.targets) != 1 or not isinstance(statement.value, ast.Call):
         return None
     index = str(len(calls))
-    if tuple(statement.scope[: len(path) + 1]) != (*path, index):
+    here = tuple(statement.scope[: len(path) + 1]) == (*path, index)
+    if not here and (statement.scope or index in names or not any(int(n) > int(index) for n in names)):
         return None
     value = statement.value
     name = ast.unparse(value.func) if isinstance(value.func, ast.Attribute) and not _has_ref(value.func) else ""
@@ -135,8 +149,6 @@ def _functional(statement: Statement, path: Path, calls: list[_Call]) -> _Call |
 
 
 def _has_ref(tree: ast.AST) -> bool:
-    from onnxgen.code.quote import refs
-
     return bool(refs(tree))
 
 

@@ -19,6 +19,11 @@ def resolve_sizes(scope: Scope, infos: dict[str, Info]) -> list[tuple[Input, Sym
     return _Sizes(scope, infos).run()
 
 
+def _is_tensor(facts: Info) -> bool:
+    """A tensor for sure: of a value that nothing is known of, it may be a Python number."""
+    return facts.kind == "tensor" and (facts.shape is not None or facts.dtype is not None)
+
+
 class _Sizes:
     def __init__(self, scope: Scope, infos: dict[str, Info]) -> None:
         self.scope, self.infos = scope, infos
@@ -36,7 +41,7 @@ class _Sizes:
 
     def _see(self, name: str) -> None:
         facts = self.infos.get(name, Info())
-        if facts.kind != "tensor":
+        if not _is_tensor(facts):
             return
         self.tensors.append(name)
         for axis, dim in enumerate(facts.shape or ()):
@@ -69,7 +74,7 @@ class _Sizes:
     def _expression(self, tree: ast.expr) -> ast.expr:
         if not any(isinstance(n, (SizeOf, DeviceOf)) for n in walk(tree)):
             return tree
-        near = [r for r in refs(tree) if self.infos.get(r, Info()).kind == "tensor"]
+        near = [r for r in refs(tree) if _is_tensor(self.infos.get(r, Info()))]
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, SizeOf):

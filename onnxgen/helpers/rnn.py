@@ -1,0 +1,206 @@
+"""ONNX's recurrent operators with all that torch's layers lack, step by step and differentiable."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rnn_activation(x: Tensor, name: str, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
+    """An activation function of ONNX's RNN, GRU and LSTM (the attribute `activations` of their texts)."""
+    if name == "Sigmoid":
+        return torch.sigmoid(x)
+    if name == "Tanh":
+        return torch.tanh(x)
+    if name == "Relu":
+        return F.relu(x)
+    if name == "Affine":
+        return alpha * x + beta
+    if name == "LeakyRelu":
+        return F.leaky_relu(x, alpha)
+    if name == "ThresholdedRelu":
+        return torch.where(x > alpha, x, 0.0)
+    if name == "ScaledTanh":
+        return alpha * torch.tanh(beta * x)
+    if name == "HardSigmoid":
+        return (alpha * x + beta).clamp(0, 1)
+    if name == "Elu":
+        return F.elu(x, alpha)
+    if name == "Softsign":
+        return F.softsign(x)
+    return F.softplus(x)
+
+
+def unroll_rnn(
+    x: Tensor,
+    states: Sequence[Tensor],
+    cell: Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]],
+    lengths: Tensor | None,
+    backwards: bool,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Run a cell over x [seq, batch, ...]; sequences stop after `lengths` steps, outputs are 0 from there on.
+
+    Returns the first state of every step, stacked in the order of `x`, and the last states. Backwards, each sequence
+    begins at its own end.
+    """
+    steps = x.shape[0]
+    outputs: list[Tensor] = []
+    for i in range(steps):
+        t = steps - 1 - i if backwards else i
+        new = cell(x[t], states)
+        if lengths is None:
+            states = new
+            outputs.append(new[0])
+        else:
+            runs = (t < lengths).unsqueeze(-1)
+            states = [torch.where(runs, a, b) for a, b in zip(new, states)]
+            outputs.append(torch.where(runs, new[0], 0))
+    if backwards:
+        outputs.reverse()
+    return torch.stack(outputs), states
+
+
+def onnx_recurrent(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    states: Sequence[Tensor | None],
+    cell: Callable[..., Sequence[Tensor]],
+    direction: str,
+    layout: int,
+) -> tuple[Tensor, ...]:
+    """What ONNX's LSTM, GRU and RNN have in common: directions, layout, biases and lengths.
+
+    `cell(d, gates, states, r=r, rb=rb)` makes the new states of direction `d` from the input's part of the gates, the
+    recurrence weights and bias, and the old states.
+
+    Returns Y [seq, directions, batch, hidden] (layout 1: [batch, seq, directions, hidden]) and the last states,
+    shaped as the initial ones.
+    """
+    if layout == 1:
+        x, states = x.transpose(0, 1), [None if s is None else s.transpose(0, 1) for s in states]
+    zeros = x.new_zeros(r.shape[0], x.shape[1], r.shape[-1])
+    start = [zeros if s is None else s for s in states]
+    outputs, ends = [], []
+    for d in range(r.shape[0]):
+        wb, rb = (None, None) if bias is None else bias[d].chunk(2)
+        step = functools.partial(cell, d, r=r[d], rb=rb)
+        backwards = direction == "reverse" or d == 1
+        y, end = unroll_rnn(F.linear(x, w[d], wb), [s[d] for s in start], step, lengths, backwards)
+        outputs.append(y)
+        ends.append(end)
+    y = torch.stack(outputs, 1)
+    last = [torch.stack(end) for end in zip(*ends)]
+    if layout == 1:
+        y, last = y.permute(2, 0, 1, 3), [s.transpose(0, 1) for s in last]
+    return y, *last
+
+
+def onnx_lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    peepholes: Tensor | None = None,
+    *,
+    activations: Sequence[tuple[str, float, float]] = (),
+    clip: float = math.inf,
+    direction: str = "forward",
+    input_forget: bool = False,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """ONNX's LSTM with everything that `nn.LSTM` lacks; gates in ONNX's order i, o, f, c.
+
+    Args:
+        x: [seq, batch, input] (layout 1: [batch, seq, input]).
+        w, r: [directions, 4 * hidden, input] and [directions, 4 * hidden, hidden].
+        bias: [directions, 8 * hidden], of `w` and of `r`.
+        lengths: [batch], integers.
+        h, c: [directions, batch, hidden] (layout 1: [batch, directions, hidden]); default: zeros.
+        peepholes: [directions, 3 * hidden], for i, o, f.
+        activations: (name, alpha, beta) of f, g and h for each direction.
+        clip: what enters the gates' activations is cut to [-clip, clip].
+
+    Returns Y, Y_h and Y_c as ONNX has them.
+    """
+    acts = activations or (("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0), ("Tanh", 0.0, 0.0)) * r.shape[0]
+
+    def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
+        h, c = states
+        act_f, act_g, act_h = acts[3 * d : 3 * d + 3]
+        i, o, f, g = (gates + F.linear(h, r, rb)).chunk(4, -1)
+        p_i, p_o, p_f = (0, 0, 0) if peepholes is None else peepholes[d].chunk(3)
+        i = rnn_activation((i + p_i * c).clamp(-clip, clip), *act_f)
+        f = 1 - i if input_forget else rnn_activation((f + p_f * c).clamp(-clip, clip), *act_f)
+        c = f * c + i * rnn_activation(g.clamp(-clip, clip), *act_g)
+        o = rnn_activation((o + p_o * c).clamp(-clip, clip), *act_f)
+        return o * rnn_activation(c, *act_h), c
+
+    return onnx_recurrent(x, w, r, bias, lengths, (h, c), cell, direction, layout)
+
+
+def onnx_gru(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    *,
+    activations: Sequence[tuple[str, float, float]] = (),
+    clip: float = math.inf,
+    direction: str = "forward",
+    layout: int = 0,
+    linear_before_reset: bool = False,
+) -> tuple[Tensor, ...]:
+    """ONNX's GRU with everything that `nn.GRU` lacks; gates in ONNX's order z, r, h. Arguments as of `onnx_lstm`.
+
+    Without `linear_before_reset` the reset gate acts on h before its matrix product.
+    """
+    acts = activations or (("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0)) * r.shape[0]
+
+    def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
+        h = states[0]
+        act_f, act_g = acts[2 * d : 2 * d + 2]
+        w_z, w_r, w_h = gates.chunk(3, -1)
+        r_z, r_r, r_h = r.chunk(3)
+        b_z, b_r, b_h = (None, None, None) if rb is None else rb.chunk(3)
+        z = rnn_activation((w_z + F.linear(h, r_z, b_z)).clamp(-clip, clip), *act_f)
+        reset = rnn_activation((w_r + F.linear(h, r_r, b_r)).clamp(-clip, clip), *act_f)
+        new = reset * F.linear(h, r_h, b_h) if linear_before_reset else F.linear(reset * h, r_h, b_h)
+        new = rnn_activation((w_h + new).clamp(-clip, clip), *act_g)
+        return ((1 - z) * new + z * h,)
+
+    return onnx_recurrent(x, w, r, bias, lengths, (h,), cell, direction, layout)
+
+
+def onnx_rnn(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    *,
+    activations: Sequence[tuple[str, float, float]] = (),
+    clip: float = math.inf,
+    direction: str = "forward",
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """ONNX's simple RNN with everything that `nn.RNN` lacks. Arguments as of `onnx_lstm`."""
+    acts = activations or (("Tanh", 0.0, 0.0),) * r.shape[0]
+
+    def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
+        return (rnn_activation((gates + F.linear(states[0], r, rb)).clamp(-clip, clip), *acts[d]),)
+
+    return onnx_recurrent(x, w, r, bias, lengths, (h,), cell, direction, layout)
