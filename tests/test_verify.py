@@ -259,6 +259,19 @@ def test_half_precision_has_its_tolerance(tmp_path: Path, dtype: str) -> None:
     assert not report.agrees and any("computed in" in note for note in report.notes)
 
 
+def test_rounding_that_the_graph_amplifies(tmp_path: Path) -> None:
+    """sin(10000 x): another order of the same products is no difference, another factor is; and not all is forgiven."""
+    ports = [VI("x", T.FLOAT, [500])], [VI("y", T.FLOAT, [500])]
+    nodes = [h.make_node("Mul", ["x", "k"], ["a"]), h.make_node("Sin", ["a"], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, *ports, k=np.array(1e4, np.float32))
+    report = verify(path, Says(lambda m, x: (x * 300 / 3 * 100).sin()))
+    assert report.agrees and any("last bits" in note for note in report.notes)
+    assert not verify(path, Says(lambda m, x: (x * 10001).sin())).agrees
+    assert not verify(path, Says(lambda m, x: (x * 1e4).sin() + 0.1)).agrees
+    path = save(tmp_path / "m.onnx", nodes, *ports, k=np.array(1e6, np.float32))
+    assert not verify(path, Says(lambda m, x: (x * 300 / 3 * 1e4).sin())).agrees
+
+
 def test_strings_and_sequences(tmp_path: Path) -> None:
     ports = [VI("x", T.STRING, [5])], [VI("y", T.STRING, [5])]
     path = save(tmp_path / "s.onnx", [h.make_node("Identity", ["x"], ["y"])], *ports)

@@ -19,7 +19,7 @@ from onnxgen.reader import read
 from onnxgen.stored import stored
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
-from onnxgen.verify.compare import Tolerance, compare, describe
+from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import compare_weights, record_of
 from onnxgen.verify.oracle import Oracle, Refused, oracles
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTEMPTS = 120  # inputs that an oracle may refuse before verifying gives up on it
+NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
+PRECISIONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # units in the last place of 1.0; float32's is 2**-23
 SHOWN = 3  # refusals that the notes quote
 _Input = tuple[drawing.Sizes, int, dict[str, Any]]
 
@@ -49,6 +51,7 @@ class Check:
         self.notes: list[str] = []
         self.refusals: list[str] = []
         self.cast: torch.dtype | None = None
+        self.halves: set[str] = set()
 
     def verify(
         self,
@@ -91,6 +94,7 @@ class Check:
             name = str(self.cast).removeprefix("torch.")
             halves.add(name)
             self.notes.append(f"the module's weights were cast to {name}: inputs and expected outputs are too")
+        self.halves = halves
         for name in sorted(halves):
             self.tolerance = self.tolerance.at_least(name)
         if halves:
@@ -181,17 +185,45 @@ class Check:
                 raise torch_side.Failed(f"forward returned {len(got)} outputs, the graph has {len(expected)}")
         except torch_side.Failed as failure:
             return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
-        for name, e, g in zip(self.graph.outputs, expected, got, strict=True):
-            run.outputs.append(self._output(name, torch_side.cast_numpy(e, self.cast), g))
+        expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
+        run.outputs.extend(self._output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
+        if any(o.why and o.got == o.expected for o in run.outputs):
+            self._allow_for_conditioning(run, given, expected, got)
         try:
             backward.add(network, outputs)
         except torch_side.Failed as failure:
             gradients.error = gradients.error or str(failure)
         return run
 
-    def _output(self, name: str, expected: Any, got: Any) -> OutputCheck:
+    def _allow_for_conditioning(
+        self, run: Run, given: tuple[_Input, Oracle, list[Any]], expected: list[Any], got: list[Any]
+    ) -> None:
+        """Forgive differences that rounding explains: the oracle's outputs move as much with their inputs' last bits.
+
+        A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding
+        errors in which any two correct implementations differ. Said in the notes where it decided.
+        """
+        (_, seed, feeds), oracle, _ = given
+        precision = max([2.0**-23, *(PRECISIONS.get(dtype, 0.0) for dtype in self.halves)])
+        try:
+            others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGES)]
+        except Refused:
+            return
+        for i, (name, e, g) in enumerate(zip(self.graph.outputs, expected, got, strict=True)):
+            slack = slack_of(e, [torch_side.cast_numpy(o[i], self.cast) for o in others])
+            if not run.outputs[i].why or run.outputs[i].expected != run.outputs[i].got or slack is None:
+                continue
+            again = self._output(name, e, g, slack)
+            if again.agrees:
+                self.notes.append(
+                    f"run {seed % 1000}, output {printable(name)}: {run.outputs[i].why}; but {oracle.name}'s own "
+                    "output moves as much when its inputs change in their last bits, so this is not counted"
+                )
+                run.outputs[i] = again
+
+    def _output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random
-        d = compare(expected, got, self.tolerance, values=not random)
+        d = compare(expected, got, self.tolerance, values=not random, slack=slack)
         compared = "shape and dtype" if random else "values"
         return OutputCheck(printable(name), describe(expected), describe(got), d.absolute, d.relative, compared, d.why)
 

@@ -15,6 +15,7 @@ from onnxgen.propagate.dims import Dim, evaluate, symbols
 from onnxgen.verify.graph import Graph, Role
 
 Sizes = dict[str, int]
+NUDGE = 4.0  # units in the last place that `nudged` changes a number by, at most
 LARGEST = 1 << 26  # elements of one input past which a size is not tried
 SPREADS = ("plain", "wide")  # how values are drawn, in turn, where any value will do
 CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
@@ -27,20 +28,21 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
     The first axis is taken for a batch. The first candidates give different symbols different sizes, so that an axis
     taken for another shows; the later ones are for graphs whose dims must agree, or be large.
     """
-    names: dict[str, bool] = {}
+    kinds: dict[str, str] = {}
     for _, _, facts in graph.inputs:
         for axis, dim in enumerate(facts.shape or ()):
+            kind = "batch" if axis == 0 else "spatial" if len(facts.shape or ()) >= 4 and axis >= 2 else "other"
             for name in () if isinstance(dim, int) else symbols(dim):
-                names[name] = names.get(name, False) or axis == 0
-    if not names:
+                kinds[name] = "batch" if "batch" in (kind, kinds.get(name)) else kind
+    if not kinds:
         yield {}
         return
     # batch statistics of one or two examples say little (and PyTorch refuses those of one)
-    pairs = [(4, 8), (7, 5), (5, 16), (4, 12)] if graph.training else [(2, 8), (3, 5), (1, 16), (2, 12)]
-    pairs = pairs[run % len(pairs) :] + pairs[: run % len(pairs)]
-    candidates = [_spread(names, batch, other, batch in (3, 7)) for batch, other in pairs]
-    candidates += [dict.fromkeys(names, size) for size in (1, 2, 4, 8)]
-    candidates += [_spread(names, batch, other, False) for other in (32, 64, 128, 224, 256, 512) for batch in (2, 1)]
+    batches = (4, 7, 5, 4) if graph.training else (2, 3, 1, 2)
+    usual = [_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0))]
+    candidates = usual[run % len(usual) :] + usual[: run % len(usual)]
+    candidates += [dict.fromkeys(kinds, size) for size in (1, 2, 4, 8)]
+    candidates += [_spread(kinds, batch, n, n, 0) for n in (32, 64, 128, 224, 256, 512) for batch in (batches[0], 1)]
     seen: list[Sizes] = []
     for candidate in candidates:
         if candidate not in seen and _bearable(graph, candidate):
@@ -48,11 +50,13 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
             yield candidate
 
 
-def _spread(names: Mapping[str, bool], batch: int, other: int, different: bool) -> Sizes:
+def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
+    """A size for each symbol by its kind; those of one kind grow by `step`."""
+    sizes = {"batch": batch, "other": other, "spatial": spatial}
     found: Sizes = {}
-    for name, first in names.items():
-        found[name] = batch if first else other
-        other += different and not first
+    for name, kind in kinds.items():
+        found[name] = sizes[kind]
+        sizes[kind] += step if kind != "batch" else 0
     return found
 
 
@@ -141,3 +145,17 @@ def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:
         except Exception:
             continue
     return found
+
+
+def nudged(feeds: Mapping[str, Any], precision: float, seed: int) -> dict[str, Any]:
+    """The same inputs with every floating point number changed by a few units in its last place, up or down."""
+    rng = np.random.default_rng(seed)
+
+    def nudge(value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype == object or value.dtype.kind in "biuUS":
+            return value
+        factor = 1.0 + NUDGE * precision * rng.uniform(-1.0, 1.0, value.shape)
+        wide = np.complex128 if value.dtype.kind == "c" else np.float64
+        return (value.astype(wide) * factor).astype(value.dtype)
+
+    return {name: nudge(value) for name, value in feeds.items()}
