@@ -31,6 +31,22 @@ def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Te
     return values, first, inverse, counts
 
 
+def extreme(x: Tensor, dims: list[int], keepdim: bool, largest: bool) -> Tensor:
+    """The greatest (or smallest) element over some axes, over all if `dims` is empty.
+
+    Of no elements: the lowest (or highest) number of the type (ONNX ReduceMax-20), which torch.amax refuses.
+    """
+    axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))
+    if all(x.shape[axis] for axis in axes):
+        return (x.amax if largest else x.amin)(tuple(axes), keepdim)
+    if x.dtype.is_floating_point:
+        limit = float("-inf") if largest else float("inf")
+    else:
+        limit = torch.iinfo(x.dtype).min if largest else torch.iinfo(x.dtype).max
+    shape = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdim or d not in axes]
+    return x.new_full(shape, limit)
+
+
 def prod_over(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
     """The product over several axes, over all of them if `dims` is empty; in x's dtype."""
     axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))

@@ -162,6 +162,8 @@ def _extreme(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg) -> ast.
     """The extreme of nothing is the lowest (or highest) number of the type (ReduceMax-20)."""
     if data.dtype == ir.DataType.BOOL:
         return r.call("any" if how == "amax" else "all", x)
+    if r.axes is None and data.shape is not None and 0 in data.shape:
+        return b("extreme(x, dims, keepdim=k, largest=l)", x=x, dims=_as_list(r.dims), k=r.keep, l=how == "amax")
     if not r.is_empty or data.dtype is None:
         return r.call(how, x)
     dtype = data.dtype

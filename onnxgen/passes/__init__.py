@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.attention import attention
+from onnxgen.passes.expand import expand
 from onnxgen.passes.gelu import gelu
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
@@ -25,6 +26,7 @@ def _propagate(model: ir.Model, options: Options) -> None:
 PASSES: list[Pass] = [
     trainable,  # first: nothing that is trained may be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
+    expand,  # operators that only the standard's function bodies define; these may depend on types
     no_ops,  # casts and identities that would hide a pattern
     norms,  # LayerNorm and RMSNorm spelled out
     gelu,  # GELU spelled out

@@ -140,6 +140,8 @@ class _Inliner:
         for node in body:
             for inside in (node, *_inner_nodes(node)):
                 inside.meta["calls"] = chain
+                if "scope" in call.meta:  # the call stood somewhere already
+                    inside.meta["scope"] = call.meta["scope"]
         graph.insert_after(call, body)
         graph.remove(call, safe=True)
 
