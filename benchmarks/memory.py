@@ -2,9 +2,10 @@
 
     python -m benchmarks.memory [--megabytes 1024] [--json FILE]
 
-Linux only. A parent reads /proc/PID/status of the child every 2 ms. Generating counts *anonymous* memory (RssAnon) over that
-of the bare imports: pages of a mapped file can be dropped at any time. `from_pretrained()` counts anonymous and mapped pages
-(RssAnon + RssFile) over those before the call, after every parameter was read once: the weights may be mapped, and are weights.
+Linux only. A parent reads /proc/PID/status of the child every 2 ms. Generating counts *anonymous* memory (RssAnon) over
+that of the bare imports: pages of a mapped file can be dropped at any time. `from_pretrained()` counts anonymous and
+mapped pages (RssAnon + RssFile) over those before the call, until every parameter was read once: the weights may be
+mapped, but they are the weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Training speed: forward + backward of generated modules against the PyTorch originals that they were exported from.
 
-    python -m benchmarks.training [--device cpu] [--rounds 31] [--threads N] [--models mnist,resnet18,bert] [--json FILE]
+    python -m benchmarks.training [--device cpu] [--rounds 31] [--models mnist,resnet18,bert] [--json FILE]
 
-Both are in training mode, hold equal weights and get the same input; eager mode. They take turns in one process, and the ratio
-is the median over the rounds. Dropout's ratio stays: both draw as many random numbers.
+Both are in training mode, hold equal weights and get the same input; eager mode. They take turns in one process, and
+the ratio is the median over the rounds. Dropout's ratio stays: both draw as many random numbers.
 """
 
 from __future__ import annotations
