@@ -1,4 +1,4 @@
-"""Recurrent layers: `nn.LSTM`, `nn.GRU` and `nn.RNN` where `passes.recurrent` found them, else ONNX's own, in helpers."""
+"""Recurrent layers: `nn.LSTM`, `nn.GRU`, `nn.RNN` where `passes.recurrent` found them, else ONNX's own, in helpers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, MemberRef, shortest, unless
+from onnxgen.code.module_def import Assign
+from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.builder import Unpack
 from onnxgen.ops.registry import op
@@ -154,8 +155,8 @@ def _spelled_out(
         linear_before_reset=True if kind == "GRU" else OMIT,
     )
     names = [b.lowering.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
-    b.assign(names, made)
-    y, *ends = (b.ref(n) for n in names)
+    b.emit(Assign(tuple(names), made, b.scope, b.node.name or ""))
+    y, *ends = map(Ref, names)
     order = (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)
     return [b("y.permute(order).flatten(2)", y=y, order=order), *ends]
 
@@ -251,7 +252,9 @@ def _activations(
     made = []
     for given in names:
         if given.lower() not in ACTIVATIONS:
-            raise b.error(f"its activation {given!r} is unknown", "ONNX knows " + ", ".join(n for n, _ in ACTIVATIONS.values()))
+            raise b.error(
+                f"its activation {given!r} is unknown", "ONNX knows " + ", ".join(n for n, _ in ACTIVATIONS.values())
+            )
         name, defaults = ACTIVATIONS[given.lower()]
         values = [0.0, 0.0]
         for i, (default, queue) in enumerate(zip(defaults, (alphas, betas))):

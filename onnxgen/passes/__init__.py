@@ -10,9 +10,11 @@ from onnxgen.options import Options
 from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
 from onnxgen.passes.gelu import gelu
+from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.norms import norms
+from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.trainable import trainable
 from onnxgen.propagate import propagate
 
@@ -27,7 +29,9 @@ PASSES: list[Pass] = [
     trainable,  # first: nothing that is trained may be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types
+    known,  # shapes computed beside the data would count as users of it
     no_ops,  # casts and identities that would hide a pattern
+    recurrent,  # LSTM, GRU and RNN as torch's layers
     norms,  # LayerNorm and RMSNorm spelled out
     gelu,  # GELU spelled out
     attention,  # before Linear, which also starts from MatMul

@@ -52,9 +52,9 @@ WEIGHT_INPUTS = {
     "LayerNormalization": {1, 2},
     "GroupNormalization": {1, 2},
     "RMSNormalization": {1},
-    "LSTM": {1, 2, 3, 5, 6, 7},
-    "GRU": {1, 2, 3, 5},
-    "RNN": {1, 2, 3, 5},
+    "LSTM": {1, 2, 3, 7},
+    "GRU": {1, 2, 3},
+    "RNN": {1, 2, 3},
     "PRelu": {1},
 }
 SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}

@@ -1,0 +1,33 @@
+"""What is known already no longer counts as a use of what it was computed from.
+
+Exporters compute shapes beside the data: `Shape -> Gather -> Concat -> Reshape`. Once the elements are known, the nodes
+that made them only hide the idioms (a value "with one user" has two). They are removed; their results stay as values
+without a producer, whose elements `propagate.info` has. Nodes that nothing uses go too. Only integers: known floats
+may be stored tensors that are not trained, whose way back goes through the nodes.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.propagate.info import info, set_info
+
+
+def known(model: ir.Model, options: Options) -> None:
+    """Remove every node whose results are all known or unused, users before what they use."""
+    for node in reversed(list(model.graph.all_nodes())):
+        if node.graph is None or not node.inputs or any(o.is_graph_output() for o in node.outputs):
+            continue
+        used = [o for o in node.outputs if o.uses()]
+        if all(_is_known(o) for o in used):
+            for old in used:
+                new = ir.Value(name=old.name, shape=old.shape, type=old.type)
+                set_info(new, info(old))
+                ir.convenience.replace_all_uses_with(old, new)
+            node.graph.remove(node, safe=True)
+
+
+def _is_known(value: ir.Value) -> bool:
+    facts = info(value)
+    return facts.data is not None and facts.dtype is not None and not facts.dtype.is_floating_point()

@@ -1,0 +1,48 @@
+"""Small steps of passes that build nodes: put one in, move axes, hand a name or the users of a value on."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.propagate.info import Info, set_info
+
+
+def insert(before: ir.Node, new: ir.Node) -> None:
+    assert before.graph is not None
+    before.graph.insert_before(before, new)
+
+
+def constant(before: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]], name: str) -> ir.Value:
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array.astype(np.int64)))], version=13)
+    insert(before, node)
+    node.outputs[0].name = name
+    set_info(node.outputs[0], Info(ir.DataType.INT64, array.shape, array.astype(np.int64)))
+    return node.outputs[0]
+
+
+def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:
+    node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], version=13)
+    insert(before, node)
+    node.outputs[0].name = f"{value.name}.transposed"
+    set_info(node.outputs[0], facts)
+    return node.outputs[0]
+
+
+def permuted(facts: Info, perm: tuple[int, ...]) -> Info:
+    return Info(facts.dtype, None if facts.shape is None else tuple(facts.shape[i] for i in perm))
+
+
+def name_after(new: ir.Value, old: ir.Value, suffix: str = "") -> None:
+    new.name = f"{old.name}.{suffix}" if suffix and old.name else old.name
+
+
+def replace_uses(old: ir.Value, new: ir.Value) -> None:
+    """Let everything use `new`; a graph output keeps its name."""
+    if old.is_graph_output():
+        new.name = old.name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
