@@ -111,7 +111,7 @@ def compose(
 
 def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, Any]]:
     """The sidecar's tensors, and the way back from them to the ONNX tensors."""
-    tied = {second for _, second in module.ties}
+    tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     if options.dtype:
         wanted = next(d for d, name in TORCH_DTYPES.items() if name == options.dtype)
@@ -137,7 +137,7 @@ def _fingerprint(digest: str, tensors: Tensors, record: dict[str, Any], options:
 
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassSource]) -> None:
     report.classes = len(classes)
-    tied = {second for _, second in module.ties}
+    tied = {tie.names[1] for tie in module.ties}
     for member in module.members:
         for key, source in member.state_keys():
             short = key.rpartition(".")[2]
@@ -158,14 +158,20 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     summary = aligned(rows)
     summary.append(f"{'Weights':<10}{printable(weights.name)}, {report.parameters:,} parameters")
     summary.append(f"{CODE_LINE:<10}{'?' * 16}")
-    relative = weights.name if weights.parent == out.parent else str(_relative(weights, out.parent))
+    relative = weights.name if weights.parent == out.parent else _relative(weights, out.parent).as_posix()
     if re.search(r'["\\\n\r]', relative):
         raise OnnxgenError(
             f"the weights' file name {printable(relative)} can't stand in a Python file",
         )
     opset = model.graph.opset_imports.get("", 1)
     return Frame(
-        module.name, printable(path.name), opset, summary, relative, constants=bool(module.constants), ties=module.ties
+        module.name,
+        printable(path.name),
+        opset,
+        summary,
+        relative,
+        constants=bool(module.constants),
+        ties=[t.names for t in module.ties],
     )
 
 

@@ -17,16 +17,18 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal
-from onnxgen.code.module_def import Member, Path, Statement, expressions
+from onnxgen.code.module_def import Member, Path, Statement, Tie, expressions
 from onnxgen.code.quote import MemberRef, call, quote, walk
 from onnxgen.names import identifier, module_part
+from onnxgen.ops.parameter import initial, role
 from onnxgen.options import Options
+from onnxgen.passes.trainable import stored_values
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import stored
 from onnxgen.wayback import Source
 
 CPU = ast.Constant("cpu")
-_NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*)$")
+_NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")
 
 
 class Members:
@@ -43,10 +45,13 @@ class Members:
         self._by_path: dict[Path, Member] = {}
         self._modules: dict[tuple[str, str, tuple[tuple[str, Source], ...]], Member] = {}
         self._parameters: dict[ir.Value, Member] = {}
+        # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
+        self._weights: dict[str, tuple[Member, str]] = {}
         self._buffers: dict[tuple[Any, ...], Member] = {}
         self._frozen = {
-            v.name or "" for v in _stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]
+            v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]
         }
+        self._shared = {v.name or "" for v in stored_values(model.graph) if len(v.uses()) > 1}
         self._crowd: Counter[Path] = Counter()
         for node in model.graph.all_nodes():
             scope = tuple(node.meta.get("scope", ()))
@@ -64,6 +69,8 @@ class Members:
         home, elsewhere = self._home(sources)
         if elsewhere:
             return None
+        if home is not None and any(n in self._shared for s in sources.values() for n in s.names):
+            home = self._own_scope(scope, home)
         path, named = self._module_path(scope, role, home)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
@@ -76,14 +83,21 @@ class Members:
         `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
         parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
         """
-        homes: list[Path] = []
-        for key, source in sources.items():
-            path = self._named_path(source)
-            if path is not None and path[-1] != key:
-                return None, True
-            if path is not None and len(path) > 1:
-                homes.append(path[:-1])
+        paths = {key: self._named_path(source) for key, source in sources.items()}
+        first = next(iter(paths), None)
+        decisive = paths[first] if first is not None else None
+        if decisive is not None and decisive[-1] == first:
+            # its other tensors are its own whatever they are called: dynamo calls a folded norm's bias `x.weight_bias`
+            return (decisive[:-1] or None), False
+        if any(path is not None and path[-1] != key for key, path in paths.items()):
+            return None, True
+        homes = [path[:-1] for path in paths.values() if path is not None and len(path) > 1]
         return (homes[0] if homes else None), False
+
+    def _own_scope(self, scope: Path, home: Path) -> Path:
+        """Of a tied weight's users one has its name; another is called by the scope that its own node was written in."""
+        clean = tuple(module_part(p) for p in scope)
+        return scope if scope != home and scope and self._crowd[scope] <= 1 and clean not in self._by_path else home
 
     def _module_path(self, scope: Path, role: str, home: Path | None) -> tuple[Path, bool]:
         if home is not None:
@@ -91,7 +105,7 @@ class Members:
             if home not in self._by_path:
                 return home, True
         clean = tuple(module_part(p) for p in scope)
-        if clean and self._crowd[scope] <= 1 and clean not in self._by_path and not clean[-1].isdigit():
+        if clean and self._crowd[scope] <= 1 and clean not in self._by_path:
             return clean, True
         return (*clean, role), False
 
@@ -109,20 +123,19 @@ class Members:
     def parameter(self, b: Any, value: ir.Value) -> ast.expr:
         """A trainable tensor that no module takes: a parameter of its own."""
         name = value.name or "weight"
-        for member in self.members:  # already there as a module's weight: the same tensor
-            for key, source in member.keys.items():
-                if key and source.is_identity and set(source.names) == {name} and len(source.shape) >= 2:
-                    return ast.Attribute(MemberRef(member), key, ast.Load())
+        if name in self._weights:
+            member, key = self._weights[name]
+            return ast.Attribute(MemberRef(member), key, ast.Load())
         if value not in self._parameters:
             tensor = stored(value)
             assert tensor is not None
-            path, named = self._parameter_path(b.scope, name, b.node.op_type)
+            path, named = self._parameter_path(b.scope, name, role(b.node))
             source = Source.of(tensor, name)
-            build = _initial(source, b.node.op_type)
+            build = initial(source, b.node, value)
             self._parameters[value] = self._register(Member(path, build, "parameter", {"": source}, set(), named))
         return MemberRef(self._parameters[value])
 
-    def _parameter_path(self, scope: Path, name: str, op_type: str) -> tuple[Path, bool]:
+    def _parameter_path(self, scope: Path, name: str, part: str) -> tuple[Path, bool]:
         found = param_path(name)
         if found is not None:
             path = tuple(module_part(p) for p in found)
@@ -130,10 +143,7 @@ class Members:
                 return path, True
         clean = tuple(module_part(p) for p in scope)
         if _NOISE.match(name) or "/" in name:
-            role = {"Add": "bias", "Sub": "bias", "Mul": "scale", "MatMul": "weight", "Gemm": "weight"}.get(
-                op_type, "weight"
-            )
-            return (*clean, role), False
+            return (*clean, part), False
         return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
 
     def buffer(self, scope: Path, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
@@ -152,6 +162,9 @@ class Members:
     def _register(self, member: Member) -> Member:
         if member.named:
             self._by_path[member.path] = member
+        for key, source in member.keys.items():
+            if key and len(source.shape) >= 2 and source.is_identity:
+                self._weights.setdefault(source.names[0], (member, key))
         self.members.append(member)
         return member
 
@@ -193,34 +206,25 @@ class Members:
             member.path = path
             taken.add(path)
 
-    def ties(self, members: list[Member]) -> list[tuple[str, str]]:
-        """Pairs of state-dict keys that are one tensor: stored matrices that are a weight in two places."""
-        first: dict[Source, str] = {}
+    def ties(self, members: list[Member]) -> list[Tie]:
+        """Stored matrices that are a weight in two places.
+
+        Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by an Identity.
+        """
+        first: dict[Source, tuple[Member, str, str]] = {}
         pairs = []
         for member in members:
-            for key, source in member.state_keys():
+            for key, source in member.keys.items():
                 if len(source.shape) < 2:
                     continue
-                if source in first:
-                    pairs.append((first[source], key))
-                else:
-                    first[source] = key
+                kept, kept_key, label = first.setdefault(source, (member, key, source.label))
+                if kept is not member and label == source.label:
+                    pairs.append(Tie(kept, kept_key, member, key))
         return pairs
 
 
 def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
     return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0
-
-
-def _stored_values(graph: ir.Graph) -> list[ir.Value]:
-    found = list(graph.initializers.values())
-    for node in graph.all_nodes():
-        if node.op_type == "Constant":
-            found.extend(node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                found.extend(attribute.value.initializers.values())
-    return found
 
 
 def _buffer_name(hint: str) -> str:
@@ -230,15 +234,3 @@ def _buffer_name(hint: str) -> str:
         if not last or _NOISE.match(hint) or "/" in hint or "output" in last.lower()
         else module_part(identifier(last))
     )
-
-
-def _initial(source: Source, op_type: str) -> ast.expr:
-    """A parameter's fresh value: multipliers of rank 1 ones, additive ones zeros, all others truncated normal 0.02."""
-    shape = source.shape
-    dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
-    if len(shape) <= 1 and op_type in ("Mul", "Div"):
-        return quote("nn.Parameter(x)", x=call("torch.ones", *shape, **dtype))
-    if op_type in ("Add", "Sub", "Sum") and len([d for d in shape if d != 1]) <= 1:
-        return quote("nn.Parameter(x)", x=call("torch.zeros", *shape, **dtype))
-    empty = call("torch.empty", *shape, **dtype)
-    return quote("nn.Parameter(nn.init.trunc_normal_(x, std=0.02))", x=empty)

@@ -47,6 +47,24 @@ class Member:
 
 
 @dataclass
+class Tie:
+    """One tensor that is a weight in two places: stored as `kept`, and `tied` is the very same parameter."""
+
+    kept: Member
+    kept_key: str
+    tied: Member
+    tied_key: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The two state-dict keys."""
+        kept, tied = (
+            (*m.path, k) if k else m.path for m, k in ((self.kept, self.kept_key), (self.tied, self.tied_key))
+        )
+        return ".".join(kept), ".".join(tied)
+
+
+@dataclass
 class Assign:
     """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`).
 
@@ -161,7 +179,7 @@ class ModuleDef:
         infos: what is known of each value (dtype, dims), for names and comments.
         hints: for each value the name it has in the file.
         constants: arrays too large for source, by key, read from `constants.*` in the sidecar.
-        ties: pairs of state-dict keys that are one tensor (the first is the one stored).
+        ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
         doc: lines of the header docstring about inputs, outputs and weights.
     """
@@ -174,6 +192,6 @@ class ModuleDef:
     infos: dict[str, Info] = field(default_factory=dict)
     hints: dict[str, str] = field(default_factory=dict)
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
-    ties: list[tuple[str, str]] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
     classes: dict[Path, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

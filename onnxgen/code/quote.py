@@ -115,12 +115,18 @@ def shortest(value: float, dtype: ir.DataType | None = ir.DataType.FLOAT) -> flo
     half-precision constant must be written with its exact value.
     """
     if dtype == ir.DataType.FLOAT and math.isfinite(value) and float(np.float32(value)) == value:
-        return float(str(np.float32(value)))
+        short = float(str(np.float32(value)))
+        return short if abs(short) <= -_LOWEST else value  # rounded up past the largest float32
     return value
+
+
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def _number(value: float) -> ast.expr:
     if isinstance(value, float):
+        if abs(value) == -_LOWEST:
+            return quote("torch.finfo(torch.float32).min" if value < 0 else "torch.finfo(torch.float32).max")
         if math.isnan(value) or math.isinf(value):
             return quote("float(text)", text=str(value))
         value = NiceFloat(value)

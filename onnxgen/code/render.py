@@ -62,7 +62,7 @@ def render(frame: Frame, classes: list[ClassSource], templates: Path | None = No
         "helpers": helpers,
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
         "imports": _imports(frame, text + "\n".join(helpers)),
-        "ties": [(_attribute(a), _attribute(b)) for a, b in frame.ties],
+        "ties": classes[-1].ties,
         "tied_keys": frame.ties,
     }
     return _black(_environment(templates).get_template("module.py.jinja").render(values))
@@ -84,14 +84,6 @@ def _black(source: str) -> str:
         return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
     except black.InvalidInput as error:
         raise OnnxgenError(f"the templates do not make a Python file: {error}") from error
-
-
-def _attribute(key: str) -> str:
-    """A state-dict key as the attribute that it is: `self.layer[0].weight`."""
-    made = "self"
-    for part in key.split("."):
-        made += f"[{part}]" if part.isdigit() else f".{part}"
-    return made
 
 
 # what the frame itself and the classes may use, by the name that it has in a generated file

@@ -43,8 +43,7 @@ def resize(
     starts, ends = (list(roi[:n]), list(roi[n:])) if roi is not None else ([0.0] * n, [1.0] * n)
     cropped = coordinates == "tf_crop_and_resize"
     if scales is not None:
-        parts = [e - s for s, e in zip(starts, ends)] if cropped else [1.0] * n
-        sizes = [scale_size(d, s, p) for d, s, p in zip(old, scales, parts)]
+        sizes = [scale_size(d, s) for d, s in zip(old, scales)]  # of the whole axis with a roi, too, as in onnxruntime
     elif sizes is not None and policy != "stretch":
         choose = min if policy == "not_larger" else max
         scale = choose(s / d for s, d in zip(sizes, old))
@@ -152,6 +151,6 @@ def single_precision(value: float) -> float:
     return spread - (spread - value)
 
 
-def scale_size(size: int, scale: float, part: float = 1.0) -> int:
-    """`floor(size * part * scale)` in float32, as ONNX Resize computes an output size."""
-    return math.floor(single_precision(single_precision(size * part) * single_precision(scale)))
+def scale_size(size: int, scale: float) -> int:
+    """`floor(size * scale)` in float32, as ONNX Resize computes an output size."""
+    return math.floor(single_precision(size * single_precision(scale)))

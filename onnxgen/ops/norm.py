@@ -100,6 +100,25 @@ def instance_normalization(
     return b.call("F.instance_norm", input, weight=scale, bias=B, eps=eps)
 
 
+@op("GroupNormalization", since=18)
+def group_normalization(
+    b: Builder, X: Arg, scale: Arg, bias: Arg, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> ast.expr:
+    """From opset 21 on scale and bias are per channel; in opset 18 they were per group."""
+    eps = unless(shortest(epsilon), 1e-5)
+    if b.opset < 21:
+        channels = X.shape[1] if X.shape is not None else b("x.shape[1]", x=X)
+        each = b("n // g", n=channels, g=num_groups) if not isinstance(channels, int) else channels // num_groups
+        spread = [b("w.repeat_interleave(n)", w=w, n=each) for w in (scale, bias)]
+        return b.call("F.group_norm", X, num_groups, *spread, eps=eps)
+    if scale.source is not None and bias.source is not None:
+        build = b.call("nn.GroupNorm", num_groups, scale.source.shape[0], eps=eps, dtype=_dtype(scale))
+        module = b.module("norm", build, weight=scale, bias=bias)
+        if module is not None:
+            return b("m(x)", m=module, x=X)
+    return b.call("F.group_norm", X, num_groups, scale, bias, eps=eps)
+
+
 @op("LayerNormalization", since=1)
 def layer_normalization(
     b: Builder,

@@ -160,6 +160,8 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
     if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or (r.scales is None and r.sizes is None):
         return None
     shape = X.shape or ()
+    if 0 in (b.out().shape or ()):  # torch refuses sizes of 0
+        return None
     options: dict[str, Any]
     if r.scales is not None:
         by_axis = dict(zip(r.axes, r.scales))

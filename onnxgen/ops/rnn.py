@@ -246,7 +246,8 @@ def _activations(
     if not names:
         return OMIT
     wanted = count * (2 if direction == "bidirectional" else 1)
-    if len(names) != wanted:
+    names = names[:wanted]  # RNN's default has two, whatever the direction
+    if len(names) < wanted:
         raise b.error(f"it has {len(names)} activations, but {wanted} gate functions")
     alphas, betas = list(alpha or []), list(beta or [])
     made = []

@@ -11,6 +11,7 @@ from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
 from onnxgen.passes.gelu import gelu
 from onnxgen.passes.known import known
+from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.norms import norms
@@ -33,6 +34,7 @@ PASSES: list[Pass] = [
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers
     norms,  # LayerNorm and RMSNorm spelled out
+    group_norm,  # GroupNorm spelled out
     gelu,  # GELU spelled out
     attention,  # before Linear, which also starts from MatMul
     linear,  # MatMul + Add: one nn.Linear

@@ -61,9 +61,9 @@ def source_of(value: ir.Value | None) -> Source | None:
 
 
 def _layer(node: ir.Node) -> Layer | None:
-    activations = _activations(node)
     direction = _text(node, "direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
+    activations = _activations(node)[: directions * len(GATES[node.op_type])]
     relu = node.op_type == "RNN" and set(activations) == {"relu"}
     if direction == "reverse" or (activations and not relu and activations != GATES[node.op_type] * directions):
         return None

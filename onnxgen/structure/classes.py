@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from onnxgen.code.module_def import Assign, If, Loop, ModuleDef, Path, Statement
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
@@ -32,6 +32,7 @@ class ClassSource:
         init, forward: lines of code, indented relative to the method's body.
         arguments: of `forward`, each `name: annotation`.
         returns: the annotation of what `forward` returns.
+        ties: of the root, pairs of attributes that are to be one parameter.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ClassSource:
     forward: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     returns: str = "Tensor"
+    ties: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def doc(self) -> str:
@@ -56,6 +58,7 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     namer = Namer(RESERVED | {module.name})
     made: dict[str, ClassSource] = {}
     by_scope: dict[int, ClassSource] = {}
+    writers: dict[int, _ClassWriter] = {}
     order = _bottom_up(scopes)
     for scope in order:
         missing = resolve_sizes(scope, module.infos)
@@ -66,7 +69,8 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
     for scope in order:
         collect_runs(scope)
-        source = _ClassWriter(module, scope, by_scope).write()
+        writers[id(scope)] = _ClassWriter(module, scope, by_scope, writers)
+        source = writers[id(scope)].write()
         key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
         if key in made and scope is not root:
             made[key].paths.extend(source.paths)
@@ -140,8 +144,10 @@ def _class_name(module: ModuleDef, scope: Scope) -> str:
 class _ClassWriter:
     """Turns one scope into lines."""
 
-    def __init__(self, module: ModuleDef, scope: Scope, by_scope: dict[int, ClassSource]) -> None:
-        self.module, self.scope, self.by_scope = module, scope, by_scope
+    def __init__(
+        self, module: ModuleDef, scope: Scope, by_scope: dict[int, ClassSource], writers: dict[int, _ClassWriter]
+    ) -> None:
+        self.module, self.scope, self.by_scope, self.writers = module, scope, by_scope, writers
         self.names: dict[str, str] = {}
         self.reach: dict[int, ast.expr] = {}
         self.layout = layout(scope.path, scope.members, scope.containers, self._text)
@@ -161,7 +167,13 @@ class _ClassWriter:
         results = [self._text(o) for o in self.scope.outputs]
         made.forward.append("return " + ", ".join(results))
         made.returns = self._returns()
+        if not self.scope.path:
+            made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
         return made
+
+    def _key(self, member: Member, key: str) -> str:
+        reached = self._member(MemberRef(member))
+        return ast.unparse(ast.Attribute(reached, key, ast.Load()) if key else reached)
 
     def _returns(self) -> str:
         kinds = []
@@ -236,15 +248,21 @@ class _ClassWriter:
 
     def _member(self, node: MemberRef) -> ast.expr:
         member = node.member
-        if id(member) in self.reach:
-            return self.reach[id(member)]
-        reached: ast.expr = ast.Name("self", ast.Load())
-        for part in member.path[len(self.scope.path) :]:  # through a submodule that is a class of its own
-            reached = _step(reached, part)
-        return reached
+        if id(member) not in self.reach:
+            self.reach[id(member)] = self._through_child(member)
+        return self.reach[id(member)]
 
-
-def _step(parent: ast.expr, part: Path | str) -> ast.expr:
-    if str(part).isdigit():
-        return ast.Subscript(parent, ast.Constant(int(str(part))), ast.Load())
-    return ast.Attribute(parent, str(part), ast.Load())
+    def _through_child(self, member: Member) -> ast.expr:
+        """A member of a submodule that is a class of its own: what leads to the submodule, and from there to it."""
+        for child in self.scope.members:
+            made = child.build
+            if (
+                member.path[: len(child.path)] == child.path
+                and isinstance(made, ast.Call)
+                and isinstance(made.func, ClassRef)
+            ):
+                inner = self.writers[id(made.func.scope)]._member(MemberRef(member))
+                here = self._member(MemberRef(child))
+                found: ast.expr = rewrite(inner, lambda n: here if isinstance(n, ast.Name) and n.id == "self" else None)
+                return found
+        raise AssertionError(f"nothing leads from {self.scope.path} to {member.path}")

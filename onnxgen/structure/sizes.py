@@ -61,13 +61,15 @@ class _Sizes:
                     statement.iterable = self._expression(statement.iterable)
                 if statement.stop is not None:
                     statement.stop = self._expression(statement.stop)
-                self._inner(statement.body)
+                self._inner(statement.body, statement.turn)
             for name in statement.targets:
                 self._see(name)
 
-    def _inner(self, block: list[Statement]) -> None:
+    def _inner(self, block: list[Statement], turn: tuple[str, ...] = ()) -> None:
         """A nested block: what it assigns is not at hand after it."""
         where, tensors = dict(self.where), list(self.tensors)
+        for name in turn:
+            self._see(name)
         self._block(block)
         self.where, self.tensors = where, tensors
 

@@ -1,0 +1,16 @@
+"""Lists of tensors where positions are computed at run time."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def sequence_insert(sequence: list[Tensor], tensor: Tensor, position: int) -> list[Tensor]:
+    """A new list with `tensor` before `position` (negative: from the end), as ONNX's SequenceInsert has it."""
+    return [*sequence[:position], tensor, *sequence[position:]]
+
+
+def sequence_erase(sequence: list[Tensor], position: int) -> list[Tensor]:
+    """A new list without the element at `position` (negative: from the end)."""
+    position = position % len(sequence)
+    return [*sequence[:position], *sequence[position + 1 :]]

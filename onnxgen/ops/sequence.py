@@ -1,0 +1,122 @@
+"""Sequences are Python lists, optionals a value or `None`."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.module_def import Assign, Loop
+from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.propagate.info import Info, info
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("SequenceConstruct")
+def sequence_construct(b: Builder, *inputs: Arg) -> ast.expr:
+    return literal(list(inputs))
+
+
+@op("SequenceEmpty")
+def sequence_empty(b: Builder, *, dtype: int = 1) -> ast.expr:
+    return literal([])
+
+
+@op("SequenceAt")
+def sequence_at(b: Builder, input_sequence: Arg, position: Arg) -> ast.expr:
+    return b("s[i]", s=input_sequence, i=position.as_int())
+
+
+@op("SequenceLength")
+def sequence_length(b: Builder, input_sequence: Arg) -> ast.expr:
+    return b("torch.tensor(len(s), device=d)", s=input_sequence, d=DeviceOf())
+
+
+@op("SequenceInsert")
+def sequence_insert(b: Builder, input_sequence: Arg, tensor: Arg, position: Arg | None = None) -> ast.expr:
+    """A new list: others may still use the old one."""
+    if position is None:
+        return b("[*s, t]", s=input_sequence, t=tensor)
+    if position.scalar == 0:
+        return b("[t, *s]", s=input_sequence, t=tensor)
+    return b("sequence_insert(s, t, i)", s=input_sequence, t=tensor, i=position.as_int())
+
+
+@op("SequenceErase")
+def sequence_erase(b: Builder, input_sequence: Arg, position: Arg | None = None) -> ast.expr:
+    where = -1 if position is None else position.scalar
+    if where in (0, -1):
+        return b("s[1:]" if where == 0 else "s[:-1]", s=input_sequence)
+    assert position is not None
+    return b("sequence_erase(s, i)", s=input_sequence, i=position.as_int())
+
+
+@op("SplitToSequence")
+def split_to_sequence(
+    b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, keepdims: int = 1
+) -> ast.expr:
+    """Slices of size 1 (without the axis unless `keepdims`), of one size, or of the sizes in a vector."""
+    if split is None:
+        return b("list(x.split(1, axis))" if keepdims else "list(x.unbind(axis))", x=input, axis=axis)
+    rank = split.known_rank
+    sizes: Any = split.as_int() if rank == 0 else split.ints if split.ints is not None else split.as_ints()
+    return b("list(made)", made=call(b("x.split", x=input), sizes, unless(axis, 0)))
+
+
+@op("ConcatFromSequence")
+def concat_from_sequence(b: Builder, input_sequence: Arg, *, axis: int, new_axis: int = 0) -> ast.expr:
+    return b.call("torch.stack" if new_axis else "torch.cat", input_sequence, unless(axis, 0))
+
+
+@op("SequenceMap")
+def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body: ir.Graph) -> list[ast.expr | None]:
+    """A `for` over one or more lists; further inputs that are tensors are the same in each turn."""
+    lists = [a for a in (input_sequence, *additional_inputs) if a is input_sequence or a.info.kind == "sequence"]
+    turns: list[str] = []
+    values: list[ast.expr] = []
+    for arg, value in zip((input_sequence, *additional_inputs), body.inputs):
+        if arg in lists:
+            turns.append(_fresh(b, value.name or "x", info(value)))
+        values.append(Ref(turns[-1]) if arg in lists else arg.expr)
+    statements, results = b.block(body, values)
+    made: list[ast.expr | None] = []
+    for i, result in enumerate(results):
+        made.append(None)
+        if b.wants(i):
+            name = _fresh(b, b.node.outputs[i].name or "x", b.out(i))
+            b.emit(Assign((name,), literal([]), b.scope))
+            statements.append(Assign((), b("s.append(x)", s=Ref(name), x=result), b.scope))
+            made[i] = Ref(name)
+    targets = tuple(m.value for m in made if isinstance(m, Ref))
+    iterable = lists[0].expr if len(lists) == 1 else b.call("zip", *lists)
+    b.emit(Loop(tuple(turns), iterable, None, statements, targets, b.scope, b.node.name or ""))
+    return made
+
+
+def _fresh(b: Builder, hint: str, facts: Info) -> str:
+    name = b.lowering.fresh(hint)
+    b.lowering.infos[name] = facts
+    return name
+
+
+@op("Optional")
+def optional(b: Builder, input: Arg | None = None, *, type: Any = None) -> ast.expr:
+    return literal(None) if input is None else input.expr
+
+
+@op("OptionalHasElement")
+def optional_has_element(b: Builder, input: Arg | None = None) -> ast.expr:
+    has = literal(False) if input is None else b("x is not None", x=input)
+    if input is not None and input.info.kind != "optional":
+        has = literal(True)
+    return b("torch.tensor(has, device=d)", has=has, d=DeviceOf())
+
+
+@op("OptionalGetElement")
+def optional_get_element(b: Builder, input: Arg) -> ast.expr:
+    return input.expr

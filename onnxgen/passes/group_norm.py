@@ -1,0 +1,73 @@
+"""GroupNorm as exporters spell it becomes GroupNormalization-21 (Wu & He 2018, arXiv 1803.08494).
+
+    Reshape to [N, groups, -1]; InstanceNormalization with scale 1 and bias 0; Reshape back; Mul by a scale; Add a bias
+
+with scale and bias of shape [C, 1, 1].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.match import made_by, other
+from onnxgen.passes.rewrite import only_user, replace
+from onnxgen.propagate.info import Info, info, set_info
+
+
+def group_norm(model: ir.Model, options: Options) -> None:
+    """Rewrite every spelled-out GroupNorm that has scale and bias."""
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "InstanceNormalization" and node.domain == "" and node.graph is not None:
+            _rewrite(node)
+
+
+def _rewrite(node: ir.Node) -> None:
+    before, groups = made_by(node.inputs[0], "Reshape"), _groups(node)
+    after = only_user(node.outputs[0])
+    if before is None or groups is None or after is None or after.op_type != "Reshape":
+        return
+    x, shape = before.inputs[0], info(after.outputs[0]).shape
+    if x is None or shape is None or info(x).shape != shape or len(shape) < 3 or not isinstance(shape[1], int):
+        return
+    scale_node = only_user(after.outputs[0])
+    bias_node = only_user(scale_node.outputs[0]) if scale_node is not None else None
+    if scale_node is None or bias_node is None or scale_node.op_type != "Mul" or bias_node.op_type != "Add":
+        return
+    affine = (shape[1], *[1] * (len(shape) - 2))
+    scale, bias = other(scale_node, after.outputs[0]), other(bias_node, scale_node.outputs[0])
+    if scale is None or bias is None or _trimmed(scale) != affine or _trimmed(bias) != affine:
+        return
+    inputs = [x, _flat(scale, bias_node), _flat(bias, bias_node)]
+    epsilon = node.attributes["epsilon"].value if "epsilon" in node.attributes else 1e-5
+    attributes = [ir.AttrInt64("num_groups", groups), ir.AttrFloat32("epsilon", epsilon)]
+    replace(bias_node, ir.Node("", "GroupNormalization", inputs, attributes, version=21), origin=node)
+
+
+def _trimmed(value: ir.Value) -> tuple[object, ...] | None:
+    """The shape without a leading batch axis of 1."""
+    shape = info(value).shape
+    return shape[1:] if shape is not None and len(shape) > 3 and shape[0] == 1 else shape
+
+
+def _groups(node: ir.Node) -> int | None:
+    """How many groups, if scale and bias are constant ones and zeros."""
+    scale, bias = (info(i).constant for i in node.inputs[1:3])
+    if scale is None or bias is None or not bool((scale == 1).all()) or bool(bias.any()):
+        return None
+    return int(scale.size)
+
+
+def _flat(value: ir.Value, before: ir.Node) -> ir.Value:
+    """[C, 1, 1] as [C]."""
+    size = int(np.prod([d for d in info(value).shape or () if isinstance(d, int)]))
+    shape = ir.Value(name=f"{value.name}.size", const_value=ir.tensor(np.asarray([size], np.int64)))
+    set_info(shape, Info(ir.DataType.INT64, (1,), np.asarray([size], np.int64)))
+    made = ir.Node("", "Reshape", [value, shape], version=14, num_outputs=1)
+    made.meta["scope"] = before.meta.get("scope", ())
+    made.outputs[0].name = f"{value.name}.flat"
+    set_info(made.outputs[0], Info(info(value).dtype, (size,)))
+    assert before.graph is not None
+    before.graph.insert_before(before, made)
+    return made.outputs[0]
