@@ -1,0 +1,171 @@
+"""Resize and Upsample against onnxruntime: every mode, and `F.interpolate` where a person would write it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.ops.fuzz import agree, examples, floats, ints
+from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+
+COORDINATES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
+ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+SCALES = [0.3, 0.5, 0.6, 0.7, 1.0, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0]
+OPSETS = st.sampled_from([11, 13, 18, 19, 21])
+
+
+def vector(values: list[float], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.array(values, dtype)
+
+
+@st.composite
+def target(draw: Any, n: int = 2) -> tuple[list[Any], dict[str, bool]]:
+    """The inputs after X (roi, scales, sizes), with or without sizes."""
+    if draw(st.booleans()):
+        return [None, vector([1, 1, *draw(st.lists(st.sampled_from(SCALES), min_size=n, max_size=n))])], {}
+    return [None, None, vector([1, 2, *draw(ints(1, 12, n))], np.int64)], {}
+
+
+def compare(x: Any, inputs: list[Any], attrs: dict[str, Any], opset: int, dynamic: bool, stored: bool) -> None:
+    if opset == 11:
+        inputs = [np.zeros(0, np.float32), *inputs[1:]]
+        if inputs[1] is None:
+            inputs[1] = np.zeros(0, np.float32)
+    if attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric":
+        opset = max(opset, 19)
+    present = {i + 1 for i, v in enumerate(inputs) if v is not None} if stored else set()
+    agree("Resize", [x, *inputs], attrs, opset=opset, dynamic=dynamic, initializers=present)
+
+
+@given(target(), st.sampled_from(COORDINATES), st.sampled_from(ROUNDINGS), OPSETS, st.booleans(), st.booleans(), ints(4, 9, 2))  # fmt: skip
+@examples(40)
+def test_nearest(to: Any, coordinates: str, rounding: str, opset: int, dynamic: bool, stored: bool, size: Any) -> None:
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    compare(floats(1, 2, *size), to[0], attrs, opset, dynamic, stored)
+
+
+@given(target(), st.sampled_from(COORDINATES), OPSETS, st.booleans(), st.booleans(), ints(4, 9, 2))
+@examples(30)
+def test_linear(to: Any, coordinates: str, opset: int, dynamic: bool, stored: bool, size: Any) -> None:
+    attrs = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    compare(floats(1, 2, *size), to[0], attrs, opset, dynamic, stored)
+
+
+@given(target(), st.sampled_from(COORDINATES), OPSETS, st.booleans(), st.sampled_from([-0.75, -0.5]), st.integers(0, 1), ints(2, 7, 2))  # fmt: skip
+@examples(30)
+def test_cubic(to: Any, coordinates: str, opset: int, dynamic: bool, a: float, exclude: int, size: Any) -> None:
+    attrs = {
+        "mode": "cubic", "coordinate_transformation_mode": coordinates, "cubic_coeff_a": a, "exclude_outside": exclude,
+    }  # fmt: skip
+    compare(floats(1, 2, *size), to[0], attrs, opset, dynamic, True)
+
+
+@given(target(), st.sampled_from(["half_pixel", "align_corners", "asymmetric"]), st.sampled_from(["linear", "cubic"]), st.integers(0, 1), ints(2, 9, 2))  # fmt: skip
+@examples(20)
+def test_antialias(to: Any, coordinates: str, mode: str, exclude: int, size: Any) -> None:
+    # onnxruntime leaves an axis alone whose size stays, whatever its scale
+    assume(to[0][1] is None or all(s == 1 or int(s * n) != n for s, n in zip(to[0][1][2:], size)))
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "antialias": 1, "exclude_outside": exclude}
+    compare(floats(1, 2, *size), to[0], attrs, 18, False, True)
+
+
+@given(
+    st.sampled_from(["nearest", "linear", "cubic"]), st.lists(st.floats(-0.25, 1.25, width=32), min_size=4, max_size=4),
+    st.booleans(), ints(2, 7, 2), ints(1, 8, 2),
+)  # fmt: skip
+@examples(30)
+def test_crop_and_resize(mode: str, roi: list[float], by_sizes: bool, size: Any, after: list[int]) -> None:
+    assume(all(a != b for a, b in zip(after, size)))  # onnxruntime crops nothing from an axis whose size stays
+    region = vector([0, 0, min(roi[:2]), min(roi[2:]), 1, 1, max(roi[:2]) + 0.25, max(roi[2:]) + 0.25])
+    inputs = [region, None, vector([1, 2, *after], np.int64)] if by_sizes else [region, vector([1, 1, 2, 1.5])]
+    attrs = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.5}
+    for stored in (True, False):
+        compare(floats(1, 2, *size), inputs, attrs, 13, False, stored)
+
+
+@given(st.sampled_from(["not_larger", "not_smaller"]), st.sampled_from(["nearest", "linear"]), ints(2, 7, 2), ints(1, 9, 2))  # fmt: skip
+@examples(20)
+def test_keep_aspect_ratio(policy: str, mode: str, size: Any, after: list[int]) -> None:
+    attrs = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
+    compare(floats(1, 2, *size), [None, None, vector(after, np.int64)], attrs, 19, False, True)
+    compare(floats(1, 2, *size), [None, None, vector(after, np.int64)], attrs, 19, True, True)
+
+
+@pytest.mark.parametrize("mode, rank", [("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest", 5), ("linear", 2), ("linear", 3), ("linear", 5)])  # fmt: skip
+def test_other_ranks(mode: str, rank: int) -> None:
+    x = floats(*range(2, 2 + rank))
+    scales = vector([1.0] * max(rank - 3, 0) + [2.0] * min(rank, 3))
+    attrs = {"mode": mode, "coordinate_transformation_mode": "half_pixel"}
+    run_node("Resize", [x, None, scales], attrs, 19, initializers={2})
+    run_node("Resize", [x, None, scales], attrs, 19, dynamic=True)
+
+
+INTEGERS = [np.uint8, np.int8, np.int32]  # for which onnxruntime has no cubic
+
+
+@pytest.mark.parametrize(
+    "mode, dtype", [*((m, d) for m in ("nearest", "linear") for d in (*INTEGERS, np.float16)), ("cubic", np.float16)]
+)
+def test_dtypes(mode: str, dtype: Any) -> None:
+    x = (np.arange(24).reshape(1, 2, 3, 4) * 5 - 50).astype(dtype)
+    tolerance = {"rtol": 2e-3, "atol": 1e-3} if dtype is np.float16 else {}
+    run_node("Resize", [x, None, vector([1, 1, 1.5, 2])], {"mode": mode}, 19, initializers={2}, **tolerance)
+
+
+def test_float64_and_int64() -> None:
+    """onnxruntime has no kernel for them: as for float32."""
+    x = np.arange(24).reshape(1, 2, 3, 4) * 5 - 50
+    for mode in ("nearest", "linear", "cubic"):
+        inputs = [None, vector([1, 1, 1.5, 2])]
+        ran = run_node("Resize", [x.astype(np.float32), *inputs], {"mode": mode}, 19, initializers={2})
+        wide = ran.expected[0].astype(np.float64)
+        args = ({"mode": mode}, 19, 1, {2})
+        run_node("Resize", [x.astype(np.float64), *inputs], *args, expected=[wide], rtol=1e-5, atol=1e-4)
+    nearest = run_node("Resize", [x.astype(np.float32), *inputs], {"mode": "nearest"}, 19, initializers={2})
+    run_node("Resize", [x, *inputs], {"mode": "nearest"}, 19, 1, {2}, expected=[nearest.expected[0].astype(np.int64)])
+
+
+@given(st.sampled_from(["nearest", "linear"]), st.lists(st.sampled_from(SCALES), min_size=2, max_size=2), st.booleans(), st.sampled_from([7, 9, 10]), ints(4, 9, 2))  # fmt: skip
+@examples(25)
+def test_before_opset_11(mode: str, scales: list[float], dynamic: bool, opset: int, size: Any) -> None:
+    x, factors = floats(1, 2, *size), [1.0, 1.0, *scales]
+    if opset == 7:
+        agree("Upsample", [x], {"mode": mode, "scales": factors}, opset=opset, dynamic=dynamic)
+    else:
+        inputs = [x, vector(factors)]
+        name = "Upsample" if opset == 9 else "Resize"
+        agree(name, inputs, {"mode": mode}, opset=opset, dynamic=dynamic, initializers={1})
+
+
+def test_what_people_write() -> None:
+    """The usual requests are `F.interpolate`, over dynamic sizes too."""
+    x, twice = floats(1, 2, 5, 6), vector([1, 1, 2, 2])
+    usual = {
+        "nearest": {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+        "bilinear": {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+        "bicubic": {"mode": "cubic", "coordinate_transformation_mode": "half_pixel"},
+    }
+    for mode, attrs in usual.items():
+        for dynamic in (False, True):
+            ran = run_node("Resize", [x, None, twice], attrs, 19, initializers={2}, dynamic=dynamic)
+            rest = "" if mode == "nearest" else f", mode='{mode}'"
+            assert f"F.interpolate(i0, scale_factor=2{rest})" in ran.forward
+
+
+@pytest.mark.parametrize("op", ["Resize", "Upsample"])
+def test_every_schema_name_is_bound(op: str) -> None:
+    assert unbound_names(op) == []
+
+
+# onnxruntime takes align_corners between whole sizes; these cases state what the unrounded size gives
+DIFFERENT = {"test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"}
+CASES = [c for c in backend_cases("Resize", "Upsample") if c.name not in DIFFERENT]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+def test_onnx_cases(case: Any) -> None:
+    run_case(case)
