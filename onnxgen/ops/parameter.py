@@ -1,4 +1,4 @@
-"""What a stored tensor is to the operator that takes it: the name of its part, and how training from scratch starts it."""
+"""What a stored tensor is to the operator that takes it: its part's name, and how training from scratch starts it."""
 
 from __future__ import annotations
 
