@@ -125,10 +125,12 @@ def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = N
         x = X  # a number would take the exponent's type
     if integer and (Y.is_float if exponent is None else isinstance(exponent, float) or exponent < 0):
         return b("(x.double() ** y).to(d)", x=X, y=y, d=X.dtype)
-    made = computed(b, X.dtype, lambda x, y: b("x ** y", x=x, y=y), x, y)
-    if exponent is None and Y.is_float and X.dtype != Y.dtype:
-        return b("p.to(d)", p=made, d=X.dtype)
-    return made
+    if X.dtype == Y.dtype or not isinstance(y, (Arg, ast.Subscript)):
+        return computed(b, X.dtype, lambda x, y: b("x ** y", x=x, y=y), x, y)
+    if Y.is_float and Y.dtype is not None and X.dtype is not None and Y.dtype.itemsize < X.dtype.itemsize:
+        return b("x ** y.to(d)", x=X, y=y, d=X.dtype)
+    wide = b("x.to(d)", x=X, d=Y.dtype) if Y.is_float else X.expr
+    return b("(x ** y).to(d)", x=wide, y=y, d=X.dtype)
 
 
 @op("BitShift")

@@ -85,7 +85,7 @@ def to_torch(value: Value) -> Any:
         return bits.reshape(array.shape).to(torch_bits).view(wanted)
     if array.dtype.kind not in "biufc":
         array = array.astype(np.float32 if wanted == torch.float32 else np.int8 if wanted == torch.int8 else np.uint8)
-    return torch.from_numpy(np.array(array, order="C"))
+    return torch.from_numpy(np.array(array, order="C").view(array.dtype.name))  # ulonglong is not uint64 to torch
 
 
 def to_numpy(value: Any) -> Value:
