@@ -50,7 +50,7 @@ def resolve_pads(
 
 
 def padded(
-    b: Builder, X: Arg, pads: tuple[list[Dim], list[Dim]], value: Any = None
+    b: Builder, X: Arg | ast.expr, pads: tuple[list[Dim], list[Dim]], value: Any = None
 ) -> tuple[ast.expr | Arg, list[int]]:
     """The input, and the padding that the module does itself: none if `F.pad` had to come before."""
     begins, ends = pads

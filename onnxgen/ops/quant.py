@@ -1,0 +1,250 @@
+"""Quantisation: linear quantising and its inverse, and the integer operators."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, literal, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.builder import Unpack
+from onnxgen.ops.cast import converted
+from onnxgen.ops.conv import same
+from onnxgen.ops.pads import padded, resolve_pads
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+T = ir.DataType
+LIMITS = {
+    T.UINT8: (0, 255), T.INT8: (-128, 127), T.UINT16: (0, 65535), T.INT16: (-32768, 32767),
+    T.UINT4: (0, 15), T.INT4: (-8, 7), T.UINT2: (0, 3), T.INT2: (-2, 1),
+}  # fmt: skip
+
+
+def _spread(b: Builder, value: Arg, x: Arg, axis: int, block: int = 0) -> Any:
+    """A scale or a zero point so that it broadcasts to `x`: a number, per axis, or per block of an axis; as float32."""
+    number = _number(value)
+    if number is not None:
+        return number
+    rank = value.known_rank
+    if rank == 0 or value.shape == (1,):
+        return _float(b, value, value.expr)
+    if block:
+        repeated = b("s.repeat_interleave(n, dim=axis)", s=_float(b, value, value.expr), n=block, axis=axis)
+        if x.shape is not None and value.shape is not None and x.shape[axis] == value.shape[axis] * block:
+            return repeated
+        return b("s.narrow(axis, 0, x.shape[axis])", s=repeated, axis=axis, x=x)
+    if rank != 1:
+        raise b.error(f"its {value.name!r} has the rank {rank}", "give the attribute block_size")
+    after = x.known_rank - 1 - axis % x.known_rank
+    return _per_axis(b, value, after)
+
+
+def _per_axis(b: Builder, value: Arg, after: int) -> ast.expr:
+    """A vector with `after` axes of 1 behind it, as float32."""
+    shape = (-1, *[1] * after)
+    constant = value.constant
+    if constant is not None:
+        return b.buffer(constant.astype(np.float32).reshape(shape), value.name, T.FLOAT)
+    vector = _float(b, value, value.expr)
+    return b("s.reshape(shape)", s=vector, shape=shape) if after else vector
+
+
+def _number(value: Arg | None) -> float | int | None:
+    """The one known element as a Python number; 0 for an absent zero point."""
+    if value is None:
+        return 0
+    constant = value.constant
+    if constant is None or constant.size != 1:
+        return None
+    item = constant.reshape(-1)[0]
+    if value.is_float:
+        return shortest(float(np.float32(item)))
+    return int(item)
+
+
+def _float(b: Builder, value: Arg, made: ast.expr) -> ast.expr:
+    return made if value.dtype == T.FLOAT else b("x.float()", x=made)
+
+
+@op("QuantizeLinear")
+def quantize_linear(
+    b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
+) -> ast.expr:  # fmt: skip
+    """`saturate(round(x / y_scale) + y_zero_point)`, half to even, in float32 as onnxruntime computes it."""
+    target = T(output_dtype) if output_dtype else T.UINT8
+    if y_zero_point is not None and y_zero_point.dtype is not None:
+        target = y_zero_point.dtype
+    made = b("x / s", x=_float(b, x, x.expr), s=_spread(b, y_scale, x, axis, block_size))
+    if target not in LIMITS:
+        return converted(b, made, T.FLOAT, target, bool(saturate))
+    zero = 0 if y_zero_point is None else _spread(b, y_zero_point, x, axis, block_size)
+    made = b("x.round()", x=made)
+    if not isinstance(zero, int) or zero:
+        made = b("x + z", x=made, z=zero)
+    low, high = LIMITS[target]
+    return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
+
+
+@op("DequantizeLinear")
+def dequantize_linear(
+    b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+) -> ast.expr:  # fmt: skip
+    """`(x - x_zero_point) * x_scale`, in float32 and then of the scale's type."""
+    target = T(output_dtype) if output_dtype else x_scale.dtype or T.FLOAT
+    zero = 0 if x_zero_point is None else _spread(b, x_zero_point, x, axis, block_size)
+    if isinstance(zero, (int, float)) and zero == 0:
+        made = b("x.float()", x=x)
+    elif x.dtype == T.INT32:
+        made = b("(x - z).float()", x=x, z=zero if isinstance(zero, int) else b("z.int()", z=zero))
+    else:
+        made = b("x.float() - z", x=x, z=zero)
+    made = b("x * s", x=made, s=_spread(b, x_scale, x, axis, block_size))
+    return converted(b, made, T.FLOAT, target)
+
+
+@op("DynamicQuantizeLinear")
+def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
+    return b.unpack(b("dynamic_quantize(x)", x=x), 3)
+
+
+# ------------------------------------------------------------------------------------------------ integer operators
+
+
+def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
+    """A zero point for float64: a number, a tensor, or a vector shaped for the axis that it belongs to."""
+    number = _number(zero)
+    if number is not None or zero is None:
+        return number
+    if zero.rank == 1 and zero.shape != (1,):
+        return b("z.reshape(shape).double()", z=zero, shape=shape)
+    return b("z.double()", z=zero)
+
+
+@op("MatMulInteger")
+def matmul_integer(
+    b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
+) -> ast.expr:
+    """The zero points are numbers, one a row of A, or one a column of B."""
+    return _integer_matmul(b, A, B, a_zero_point, b_zero_point)
+
+
+def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg | None) -> ast.expr:
+    left, right = _zero(b, a_zero, (-1, 1)), _zero(b, b_zero, (-1,))
+    no_right = isinstance(right, int) and right == 0
+    no_left = no_right and isinstance(left, int) and left == 0
+    return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
+
+
+@op("QLinearMatMul")
+def qlinear_matmul(
+    builder: Builder, a: Arg, a_scale: Arg, a_zero_point: Arg, b: Arg, b_scale: Arg, b_zero_point: Arg,
+    y_scale: Arg, y_zero_point: Arg,
+) -> ast.expr:  # fmt: skip
+    """MatMulInteger, scaled by `a_scale * b_scale / y_scale`."""
+    total = _integer_matmul(builder, a, b, a_zero_point, b_zero_point)
+    scale = _ratio(builder, (a_scale, (-1, 1)), (b_scale, (-1,)), (y_scale, (-1, 1)))
+    return _requantized(builder, total, scale, y_zero_point, (-1, 1))
+
+
+Shaped = tuple[Arg, tuple[int, ...]]
+
+
+def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
+    """`x * w / y` of scales (each with the shape that a vector has), in float32."""
+    constants = [a.constant for a, _ in (x, w, y)]
+    if all(c is not None for c in constants):
+        shaped = [
+            c.astype(np.float32).reshape(shape if c.ndim == 1 and c.size > 1 else c.shape if c.size > 1 else ())
+            for c, (_, shape) in zip(constants, (x, w, y))
+            if c is not None
+        ]
+        made = np.asarray(shaped[0] * shaped[1] / shaped[2], np.float32)
+        return shortest(float(made)) if made.size == 1 else b.buffer(made, "scale", T.FLOAT)
+    parts = []
+    for arg, shape in (x, w, y):
+        vector = arg.rank == 1 and arg.shape != (1,)
+        value = _float(b, arg, arg.expr)
+        parts.append(b("s.reshape(shape)", s=value, shape=shape) if vector else value)
+    return b("x * w / y", x=parts[0], w=parts[1], y=parts[2])
+
+
+def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shape: tuple[int, ...]) -> ast.expr:
+    target = zero.dtype if zero is not None and zero.dtype is not None else T.UINT8
+    if target not in (T.UINT8, T.INT8):
+        raise b.error(f"its result is {target.name.lower()}", "quantise to int8 or uint8")
+    number = _number(zero)
+    offset = number if number is not None else literal(zero)
+    if number is None and zero is not None and zero.rank == 1 and zero.shape != (1,):
+        offset = b("z.reshape(shape)", z=zero, shape=shape)
+    return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
+
+
+@op("ConvInteger")
+def conv_integer(
+    b: Builder, x: Arg, w: Arg, x_zero_point: Arg | None = None, w_zero_point: Arg | None = None, *,
+    auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
+    kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> ast.expr:  # fmt: skip
+    """A convolution of integers as int32; in float64, where every sum is exact. Padding is with the zero point."""
+    total = _integer_conv(
+        b, x, w, x_zero_point, w_zero_point, None, auto_pad, dilations, group, kernel_shape, pads, strides
+    )
+    return b("x.long().int()", x=total)
+
+
+@op("QLinearConv")
+def qlinear_conv(
+    b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg, w: Arg, w_scale: Arg, w_zero_point: Arg,
+    y_scale: Arg, y_zero_point: Arg, B: Arg | None = None, *,
+    auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
+    kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> ast.expr:  # fmt: skip
+    """ConvInteger plus an int32 bias, scaled by `x_scale * w_scale / y_scale`, w_scale perhaps by output channel."""
+    total = _integer_conv(
+        b, x, w, x_zero_point, w_zero_point, B, auto_pad, dilations, group, kernel_shape, pads, strides
+    )
+    channels = (-1, *[1] * (w.known_rank - 2))
+    scale = _ratio(b, (x_scale, channels), (w_scale, channels), (y_scale, channels))
+    return _requantized(b, total, scale, y_zero_point, channels)
+
+
+def _integer_conv(
+    b: Builder, x: Arg, w: Arg, x_zero: Arg | None, w_zero: Arg | None, bias: Arg | None, auto_pad: str,
+    dilations: list[int] | None, group: int, kernel_shape: list[int] | None, pads: list[int] | None,
+    strides: list[int] | None,
+) -> ast.expr:  # fmt: skip
+    n = w.known_rank - 2
+    if n not in (1, 2, 3):
+        raise b.error(f"a convolution over {n} axes", "torch has convolutions over 1 to 3 axes")
+    if kernel_shape is None:
+        dims = (w.shape or ())[2:]
+        if not all(isinstance(d, int) for d in dims):
+            raise b.error("the size of its kernel is unknown", "give the attribute kernel_shape")
+        kernel_shape = [d for d in dims if isinstance(d, int)]
+    strides, dilations = strides or [1] * n, dilations or [1] * n
+    data = _shifted(b, x, _zero(b, x_zero, (-1,)))
+    weight = _shifted(b, w, _zero(b, w_zero, (-1, *[1] * (n + 1))))
+    sides = resolve_pads(b, x, auto_pad, pads, kernel_shape, strides, dilations)
+    data, padding = padded(b, data, sides)
+    return b.call(
+        f"F.conv{n}d",
+        data,
+        weight,
+        OMIT if bias is None else b("x.double()", x=bias),
+        stride=unless(same(strides), 1),
+        padding=OMIT if not any(padding) else same(padding),
+        dilation=unless(same(dilations), 1),
+        groups=unless(group, 1),
+    )
+
+
+def _shifted(b: Builder, x: Arg, zero: Any) -> Any:
+    return b("x.double()", x=x) if isinstance(zero, int) and zero == 0 else b("x.double() - z", x=x, z=zero)
