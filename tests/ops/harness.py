@@ -159,15 +159,18 @@ def _declared(name: str, value: Value, dynamic: bool) -> onnx.ValueInfoProto:
 # ------------------------------------------------------------------------------------------------------ running
 
 
+_environment = lru_cache(maxsize=None)(render._environment)
+
+
 @contextlib.contextmanager
 def _unformatted() -> Iterator[None]:
-    """Without black, which costs more than everything else and changes nothing that runs."""
-    formatted = render._black
-    render._black = lambda source: source
+    """Without black and with the templates compiled once: they cost more than all else and change nothing that runs."""
+    formatted, environment = render._black, render._environment
+    render._black, render._environment = lambda source: source, _environment
     try:
         yield
     finally:
-        render._black = formatted
+        render._black, render._environment = formatted, environment
 
 
 def generate(model: onnx.ModelProto, options: Options = Options(), pretty: bool = False) -> Generated:
