@@ -1,0 +1,263 @@
+"""The rules that keep the house in order, as far as a test can hold them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import black
+import onnx
+import pytest
+
+from onnxgen.code.render import LINE_LENGTH
+from onnxgen.ops.registry import operators
+from tests.conftest import ROOT, shared_models
+
+SAMPLE = ROOT / "samples" / "mnist" / "mnist.onnx"
+OURS = sorted([*(ROOT / "onnxgen").rglob("*.py"), *(ROOT / "build_hooks").rglob("*.py")])
+TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
+HELPERS = sorted((ROOT / "onnxgen" / "helpers").glob("*.py"))
+
+# Left of ops/ code speaks ONNX, and knows no PyTorch; what is here knows neither one operator nor another.
+FRAMEWORK = sorted(
+    [
+        *(ROOT / "onnxgen" / name for name in ("pipeline.py", "lower.py", "members.py", "generated.py", "output.py")),
+        *(ROOT / "onnxgen" / name for name in ("weights.py", "wayback.py", "strided.py", "names.py", "load.py")),
+        *(ROOT / "onnxgen" / "structure").glob("*.py"),
+        *(ROOT / "onnxgen" / "code").glob("*.py"),
+        *(ROOT / "onnxgen" / "cli").glob("*.py"),
+        *(ROOT / "onnxgen" / "ops" / name for name in ("builder.py", "arg.py", "bind.py", "registry.py")),
+    ]
+)
+
+# What torch got after 2.4, which generated code must run on; from the release notes of 2.5 to 2.13.
+NEWER_TORCH = {
+    "enable_gqa": "2.5",
+    "flex_attention": "2.5",
+    "BlockMask": "2.5",
+    "torch.nn.attention.varlen": "2.10",
+    "torch.nn.attention.bias.CausalVariant": "2.5",
+    "torch.accelerator": "2.6",
+    "torch.get_device_module": "2.5",
+    "torch.compiler.set_stance": "2.6",
+    "torch.compiler.nested_compile_region": "2.8",
+    "torch.library.triton_op": "2.6",
+    "torch.float8_e8m0fnu": "2.7",
+    "torch.float4_e2m1fn_x2": "2.8",
+    "torch.serialization.skip_data": "2.6",
+    "torch.hash_tensor": "2.9",
+    "F.grouped_mm": "2.10",
+    "F.scaled_mm": "2.10",
+    "F.scaled_grouped_mm": "2.10",
+    "nn.functional.grouped_mm": "2.10",
+    "nn.functional.scaled_mm": "2.10",
+    "torch.optim.Muon": "2.9",
+    "nn.LinearCrossEntropyLoss": "2.11",
+    "F.linear_cross_entropy": "2.11",
+}
+
+# A function of more than 40 lines without its docstring, and why it stays whole.
+HELPER = "copied into generated files, where one function is read from top to bottom"
+LONG_FUNCTIONS = {
+    "onnxgen/helpers/resize.py:resize": HELPER,
+    "onnxgen/ops/resize.py:resize": "a third of it is its signature, which is the operator's schema",
+}
+FUNCTION_LINES, FILE_LINES = 40, 400
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def python(code: str, *arguments: str, **variables: str) -> str:
+    """What a child python prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- what imports what -----------------------------------------------------------------------------------------------
+
+
+def test_generating_never_imports_torch(tmp_path: Path) -> None:
+    """Whatever runs: the command, the library, `--check`, `inspect`, `ops`."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from onnxgen.cli import run\n"
+        "import onnxgen\n"
+        "model, out = sys.argv[1:]\n"
+        "assert run([model, '-o', out]) == 0\n"
+        "assert run([model, '-o', out, '--check']) == 0\n"
+        "assert run(['inspect', model]) == 0 and run(['ops']) == 0\n"
+        "assert onnxgen.generate(model, out, force=True).report.status == 'written'\n"
+        "heavy = ('torch', 'onnxruntime', 'onnxscript', 'torchvision')\n"
+        "print('imported:', sorted({m.split('.')[0] for m in sys.modules} & set(heavy)))\n"
+    )
+    assert python(code, str(SAMPLE), str(tmp_path / "model.py")).splitlines()[-1] == "imported: []"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name)
+def test_only_what_runs_models_mentions_torch(path: Path) -> None:
+    """Even inside a function: no import of torch but in helpers (copied as text), `load` and `verify`."""
+    if name(path).startswith(("onnxgen/helpers/", "onnxgen/verify/", "onnxgen/load.py", "onnxgen/training/")):
+        return
+    assert [m for m in imports(tree(path)) if m.split(".")[0] in ("torch", "onnxruntime")] == []
+
+
+def imports(module: ast.Module) -> Iterator[str]:
+    """The modules that a module imports, anywhere in it, unless only for a type checker."""
+    skipped = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= {id(inner) for inner in ast.walk(node)}
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_nothing_uses_the_optimizer_that_folds() -> None:
+    """onnxscript's optimizer and rewriter fold BatchNorm and drop Dropout: they have no place on this road."""
+    users = [name(p) for p in OURS for m in imports(tree(p)) if m.split(".")[0] == "onnxscript"]
+    assert users == []
+
+
+def test_generated_code_imports_torch_and_the_standard_library_only(tmp_path: Path) -> None:
+    out = tmp_path / "model.py"
+    python("import sys, onnxgen; onnxgen.generate(*sys.argv[1:])", str(SAMPLE), str(out))
+    found = {module.split(".")[0] for module in imports(tree(out))}
+    assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re"}
+    assert {"torch", "safetensors"} <= found
+
+
+def test_templates_and_helpers_never_import_onnxgen() -> None:
+    for path in [*HELPERS, *TEMPLATES]:
+        found = re.findall(r"^\s*(?:from|import) onnxgen\S*.*", path.read_text(encoding="utf-8"), re.MULTILINE)
+        inside = "from onnxgen.helpers."  # one helper calls another: both are copied
+        assert [line for line in found if not line.startswith(inside)] == [], name(path)
+
+
+# ---- who knows what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FRAMEWORK, ids=name)
+def test_the_framework_names_no_operator(path: Path) -> None:
+    """Only `Constant` is known everywhere: it is a way to store a tensor."""
+    known = {schema.name for schema in onnx.defs.get_all_schemas()} | {n for _, n in operators()}
+    texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    assert texts & known - {"Constant"} == set()
+
+
+def test_operators_are_found_by_that_test() -> None:
+    """The test above can fail: the families do name theirs."""
+    texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}
+    assert {"MatMul", "Gemm"} <= texts
+
+
+# ---- torch >= 2.4 ----------------------------------------------------------------------------------------------------
+
+
+def newer(text: str) -> list[str]:
+    """The APIs in a text that torch 2.4 lacks."""
+    return [api for api in NEWER_TORCH if re.search(rf"(?<![\w.]){re.escape(api)}\b", text)]
+
+
+@pytest.mark.parametrize("path", [*TEMPLATES, *HELPERS, *sorted((ROOT / "onnxgen" / "ops").glob("*.py"))], ids=name)
+def test_generated_code_runs_on_torch_2_4(path: Path) -> None:
+    """Neither what is copied into a generated file nor the pieces that operators are written with need a newer one."""
+    assert newer(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("entry", shared_models("net", "graph"))
+def test_real_generated_code_runs_on_torch_2_4(entry: dict[str, Path]) -> None:
+    from onnxgen.errors import OnnxgenError
+    from onnxgen.options import Options
+    from onnxgen.pipeline import build
+
+    try:
+        source = build(entry["path"], Options(), Path("model.py")).source
+    except OnnxgenError as error:
+        pytest.skip(f"refused: {error.problems[0].what}")
+    assert newer(source) == []
+    assert format_again(source) == source
+
+
+def test_newer_apis_are_found() -> None:
+    assert newer("F.scaled_dot_product_attention(q, k, v, enable_gqa=True)") == ["enable_gqa"]
+    assert newer("torch.accelerator.synchronize()") == ["torch.accelerator"]
+    assert newer("F.rms_norm(x, (8,))") == []
+
+
+# ---- size ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", OURS, ids=name)
+def test_files_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines without the docstring."""
+    docstring = function.body[0] if ast.get_docstring(function) is not None else None
+    return span(function) - (span(docstring) if docstring is not None else 0)
+
+
+def span(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def long_functions() -> dict[str, int]:
+    return {
+        f"{name(path)}:{node.name}": length(node)
+        for path in OURS
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and length(node) > FUNCTION_LINES
+    }
+
+
+def test_functions_are_short() -> None:
+    """Forty lines as a habit; those that are longer have a reason in LONG_FUNCTIONS, and none is twice as long."""
+    found = long_functions()
+    assert {k: v for k, v in found.items() if k not in LONG_FUNCTIONS} == {}, "split them, or say why not"
+    assert {k: v for k, v in found.items() if v > 2 * FUNCTION_LINES} == {}
+
+
+def test_no_exception_outlives_its_reason() -> None:
+    assert sorted(set(LONG_FUNCTIONS) - set(long_functions())) == []
+
+
+# ---- the same input makes the same bytes -----------------------------------------------------------------------------
+
+
+def format_again(source: str) -> str:
+    return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
+
+
+@pytest.mark.parametrize("options", ["", "flat=True", "embed=True", "dtype='float16'"])
+def test_two_processes_write_the_same_bytes(options: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom onnxgen import Options, generate\n"
+        f"generate(sys.argv[1], sys.argv[2] + '/model.py', Options({options}))"
+    )
+    for seed in ("1", "2"):
+        (tmp_path / seed).mkdir()
+        python(code, str(SAMPLE), str(tmp_path / seed), PYTHONHASHSEED=seed)
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / s).iterdir()} for s in "12")
+    assert first == second and first["model.py"].startswith(b'"""')
+    assert format_again(first["model.py"].decode()) == first["model.py"].decode()
+    assert not re.search(rb"\d{4}-\d\d-\d\d|/home/|/tmp/", first["model.py"]), "a time or a path"
