@@ -59,8 +59,12 @@ def slice_axes(
     """ONNX Slice: `x[start:end:step]` along each of `axes`; a negative step walks backwards from start."""
     for start, end, axis, step in zip(starts, ends, axes, steps):
         if step < 0:  # position p of the flipped axis is position ~p of the axis itself
-            x, start, end, step = x.flip(axis), ~start, ~end, -step
-        x = x[(slice(None),) * (axis % x.dim()) + (slice(start, end, step),)]
+            stop = None if end in (2**31 - 1, 2**63 - 1) else ~end  # "to the end", whatever the direction
+            piece = slice(min(~start, x.shape[axis] - 1), stop, -step)
+            x = x.flip(axis)
+        else:
+            piece = slice(start, end, step)
+        x = x[(slice(None),) * (axis % x.dim()) + (piece,)]
     return x
 
 

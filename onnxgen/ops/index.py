@@ -12,13 +12,14 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
-from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.dims import Dim, dim_min
 from onnxgen.reader.origin import param_path
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
+FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
 LIST = 8  # an index list up to this length is written out
 
 # torch has no scatter and gather kernels for these: the same bits as signed numbers move (and wrap) alike
@@ -208,14 +209,23 @@ def slice_(
     backward = tuple(a for a, s in zip(positions, strides) if s < 0)
     items: dict[int, ast.Slice] = {}
     for axis, start, end, step in zip(positions, first, last, strides):
-        if step < 0:
-            start, end, step = -1 - start, -1 - end, -step
         size = None if data.shape is None else data.shape[axis]
+        if step < 0:
+            start, end, step = _flipped(b, start, size), FAR if end in FARTHEST else -1 - end, -step
         made = _piece(start, end, step, size)
         if made.lower is not None or made.upper is not None or made.step is not None:
             items[axis] = made
     x = b("x.flip(axes)", x=data, axes=backward if len(backward) > 1 else backward[0]) if backward else data.expr
     return subscript(x, items, data.rank) if items else x
+
+
+def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
+    """Where a backward slice starts on the flipped axis: on it, even if it asks for less than the first element."""
+    if start in (-1, 0) or (isinstance(start, int) and start > 0):
+        return -1 - start
+    if size is None:
+        raise b.error("a backward slice of an axis of unknown size", "fix the shape with --input-shape")
+    return dim_min(-1 - start, size - 1)
 
 
 def _plain(ints: list[Dim] | None) -> bool:

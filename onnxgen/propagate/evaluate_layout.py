@@ -101,6 +101,8 @@ def _slice(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     for start, end, axis, step in zip(*slice_bounds(n), strict=True):
         if isinstance(start, Sym) or isinstance(end, Sym):
             raise Unknown("the bounds")
+        if step < 0:  # as in `slice_length`
+            start = max(start, -a.shape[axis])
         index[axis] = slice(start, None if step < 0 and end < -a.shape[axis] else end, step)
     return [a[tuple(index)]]
 

@@ -20,6 +20,7 @@ from onnxgen.propagate.info import Info
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
+FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
 
 
 def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[int]]:
@@ -37,6 +38,7 @@ def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[in
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise Contradiction("Slice with bounds, axes and steps that do not fit together")
+    ends = [-FAR if step < 0 and end in FARTHEST else end for end, step in zip(ends, steps)]
     return starts, ends, axes, steps
 
 
@@ -65,6 +67,8 @@ def _unsliced(n: NodeFacts) -> list[Dim]:
 def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """The number of elements of `range(dim)[start:end:step]`; None where it depends on more than dims can say."""
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
+        if step < 0:  # it starts at the first element at the latest (Slice-13), where Python's has no element
+            start = max(start, -dim)
         return len(range(dim)[start:end:step])
     if step < 0:
         return _backward(dim, start, end, -step)
