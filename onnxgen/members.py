@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal
 from onnxgen.code.module_def import Member, Path, Statement, Tie, expressions
-from onnxgen.code.quote import MemberRef, call, quote, walk
+from onnxgen.code.quote import MemberRef, quote, walk
 from onnxgen.names import identifier, module_part
 from onnxgen.ops.parameter import initial, role
 from onnxgen.options import Options
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import stored
+from onnxgen.stored import folded_from, stored
 from onnxgen.wayback import Source
 
 CPU = ast.Constant("cpu")
