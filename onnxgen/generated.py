@@ -119,8 +119,18 @@ def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, An
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
-    tensors.update({f"constants.{key}": array for key, array in module.constants.items()})
+    prefix = _constants(module)
+    tensors.update({prefix + key: array for key, array in module.constants.items()})
     return tensors, way_back(sources)
+
+
+def _constants(module: ModuleDef) -> str:
+    """What the keys of constants begin with: `constants.` unless the network has such keys, "" if there are none."""
+    taken = {member.path[0] for member in module.members if member.kind != "buffer"}
+    prefix = "constants"
+    while prefix in taken:
+        prefix = "_" + prefix
+    return prefix + "." if module.constants else ""
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:
@@ -170,7 +180,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
         opset,
         summary,
         relative,
-        constants=bool(module.constants),
+        constants=_constants(module),
         ties=[t.names for t in module.ties],
     )
 

@@ -32,7 +32,7 @@ class Frame:
         summary: lines of the header docstring (inputs, outputs, weights).
         weights: the sidecar's name, relative to the module's folder.
         fingerprint: what the sidecar must carry.
-        constants: whether the sidecar has constants that buffers read.
+        constants: what the keys of constants that buffers read from the sidecar begin with; "" if there are none.
         ties: pairs (kept, tied) of state-dict keys.
         embedded: the safetensors bytes, if they are to be in the file itself.
         sharded: the sidecar is an index of several files.
@@ -44,7 +44,7 @@ class Frame:
     summary: list[str]
     weights: str
     fingerprint: str = ""
-    constants: bool = False
+    constants: str = ""
     ties: list[tuple[str, str]] = field(default_factory=list)
     embedded: bytes | None = None
     sharded: bool = False
