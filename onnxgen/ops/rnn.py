@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 # where torch's gates are among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 
-# what ONNX's activation functions take, and its defaults (operator text of RNN; onnxruntime where that says nothing)
+# what ONNX's activation functions take, and the defaults that onnxruntime has (ONNX names none for most of them)
 ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "relu": ("Relu", ()),
     "tanh": ("Tanh", ()),
     "sigmoid": ("Sigmoid", ()),
-    "affine": ("Affine", (1.0, 0.0)),
+    "affine": ("Affine", (0.0, 0.0)),
     "leakyrelu": ("LeakyRelu", (0.01,)),
-    "thresholdedrelu": ("ThresholdedRelu", (1.0,)),
-    "scaledtanh": ("ScaledTanh", (1.0, 1.0)),
+    "thresholdedrelu": ("ThresholdedRelu", (0.0,)),
+    "scaledtanh": ("ScaledTanh", (0.0, 0.0)),
     "hardsigmoid": ("HardSigmoid", (0.2, 0.5)),
     "elu": ("Elu", (1.0,)),
     "softsign": ("Softsign", ()),
