@@ -48,9 +48,7 @@ class Members:
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         self._buffers: dict[tuple[Any, ...], Member] = {}
-        self._frozen = {
-            v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]
-        }
+        self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
         self._shared = {v.name or "" for v in stored_values(model.graph) if len(v.uses()) > 1}
         self._crowd: Counter[Path] = Counter()
         for node in model.graph.all_nodes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -99,6 +100,15 @@ VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
 }
 
 
+def folded_from(value: ir.Value) -> str:
+    """The parameter that an initializer is a transposed copy of, where the dynamo exporter folded one and says so."""
+    try:
+        names = ast.literal_eval(value.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "[]"))
+    except (ValueError, SyntaxError):
+        return ""
+    return names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
+
+
 def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
     """How `value` is made of stored tensors by views alone (transposed, sliced, concatenated...), or None.
 
@@ -106,7 +116,7 @@ def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source |
     """
     tensor = stored(value)
     if tensor is not None:
-        return Source.of(tensor, value.name or "")
+        return replace(Source.of(tensor, value.name or ""), label=folded_from(value))
     node = value.producer()
     if node is None or node.domain not in ("", "ai.onnx"):
         return None

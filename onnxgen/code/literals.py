@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, call, literal, quote, shortest
 
+# types for which torch has neither arange nor tril
+PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
 INLINE_ELEMENTS = 64  # larger unrecognised tensors go to the sidecar
 
 
@@ -78,7 +80,7 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
         widened = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
         array = array.astype(np.float32) if widened else array.astype(np.int64)
     if array.size:
-        for form in (_uniform, _arange, _triangle):
+        for form in (_uniform,) if dtype in PLAIN_ONLY else (_uniform, _arange, _triangle):
             made = form(array, dtype, device)
             if made is not None:
                 return made

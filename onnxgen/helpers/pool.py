@@ -37,12 +37,14 @@ def average_pool(
     counted = F.pad(F.pad(counted, pads, value=float(count_include_pad)), overhang)
     axes = list(range(-len(kernel), 0))
     total = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, dilation).sum(axes)
-    return total / pool_windows(counted, kernel, stride, dilation).sum(axes)
+    count: Tensor = pool_windows(counted, kernel, stride, dilation).sum(axes)
+    return total / count
 
 
 def lp_pool(x: Tensor, p: float, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """ONNX LpPool: the p-norm of each window of x [batch, channels, size...]."""
-    return torch.linalg.vector_norm(pool_windows(x, kernel, stride, dilation), p, list(range(-len(kernel), 0)))
+    norm: Tensor = torch.linalg.vector_norm(pool_windows(x, kernel, stride, dilation), p, list(range(-len(kernel), 0)))
+    return norm
 
 
 def max_pool_with_indices(
@@ -64,10 +66,10 @@ def max_pool_with_indices(
         The maxima, and for each its position (int64) in the flattened x.
     """
     sizes, n = x.shape[2:], len(kernel)
-    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
+    pools = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
     padded = F.pad(x, pads, value=float("-inf"))
-    y, flat = pool(padded, kernel, stride, 0, dilation, False, True)
-    positions = []
+    y, flat = pools[n - 1](padded, kernel, stride, 0, dilation)
+    positions: list[Tensor] = []
     for axis in reversed(range(n)):  # of the flattened padded sizes
         positions.insert(0, flat % padded.shape[2 + axis] - pads[2 * (n - 1 - axis)])
         flat = flat // padded.shape[2 + axis]

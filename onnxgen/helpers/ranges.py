@@ -25,9 +25,9 @@ def range_tensor(
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
-    """Whether index i of the new axis, of `depth` places, is the one that `indices` names; negative ones count from the end.
+    """Whether index i of the new axis, of `depth` places, is the one that `indices` names.
 
-    bool, of one axis more than `indices`; what is out of range is nowhere (ONNX OneHot; F.one_hot refuses it).
+    Negative indices count from the end. The result is bool, of one axis more than `indices`; what is out of range is nowhere (ONNX OneHot; F.one_hot refuses it).
     """
     indices = indices.long().unsqueeze(axis)
     indices = torch.where(indices < 0, indices + depth, indices)

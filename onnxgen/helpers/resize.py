@@ -140,9 +140,10 @@ def resize_taps(
 def weighted_select(x: Tensor, axis: int, index: Tensor, weight: Tensor) -> Tensor:
     """Along `axis`, weighted sums of picked elements; index and weight are [size, taps]."""
     axis %= x.dim()
-    picked = x.index_select(axis, index.flatten()).unflatten(axis, index.shape)
+    shape = [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]]
+    picked = x.index_select(axis, index.flatten()).reshape(shape)
     weight = weight.to(x.dtype).reshape(*weight.shape, *[1] * (x.dim() - 1 - axis))
-    return (picked * weight).sum(axis + 1)
+    return torch.sum(picked * weight, axis + 1)
 
 
 def single_precision(value: float) -> float:

@@ -63,7 +63,8 @@ def bilinear_at(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         [batch, channels, points].
     """
     height, width = x.shape[2:]
-    flat, total = x.flatten(2), 0.0
+    flat = x.flatten(2)
+    total = x.new_zeros(*x.shape[:2], rows.shape[1])
     for row in (rows.floor(), rows.floor() + 1):
         for column in (columns.floor(), columns.floor() + 1):
             weight = (1 - (rows - row).abs()) * (1 - (columns - column).abs())
@@ -103,11 +104,10 @@ def deform_conv2d(
     kernel_height, kernel_width = weight.shape[2:]
     height, width = offset.shape[2:]
     taps = kernel_height * kernel_width
-    kind = {"dtype": x.dtype, "device": x.device}
-    rows = torch.arange(kernel_height, **kind).repeat_interleave(kernel_width) * dilation[0]
-    columns = torch.arange(kernel_width, **kind).repeat(kernel_height) * dilation[1]
-    top = torch.arange(height, **kind) * stride[0] - pads[0]
-    left = torch.arange(width, **kind) * stride[1] - pads[1]
+    rows = torch.arange(kernel_height, device=x.device).repeat_interleave(kernel_width) * dilation[0]
+    columns = torch.arange(kernel_width, device=x.device).repeat(kernel_height) * dilation[1]
+    top = torch.arange(height, device=x.device) * stride[0] - pads[0]
+    left = torch.arange(width, device=x.device) * stride[1] - pads[1]
     moved = offset.reshape(batch * offset_groups, taps, 2, height, width)
     row = moved[:, :, 0] + rows.reshape(-1, 1, 1) + top.reshape(-1, 1)
     column = moved[:, :, 1] + columns.reshape(-1, 1, 1) + left

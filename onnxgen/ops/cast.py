@@ -37,7 +37,7 @@ def converted(b: Builder, x: Any, source: T | None, target: T, saturate: bool = 
         return literal(x)
     for dtype in (source, target):
         if dtype == T.STRING:
-            raise b.error("text can't be converted", "do it before or after the network")
+            raise b.error("text cannot be converted", "do it before or after the network")
         if dtype is not None and dtype not in TORCH_DTYPES:
             raise b.error(f"torch has no type {dtype.name.lower()}", "use float8e5m2 or a wider type")
     if source in FLOAT8:  # torch converts these to and from floating point only
@@ -73,13 +73,12 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
 
 
 @op("Cast")
-def cast(b: Builder, input: Arg, *, to: int | str, saturate: int = 1, round_mode: str = "up") -> ast.expr:
+def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     """To another type: floats are cut off towards integers; `saturate` is about float8, `round_mode` about float8e8m0.
 
     What does not fit an integer type is undefined in ONNX; torch and onnxruntime do what C does.
     """
-    target = ir.DataType[to] if isinstance(to, str) else T(to)  # opset 1 spells the type
-    return converted(b, input, input.dtype, target, bool(saturate))
+    return converted(b, input, input.dtype, T(to), bool(saturate))
 
 
 @op("CastLike")

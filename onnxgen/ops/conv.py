@@ -147,7 +147,9 @@ def _transpose_pads(
             if X.shape is None:
                 raise b.error("output_shape over an unknown shape", "fix the shape with --input-shape")
             total = total + strides[i] * X.shape[i + 2] - output_shape[-n:][i]
-        if isinstance(total, int) and total < 0:
+        if (
+            isinstance(total, int) and total < 0 and output_shape is not None
+        ):  # for SAME_* onnxruntime leaves it shorter
             extra[i] -= total
         total = max(0, total) if isinstance(total, int) else dim_max(0, total)
         half = total // 2

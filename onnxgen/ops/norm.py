@@ -20,6 +20,15 @@ def _dtype(arg: Arg) -> Any:
     return unless(arg.source.dtype if arg.source is not None else ir.DataType.FLOAT, ir.DataType.FLOAT)
 
 
+def is_plain(scale: Arg, bias: Arg | None) -> bool:
+    """Whether a norm scales by constant ones and adds constant zeros: it has no parameters."""
+    ones = scale.constant
+    zeros = None if bias is None else bias.constant
+    return (
+        ones is not None and bool((ones == 1).all()) and (bias is None or zeros is not None and not bool(zeros.any()))
+    )
+
+
 @op(
     "BatchNormalization",
     renames={"mean": "input_mean", "var": "input_var", "is_test": "_", "consumed_inputs": "_"},
@@ -74,13 +83,17 @@ def _inverted(momentum: float) -> float:
 def _batch_norm(
     b: Builder, dims: int, scale: Arg, B: Arg, mean: Arg, var: Arg, epsilon: float, momentum: float
 ) -> MemberRef | None:
-    if mean.source is None or var.source is None or scale.source is None or B.source is None:
+    if mean.source is None or var.source is None:
         return None
-    channels = scale.source.shape[0]
+    affine: dict[str, Any] = {} if is_plain(scale, B) else {"weight": scale, "bias": B}
+    if affine and (scale.source is None or B.source is None):
+        return None
+    channels = mean.source.shape[0]
     build = b.call(
-        f"nn.BatchNorm{dims}d", channels, eps=unless(epsilon, 1e-5), momentum=unless(_inverted(momentum), 0.1), dtype=_dtype(scale)
+        f"nn.BatchNorm{dims}d", channels, eps=unless(epsilon, 1e-5), momentum=unless(_inverted(momentum), 0.1),
+        affine=unless(bool(affine), True), dtype=_dtype(mean),
     )  # fmt: skip
-    module = b.module("bn", build, weight=scale, bias=B, running_mean=mean, running_var=var)
+    module = b.module("bn", build, **affine, running_mean=mean, running_var=var)
     if module is not None:
         module.member.extra["num_batches_tracked"] = np.zeros((), np.int64)
     return module
@@ -92,6 +105,8 @@ def instance_normalization(
 ) -> ast.expr:
     eps = unless(shortest(epsilon), 1e-5)
     dims = {3: 1, 4: 2, 5: 3}.get(input.known_rank)
+    if is_plain(scale, B):
+        return b.call("F.instance_norm", input, eps=eps)
     if dims is not None and scale.source is not None and B.source is not None:
         build = b.call(f"nn.InstanceNorm{dims}d", scale.source.shape[0], eps=eps, affine=True, dtype=_dtype(scale))
         module = b.module("norm", build, weight=scale, bias=B)
@@ -151,6 +166,8 @@ def layer_normalization(
 def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[int], eps: float) -> ast.expr | None:
     """`nn.LayerNorm` where weight and bias have exactly the normalised shape."""
     normalised = shape[0] if len(shape) == 1 else tuple(shape)
+    if is_plain(scale, bias):
+        return b.call("F.layer_norm", X, tuple(shape), eps=unless(eps, 1e-5))
     if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
         return None
     if scale.source is not None and (bias is None or bias.source is not None):

@@ -26,11 +26,11 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
     place = _place(node, value)
     if len(shape) <= 1 and (node.op_type in MULTIPLICATIVE or place == "scale"):
-        return quote("nn.Parameter(x)", x=call("torch.ones", *shape, **dtype))
+        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
     is_vector = len([d for d in shape if d != 1]) <= 1
     if is_vector and (node.op_type in ADDITIVE or place == "bias"):
-        return quote("nn.Parameter(x)", x=call("torch.zeros", *shape, **dtype))
-    empty = call("torch.empty", *shape, **dtype)
+        return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
+    empty = call("torch.empty", *(shape or [()]), **dtype)
     return quote("nn.Parameter(nn.init.trunc_normal_(x, std=0.02))", x=empty)
 
 

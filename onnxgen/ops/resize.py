@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.ops.arg import Arg
-from onnxgen.ops.conv import same
 from onnxgen.ops.registry import op
 from onnxgen.propagate.dims import Dim, exact_div, scale_size
 from onnxgen.propagate.info import Info
@@ -105,7 +104,8 @@ def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> 
 @op("Upsample", since=1)
 def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, mode: str = "nearest") -> ast.expr:
     scales = Arg(b, Info(ir.DataType.FLOAT, (4,), np.array([1, 1, height_scale, width_scale], np.float32)))
-    return resize_simply(b, X, scales, mode=mode)
+    made: ast.expr = resize_simply(b, X, scales, mode=mode)
+    return made
 
 
 def _given(arg: Arg | None) -> Arg | None:
@@ -168,18 +168,23 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
         factors = [by_axis.get(a, 1.0) for a in range(2, rank)]
         if not all(_same_size(shape[a], s) for a, s in by_axis.items()):
             return None
-        options = {"scale_factor": same([_factor(f) for f in factors])}
+        options = {"scale_factor": _same([_factor(f) for f in factors])}
         ratios: list[float | None] = list(r.scales)
     else:
         new = dict(zip(r.axes, r.sizes or []))
         sizes = [new.get(a, shape[a]) for a in range(2, rank)]
-        options = {"size": same(sizes)}  # type: ignore[arg-type]
+        options = {"size": _same(sizes)}
         ratios = [_ratio(shape[a], s) for a, s in new.items()]
     mode = _torch_mode(r, shape, ratios)
     if mode is None:
         return None
     aligned = r.mode != "nearest" and r.coordinates == "align_corners"
     return b.call("F.interpolate", X, **options, mode=unless(mode, "nearest"), align_corners=unless(aligned, False))
+
+
+def _same(values: list[Any]) -> Any:
+    """Equal values as the one that torch takes for all axes."""
+    return values[0] if all(v == values[0] for v in values) else tuple(values)
 
 
 def _factor(scale: float) -> float | int:
@@ -238,12 +243,12 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
     if rounding == "simple":
         rounding = "ceil" if scale < 1 else "floor"
     half = np.float32(0.5)
-    rounded = {
-        "round_prefer_floor": lambda: np.ceil(onnx - half),
-        "round_prefer_ceil": lambda: np.floor(onnx + half),
-        "floor": lambda: np.floor(onnx),
-        "ceil": lambda: np.ceil(onnx),
-    }[rounding]()
+    if rounding == "round_prefer_floor":
+        rounded = np.ceil(onnx - half)
+    elif rounding == "round_prefer_ceil":
+        rounded = np.floor(onnx + half)
+    else:
+        rounded = np.floor(onnx) if rounding == "floor" else np.ceil(onnx)
     return bool(np.array_equal(torch, np.clip(rounded, 0, before - 1)))
 
 

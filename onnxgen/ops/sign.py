@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxgen.propagate.dims import nonnegative
 from onnxgen.propagate.info import info
@@ -23,7 +26,7 @@ def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: in
     """True only if it is proven; `trust_inputs`: take the graph's inputs to be ids, which are not negative."""
     if value is None or depth == 0:
         return False
-    data = info(value).data
+    data: NDArray[Any] | None = info(value).data
     if data is not None:
         if data.dtype == object:
             return all(nonnegative(d) for d in data.flat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.ops.arg import Arg
@@ -81,12 +81,13 @@ def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
 
 @op("Tile", since=1)
 def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
-    """Repeated along one axis only."""
-    position = axis.known_ints("axis")[0] % input.known_rank
-    counts = [1] * input.known_rank
-    return call(
-        ast.Attribute(input.expr, "repeat", ast.Load()), *counts[:position], tiles.as_int(), *counts[position + 1 :]
-    )
+    """Repeated along one axis only; both are one number of the input's dtype."""
+    if axis.scalar is None:
+        raise b.error("its axis is computed at run time", "fold it into a constant in the ONNX file")
+    position = int(axis.scalar) % input.known_rank
+    counts: list[Any] = [1] * input.known_rank
+    counts[position] = b("int(x.item())", x=tiles) if tiles.scalar is None else int(tiles.scalar)
+    return call(ast.Attribute(input.expr, "repeat", ast.Load()), *counts)
 
 
 @op("LRN")

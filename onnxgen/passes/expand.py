@@ -1,4 +1,4 @@
-"""Operators that onnxgen has no function for, but that the ONNX standard defines by others: their bodies take their place.
+"""Operators that onnxgen has no function for, but that the ONNX standard defines by others: their bodies replace them.
 
 An operator's schema may hold a function body, or one that depends on the types and attributes of the call
 (https://onnx.ai/onnx/repo-docs/IR.html#functions). Bodies may again use such operators.
@@ -25,7 +25,7 @@ GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def expand(model: ir.Model, options: Options) -> None:
     """Replace every such node by its body, and propagate types and dims through what came in.
 
-    The new nodes stand in the scope of the old one, under its name. What has no usable body stays, for `lower` to refuse.
+    The new nodes stand in the scope of the old one, under its name. What has no usable body stays: `lower` refuses it.
     """
     for _ in range(DEPTH):
         if not _expand_once(model):

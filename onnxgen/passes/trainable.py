@@ -57,18 +57,21 @@ WEIGHT_INPUTS = {
     "RNN": {1, 2, 3},
     "PRelu": {1},
 }
+NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
+SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
 
 
 def trainable(model: ir.Model, options: Options) -> None:
     """Decide for every stored tensor of floating point."""
     reached = _reached(model.graph)
+    model.graph.meta["producer"] = model.producer_name
     inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
     for value in stored_values(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
-        value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, options)
+        value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, model.graph, options)
 
 
 def stored_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -110,7 +113,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
 
 
 def _decide(
-    value: ir.Value, tensor: ir.TensorProtocol, reached: bool, inputs: set[ir.Value], options: Options
+    value: ir.Value, tensor: ir.TensorProtocol, reached: bool, inputs: set[ir.Value], graph: ir.Graph, options: Options
 ) -> tuple[bool, str]:
     name = value.name or ""
     if options.frozen and re.search(options.frozen, name):
@@ -119,6 +122,11 @@ def _decide(
         return True, "--trainable says so"
     if not reached:
         return False, "no output depends on it differentiably"
+    kind = value.metadata_props.get(SIGNATURE)
+    if kind in ("PARAMETER", "BUFFER"):
+        return kind == "PARAMETER", f"the exporter recorded it as a {kind.lower()}"
+    if _says_not_affine(value, graph):
+        return False, "a normalisation's scale of 1 or bias of 0 without a parameter's name"
     slots = list(_slots(value))
     role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
     if role is not None:
@@ -134,6 +142,23 @@ def _decide(
         if form:
             return False, form
     return True, f"parameter {name}" if named else "reaches an output differentiably"
+
+
+def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
+    """A nameless scale of ones or bias of zeros of a norm: what exporters write where the layer has no parameters.
+
+    Only InstanceNormalization, which torch's layer has no parameters for unless asked (and which carries GroupNorm), and
+    any norm in a file by PyTorch, whose exporters keep the names of parameters.
+    """
+    tensor = stored(value)
+    if tensor is None or param_path(value.name or "") is not None or tensor.size < 1:
+        return False
+    by_pytorch = graph.meta.get("producer") == "pytorch"
+    norms = NORMS if by_pytorch else {"InstanceNormalization"}
+    slots = [(op, index) for op, index in _slots(value) if op not in SAME_TENSOR]
+    if not slots or not all(op in norms and index in (1, 2) for op, index in slots):
+        return False
+    return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
 
 
 def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:

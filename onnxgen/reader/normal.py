@@ -2,7 +2,7 @@
 
 Only for a model that `check` let pass. Nothing here changes what the model computes:
 attribute types that were left out, types that onnx_ir cannot hold, an inner graph that hands out an outer value,
-sparse constants, and an ai.onnx import that no node needs.
+types spelled as text, sparse constants, and an ai.onnx import that no node needs.
 """
 
 from __future__ import annotations
@@ -56,11 +56,22 @@ def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
     for node in nodes:
         for attribute in node.attribute:
             _attribute(attribute, names)
+            if (node.op_type, attribute.name, attribute.type) == ("Cast", "to", onnx.AttributeProto.STRING):
+                _type_as_number(attribute)
             if attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
                 tensor = dense(attribute.sparse_tensor)
                 attribute.Clear()
                 attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
                 attribute.t.CopyFrom(tensor)
+
+
+def _type_as_number(attribute: onnx.AttributeProto) -> None:
+    """Cast-1 spells the type: "FLOAT"."""
+    name = attribute.s.decode("utf-8", "replace").upper()
+    types = dict(onnx.TensorProto.DataType.items())
+    if name in types:
+        attribute.ClearField("s")
+        attribute.type, attribute.i = onnx.AttributeProto.INT, types[name]
 
 
 def _attribute(attribute: onnx.AttributeProto, names: set[str]) -> None:

@@ -22,6 +22,7 @@ import re
 import onnx_ir as ir
 
 from onnxgen.reader.callnames import one_module
+from onnxgen.stored import folded_from
 
 Scope = tuple[str, ...]
 
@@ -98,7 +99,8 @@ def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scop
 
 
 def _constants(node: ir.Node) -> list[list[str]]:
-    """For each input of a node that is a constant (perhaps passed on by others): the names that it has on the way."""
+    """For each input of a node that is a constant (perhaps passed on by others): the names that it has on the way, and
+    last the parameter that the exporter folded it from ("" if none)."""
     found = []
     for value in node.inputs:
         names: list[str] = []
@@ -107,7 +109,7 @@ def _constants(node: ir.Node) -> list[list[str]]:
             producer = value.producer()
             if producer is None or producer.op_type == "Constant":
                 if producer is not None or value.is_initializer():
-                    found.append(names)
+                    found.append([*names, folded_from(value)])
                 break
             if producer.op_type not in _PASSING or not producer.inputs:
                 break
@@ -124,7 +126,7 @@ def _params(node: ir.Node) -> list[Scope]:
 
 def _roots(node: ir.Node) -> list[str]:
     """The weights that a node takes, by parameter name or else by the initializer's."""
-    return [next((n for n in names if param_path(n)), names[-1]) for names in _constants(node)]
+    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
 
 
 def torch_path(name: str, known: set[Scope]) -> Scope | None:
