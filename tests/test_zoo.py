@@ -1,0 +1,112 @@
+"""The zoo is what it says: every case exports or is refused as recorded, and the file computes what the module does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.zoo import ZOO, Entry
+from tests.zoo.export import CASES, Case, as_recorded, export, quiet
+
+ALL = [pytest.param(name, case, id=f"{name}-{case}") for name in ZOO for case in CASES]
+RANDOM = {"Dropout", "RandomUniformLike", "RandomNormalLike", "RandomUniform", "RandomNormal", "Bernoulli"}
+
+
+def run_onnx(path: Path, entry: Entry, inputs: tuple[Tensor, ...]) -> list[np.ndarray[Any, Any]]:
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {name: x.numpy() for name, x in zip(entry.input_names, inputs, strict=True)})
+
+
+def run_torch(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        result = model(*inputs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def agrees(path: Path, entry: Entry, model: nn.Module, batch: int) -> bool:
+    inputs = entry.inputs(batch)
+    expected, got = run_torch(model, inputs), run_onnx(path, entry, inputs)
+    assert [y.shape for y in expected] == [y.shape for y in got]
+    return all(np.allclose(a.numpy(), b, rtol=1e-3, atol=1e-5) for a, b in zip(expected, got, strict=True))
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_exports_and_agrees(name: str, case: Case, tmp_path: Path) -> None:
+    entry, path = ZOO[name], tmp_path / "model.onnx"
+    refusal = entry.refusal(case)
+    if refusal is not None:
+        with pytest.raises(Exception) as caught, quiet():
+            export(entry, path, case.exporter, case.opset, case.training)
+        assert refusal in str(caught.value)
+        return
+    model = export(entry, path, case.exporter, case.opset, case.training)
+    assert model.training == case.training
+    file = onnx.load(path)
+    assert {o.domain: o.version for o in file.opset_import}[""] == case.opset
+    assert tuple(i.name for i in file.graph.input) == entry.input_names
+    assert tuple(o.name for o in file.graph.output) == entry.output_names
+    for value in file.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        static = entry.static_in_dynamo if case.exporter == "dynamo" else frozenset()
+        dynamic = {axis for axis, dim in entry.dynamic.get(value.name, {}).items() if dim not in static}
+        assert {axis for axis, dim in enumerate(dims) if dim.dim_param} == dynamic, value.name
+    if not case.training:
+        exact = entry.inexactness(case) is None
+        assert agrees(path, entry, model, 2) == exact and agrees(path, entry, model, 3) == exact
+    elif not RANDOM & {n.op_type for n in file.graph.node} and (case.exporter == "dynamo" or case.opset >= 14):
+        # onnxruntime has no batch statistics before opset 14; a random file has no result to compare.
+        assert agrees(path, entry, as_recorded(model, case.exporter), 3)
+
+
+def batch_norms(file: onnx.ModelProto) -> list[bool]:
+    """For each BatchNormalization whether the file says that it trains."""
+    nodes = [n for n in file.graph.node if n.op_type == "BatchNormalization"]
+    return [len(n.output) == 5 or any(a.name == "training_mode" and a.i for a in n.attribute) for n in nodes]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.training], ids=str)
+def test_what_a_training_file_records(case: Case, tmp_path: Path) -> None:
+    """Legacy: BatchNorm and Dropout train. Dynamo: Dropout trains, BatchNorm does not. `as_recorded` relies on it."""
+    path = tmp_path / "model.onnx"
+    export(ZOO["cnn"], path, case.exporter, case.opset, training=True)
+    file = onnx.load(path)
+    assert batch_norms(file) == [case.exporter == "legacy"] * 2
+    assert sum(n.op_type == "Dropout" for n in file.graph.node) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].static_in_dynamo])
+def test_static_dims_are_still_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="inferred a static shape"), quiet():
+        export(replace(ZOO[name], static_in_dynamo=frozenset()), tmp_path / "model.onnx", "dynamo", 18)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("lstm_tagger", "LSTM"), ("gru_tagger", "GRU")])
+def test_an_export_does_not_depend_on_the_one_before(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    for _ in range(2):
+        export(ZOO[name], path, "dynamo", 18)
+        assert sum(n.op_type == kind for n in onnx.load(path).graph.node) == 2
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_made_alike_every_time(name: str) -> None:
+    first, second = ZOO[name].make(), ZOO[name].make()
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ZOO[name].inputs(3), ZOO[name].inputs(3), strict=True))
+
+
+def test_gpt2_is_tied() -> None:
+    model: Any = ZOO["gpt2"].make()
+    assert model.lm_head.weight is model.transformer.wte.weight

@@ -1,0 +1,132 @@
+"""Exports a zoo entry with either of torch's exporters."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from tests.zoo import Entry
+
+LEGACY_OPSETS = (9, 11, 13, 17)
+DYNAMO_OPSETS = (
+    18,
+    23,
+)  # the oldest that it writes itself; the newest torch 2.13 declares (past it, it only stamps the number)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to export: str(case) is its pytest id and its key in `Entry.unsupported`."""
+
+    exporter: str
+    opset: int
+    training: bool
+
+    def __str__(self) -> str:
+        return f"{self.exporter}-{self.opset}-{'train' if self.training else 'eval'}"
+
+
+CASES = tuple(
+    Case(exporter, opset, training)
+    for training in (False, True)
+    for exporter, opsets in (("legacy", LEGACY_OPSETS), ("dynamo", DYNAMO_OPSETS))
+    for opset in opsets
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Neither warnings nor progress: exporters print a lot."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def export(entry: Entry, path: Path, exporter: str = "legacy", opset: int = 17, training: bool = False) -> nn.Module:
+    """Write the entry's network to `path`; its dynamic dims are dynamic in the file.
+
+    In training mode nothing is folded. The legacy exporter then records BatchNormalization with batch statistics and
+    Dropout as training; the dynamo exporter records Dropout as training, but BatchNormalization as *inference* (torch
+    2.13): compare its files with `as_recorded(model, "dynamo")`, never with the module in plain training mode.
+
+    Returns:
+        the very module that was exported, in the mode in which it was exported. Tracing in training mode has moved its
+        running statistics, and the legacy exporter writes them as they are after it.
+
+    Raises:
+        Exception: whatever the exporter refuses with.
+    """
+    model = entry.make().train(training)
+    if exporter == "legacy":
+        _legacy(model, entry, path, opset, training)
+    else:
+        _dynamo(model, entry, path, opset)
+    return model
+
+
+def as_recorded(model: nn.Module, exporter: str) -> nn.Module:
+    """Put an exported module into the mode that the file really records (see `export`); returns the module."""
+    if exporter == "dynamo":
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+    return model
+
+
+def _legacy(model: nn.Module, entry: Entry, path: Path, opset: int, training: bool) -> None:
+    mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
+    with quiet():
+        torch.onnx.export(
+            model,
+            entry.inputs(),
+            path,
+            dynamo=False,
+            opset_version=opset,
+            training=mode,
+            do_constant_folding=not training,
+            input_names=list(entry.input_names),
+            output_names=list(entry.output_names),
+            dynamic_axes={name: dict(axes) for name, axes in entry.dynamic.items()},
+        )
+
+
+def _dynamo(model: nn.Module, entry: Entry, path: Path, opset: int) -> None:
+    # Names, not torch.export.Dim: a Dim is a promise for all sizes, and where a network breaks it (a U-Net whose sides
+    # must divide by 4) the exporter tries again and again in other ways.
+    shapes = tuple(
+        {axis: dim for axis, dim in entry.dynamic.get(name, {}).items() if dim not in entry.static_in_dynamo}
+        for name in entry.input_names
+    )
+    # The exporter keeps these operators whole by overriding their kernels, but in torch 2.13 a kernel that an earlier
+    # export looked up is still found instead: the network is then unrolled over time, depending on what ran before.
+    for operator in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+        operator._dispatch_cache.clear()
+    with quiet():
+        torch.onnx.export(
+            model,
+            entry.inputs(),
+            path,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(entry.input_names),
+            output_names=list(entry.output_names),
+            dynamic_shapes=shapes,
+            external_data=False,
+            verbose=False,
+            optimize=not model.training,
+        )
