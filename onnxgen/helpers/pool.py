@@ -68,7 +68,7 @@ def max_pool_with_indices(
     sizes, n = x.shape[2:], len(kernel)
     pools = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
     padded = F.pad(x, pads, value=float("-inf"))
-    y, flat = pools[n - 1](padded, kernel, stride, 0, dilation)
+    y, flat = pools[n - 1](padded, tuple(kernel), tuple(stride), (0,) * n, tuple(dilation))
     positions: list[Tensor] = []
     for axis in reversed(range(n)):  # of the flattened padded sizes
         positions.insert(0, flat % padded.shape[2 + axis] - pads[2 * (n - 1 - axis)])

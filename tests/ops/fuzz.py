@@ -24,7 +24,9 @@ def examples(count: int) -> settings:
     )
 
 
-def agree(op: str, inputs: Sequence[Any], attrs: dict[str, Any], rtol: float = 1e-4, atol: float = 1e-4, **kwargs: Any) -> Ran:  # fmt: skip
+def agree(
+    op: str, inputs: Sequence[Any], attrs: dict[str, Any], rtol: float = 1e-4, atol: float = 1e-4, **kwargs: Any
+) -> Ran:
     """`run_node`, but a node that onnxruntime refuses is no example. `kwargs`: as of `node_model`."""
     model = node_model(op, inputs, attrs, **kwargs)
     initializers = kwargs.get("initializers", ())

@@ -41,7 +41,15 @@ def compare(x: Any, inputs: list[Any], attrs: dict[str, Any], opset: int, dynami
     agree("Resize", [x, *inputs], attrs, opset=opset, dynamic=dynamic, initializers=present)
 
 
-@given(target(), st.sampled_from(COORDINATES), st.sampled_from(ROUNDINGS), OPSETS, st.booleans(), st.booleans(), ints(4, 9, 2))  # fmt: skip
+@given(
+    target(),
+    st.sampled_from(COORDINATES),
+    st.sampled_from(ROUNDINGS),
+    OPSETS,
+    st.booleans(),
+    st.booleans(),
+    ints(4, 9, 2),
+)
 @examples(40)
 def test_nearest(to: Any, coordinates: str, rounding: str, opset: int, dynamic: bool, stored: bool, size: Any) -> None:
     attrs = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
@@ -55,7 +63,15 @@ def test_linear(to: Any, coordinates: str, opset: int, dynamic: bool, stored: bo
     compare(floats(1, 2, *size), to[0], attrs, opset, dynamic, stored)
 
 
-@given(target(), st.sampled_from(COORDINATES), OPSETS, st.booleans(), st.sampled_from([-0.75, -0.5]), st.integers(0, 1), ints(2, 7, 2))  # fmt: skip
+@given(
+    target(),
+    st.sampled_from(COORDINATES),
+    OPSETS,
+    st.booleans(),
+    st.sampled_from([-0.75, -0.5]),
+    st.integers(0, 1),
+    ints(2, 7, 2),
+)
 @examples(30)
 def test_cubic(to: Any, coordinates: str, opset: int, dynamic: bool, a: float, exclude: int, size: Any) -> None:
     attrs = {
@@ -64,7 +80,13 @@ def test_cubic(to: Any, coordinates: str, opset: int, dynamic: bool, a: float, e
     compare(floats(1, 2, *size), to[0], attrs, opset, dynamic, True)
 
 
-@given(target(), st.sampled_from(["half_pixel", "align_corners", "asymmetric"]), st.sampled_from(["linear", "cubic"]), st.integers(0, 1), ints(2, 9, 2))  # fmt: skip
+@given(
+    target(),
+    st.sampled_from(["half_pixel", "align_corners", "asymmetric"]),
+    st.sampled_from(["linear", "cubic"]),
+    st.integers(0, 1),
+    ints(2, 9, 2),
+)
 @examples(20)
 def test_antialias(to: Any, coordinates: str, mode: str, exclude: int, size: Any) -> None:
     # onnxruntime leaves an axis alone whose size stays, whatever its scale
@@ -74,9 +96,12 @@ def test_antialias(to: Any, coordinates: str, mode: str, exclude: int, size: Any
 
 
 @given(
-    st.sampled_from(["nearest", "linear", "cubic"]), st.lists(st.floats(-0.25, 1.25, width=32), min_size=4, max_size=4),
-    st.booleans(), ints(2, 7, 2), ints(1, 8, 2),
-)  # fmt: skip
+    st.sampled_from(["nearest", "linear", "cubic"]),
+    st.lists(st.floats(-0.25, 1.25, width=32), min_size=4, max_size=4),
+    st.booleans(),
+    ints(2, 7, 2),
+    ints(1, 8, 2),
+)
 @examples(30)
 def test_crop_and_resize(mode: str, roi: list[float], by_sizes: bool, size: Any, after: list[int]) -> None:
     assume(all(a != b for a, b in zip(after, size)))  # onnxruntime crops nothing from an axis whose size stays
@@ -87,7 +112,9 @@ def test_crop_and_resize(mode: str, roi: list[float], by_sizes: bool, size: Any,
         compare(floats(1, 2, *size), inputs, attrs, 13, False, stored)
 
 
-@given(st.sampled_from(["not_larger", "not_smaller"]), st.sampled_from(["nearest", "linear"]), ints(2, 7, 2), ints(1, 9, 2))  # fmt: skip
+@given(
+    st.sampled_from(["not_larger", "not_smaller"]), st.sampled_from(["nearest", "linear"]), ints(2, 7, 2), ints(1, 9, 2)
+)
 @examples(20)
 def test_keep_aspect_ratio(policy: str, mode: str, size: Any, after: list[int]) -> None:
     attrs = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
@@ -95,7 +122,10 @@ def test_keep_aspect_ratio(policy: str, mode: str, size: Any, after: list[int]) 
     compare(floats(1, 2, *size), [None, None, vector(after, np.int64)], attrs, 19, True, True)
 
 
-@pytest.mark.parametrize("mode, rank", [("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest", 5), ("linear", 2), ("linear", 3), ("linear", 5)])  # fmt: skip
+@pytest.mark.parametrize(
+    "mode, rank",
+    [("nearest", 1), ("nearest", 2), ("nearest", 3), ("nearest", 5), ("linear", 2), ("linear", 3), ("linear", 5)],
+)
 def test_other_ranks(mode: str, rank: int) -> None:
     x = floats(*range(2, 2 + rank))
     scales = vector([1.0] * max(rank - 3, 0) + [2.0] * min(rank, 3))
@@ -129,7 +159,13 @@ def test_float64_and_int64() -> None:
     run_node("Resize", [x, *inputs], {"mode": "nearest"}, 19, 1, {2}, expected=[nearest.expected[0].astype(np.int64)])
 
 
-@given(st.sampled_from(["nearest", "linear"]), st.lists(st.sampled_from(SCALES), min_size=2, max_size=2), st.booleans(), st.sampled_from([7, 9, 10]), ints(4, 9, 2))  # fmt: skip
+@given(
+    st.sampled_from(["nearest", "linear"]),
+    st.lists(st.sampled_from(SCALES), min_size=2, max_size=2),
+    st.booleans(),
+    st.sampled_from([7, 9, 10]),
+    ints(4, 9, 2),
+)
 @examples(25)
 def test_before_opset_11(mode: str, scales: list[float], dynamic: bool, opset: int, size: Any) -> None:
     x, factors = floats(1, 2, *size), [1.0, 1.0, *scales]
