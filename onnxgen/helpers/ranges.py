@@ -20,14 +20,17 @@ def range_tensor(
     else:
         count = int(-((start - limit) // delta))
     steps = torch.arange(max(count, 0), device=device)
-    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    wide = torch.int64
+    if dtype.is_floating_point:
+        wide = torch.promote_types(dtype, torch.float32)
     return (start + steps.to(wide) * delta).to(dtype)
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
     """Whether index i of the new axis, of `depth` places, is the one that `indices` names.
 
-    Negative indices count from the end. The result is bool, of one axis more than `indices`; what is out of range is nowhere (ONNX OneHot; F.one_hot refuses it).
+    Negative indices count from the end, those out of range are nowhere (ONNX OneHot; F.one_hot refuses them). The result
+    is bool and has one axis more than `indices`, at `axis`.
     """
     indices = indices.long().unsqueeze(axis)
     indices = torch.where(indices < 0, indices + depth, indices)

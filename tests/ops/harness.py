@@ -13,7 +13,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +32,7 @@ from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 
+DEFAULTS = Options()
 Value = Any  # an array, a list of arrays (a sequence) or None (absent)
 
 # numpy's stand-ins for torch dtypes that numpy lacks
@@ -159,7 +160,7 @@ def _declared(name: str, value: Value, dynamic: bool) -> onnx.ValueInfoProto:
 # ------------------------------------------------------------------------------------------------------ running
 
 
-_environment = lru_cache(maxsize=None)(render._environment)
+_environment = cache(render._environment)
 
 
 @contextlib.contextmanager
@@ -173,7 +174,7 @@ def _unformatted() -> Iterator[None]:
         render._black, render._environment = formatted, environment
 
 
-def generate(model: onnx.ModelProto, options: Options = Options(), pretty: bool = False) -> Generated:
+def generate(model: onnx.ModelProto, options: Options = DEFAULTS, pretty: bool = False) -> Generated:
     """The generated source and weights of a model in memory. Raises `OnnxgenError` as `pipeline.build` does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -198,7 +199,7 @@ def instantiate(generated: Generated) -> torch.nn.Module:
     return made.eval()
 
 
-def run_model(model: onnx.ModelProto, feeds: dict[str, Value], options: Options = Options()) -> Ran:
+def run_model(model: onnx.ModelProto, feeds: dict[str, Value], options: Options = DEFAULTS) -> Ran:
     """Generate a model and run it; nothing is compared."""
     generated = generate(model, options)
     module = instantiate(generated)
@@ -296,7 +297,7 @@ def refusal(op_type: str, inputs: Sequence[Value], *args: Any, **kwargs: Any) ->
 # ------------------------------------------------------------------------------------- ONNX's own tests and schemas
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cases() -> tuple[Any, ...]:
     from onnx.backend.test.case.node import collect_testcases
 

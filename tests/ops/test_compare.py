@@ -33,7 +33,9 @@ def test_onnx_own_cases(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDER)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64", "int8", "uint8", "uint32", "uint64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int32", "int64", "int8", "uint8", "uint32", "uint64"]
+)
 def test_order(name: str, dtype: str) -> None:
     x = np.array([[1, 2, 3]], dtype)
     for y in (np.array([[2], [3]], dtype), np.array(2, dtype), np.array([2], dtype)):
@@ -69,7 +71,9 @@ def test_axis_of_opset_6(name: str) -> None:
     run_node(name, [a, b], {"broadcast": 1, "axis": 1}, opset=6, expected=[expected])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "int64", "uint8", "uint16", "uint64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "float64", "int32", "int64", "uint8", "uint16", "uint64", "bool"]
+)
 @pytest.mark.parametrize("stored", [(), (1,), (2,), (1, 2), (0,)])
 def test_where(dtype: str, stored: tuple[int, ...]) -> None:
     condition = np.array([[True, False, True]])

@@ -147,7 +147,7 @@ def test_top_k(values: list[int], k: int, dtype: str, largest: bool, stored: boo
     count = np.array([min(k, len(values))], np.int64)
     run_node("TopK", [x, count], {"largest": int(largest)}, outputs=2, initializers={1} if stored else set())
     if largest:
-        run_node("TopK", [x.T.copy(), count], {"axis": 0}, outputs=2, opset=10, initializers={1})
+        run_node("TopK", [x.T.astype(F), count], {"axis": 0}, outputs=2, opset=10, initializers={1})
 
 
 def test_top_k_of_opset_1() -> None:

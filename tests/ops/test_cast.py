@@ -1,0 +1,110 @@
+"""Conversions against onnxruntime and against ONNX's stated outputs."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxgen.helpers.casting import float4
+from tests.ops.harness import backend_cases, refusal, run_case, run_node, unbound_names
+
+T = ir.DataType
+PLAIN = [
+    "float32",
+    "float64",
+    "float16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+]
+
+
+@pytest.mark.parametrize("name", ["Cast", "CastLike", "BitCast"])
+def test_every_schema_version_binds(name: str) -> None:
+    assert unbound_names(name) == []
+
+
+@pytest.mark.parametrize("name", ["Cast", "CastLike", "BitCast"])
+def test_onnx_own_cases(name: str) -> None:
+    cases = [c for c in backend_cases(name) if "E8M0" not in c.name]  # torch 2.4 has no such type
+    assert cases
+    for case in cases:
+        run_case(case)
+
+
+@pytest.mark.parametrize("source", PLAIN)
+@pytest.mark.parametrize("target", PLAIN)
+def test_between_plain_types(source: str, target: str) -> None:
+    x = np.array([[0, 1, 2.75, 100]]).astype(source)
+    to = T.from_numpy(np.dtype(target)).value
+    run_node("Cast", [x], {"to": to}, dynamic=True)
+    run_node("CastLike", [x, np.zeros(1, target)], expected=[x.astype(target)])
+
+
+def test_what_does_not_fit() -> None:
+    """Undefined in ONNX; torch and onnxruntime agree where the processor says what happens."""
+    x = np.array([np.nan, np.inf, -1.5, 3e9, 300, -2], np.float32)
+    for to in (T.INT32, T.INT64, T.INT8, T.UINT8, T.BOOL, T.FLOAT16):
+        run_node("Cast", [x], {"to": to.value})
+    y = np.array([300, -1, 2**40 + 5], np.int64)
+    for to in (T.INT32, T.INT8, T.UINT8, T.UINT32, T.UINT64, T.FLOAT):
+        run_node("Cast", [y], {"to": to.value})
+
+
+def test_bfloat16() -> None:
+    x = np.array([1.0, 3.14159, 1e30, np.nan], np.float32)
+    run_node("Cast", [x], {"to": T.BFLOAT16.value}, expected=[x.astype(ml_dtypes.bfloat16)])
+    y = x.astype(ml_dtypes.bfloat16)
+    run_node("Cast", [y], {"to": T.FLOAT.value}, expected=[y.astype(np.float32)])
+
+
+def test_type_as_text_of_opset_1() -> None:
+    run_node("Cast", [np.array([1.5, 2], np.float32)], {"to": "INT64"}, opset=1, expected=[np.array([1, 2])])
+
+
+def test_same_type_is_no_code() -> None:
+    assert ".float()" not in run_node("Cast", [np.zeros(2, np.float32)], {"to": 1}).forward
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_float8(name: str, saturate: int) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    top = float(ml_dtypes.finfo(dtype).max)
+    x = np.array([0, -0.0, 0.1, 1, top, -top, top * 1.01, top * 2, -top * 8, np.inf, np.nan, 1e-9], np.float32)
+    expected = (np.clip(x, -top, top) if saturate else x).astype(dtype)
+    attrs = {"to": T.from_numpy(dtype).value, "saturate": saturate}
+    run_node("Cast", [x], attrs, expected=[expected])
+    run_node("Cast", [expected], {"to": T.FLOAT16.value}, expected=[expected.astype(np.float16)])
+
+
+@given(st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_float4(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    expected = x.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    assert np.array_equal(float4(torch.from_numpy(x)).numpy(), expected)
+
+
+def test_small_integers_keep_the_lowest_bits() -> None:
+    x = np.array([-9, -8, -1, 0, 7, 8, 15, 16, 100], np.int32)
+    wrapped = ((x & 15) ^ 8) - 8
+    run_node("Cast", [x], {"to": T.INT4.value}, expected=[wrapped.astype(np.int8)])
+    run_node("Cast", [x], {"to": T.UINT4.value}, expected=[(x & 15).astype(np.uint8)])
+
+
+def test_refusals() -> None:
+    assert "text cannot be converted" in refusal("Cast", [np.zeros(2, np.float32)], {"to": T.STRING.value})
+    assert "text cannot be converted" in refusal("Cast", [np.array(["1"], object)], {"to": T.FLOAT.value})
+    assert "float8e8m0" in refusal("Cast", [np.zeros(2, np.float32)], {"to": T.FLOAT8E8M0.value}, 24)
