@@ -29,8 +29,8 @@ def range_tensor(
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
     """Whether index i of the new axis, of `depth` places, is the one that `indices` names.
 
-    Negative indices count from the end, those out of range are nowhere (ONNX OneHot; F.one_hot refuses them). The result
-    is bool and has one axis more than `indices`, at `axis`.
+    Negative indices count from the end, those out of range are nowhere (ONNX OneHot; F.one_hot refuses them). The
+    result is bool and has one axis more than `indices`, at `axis`.
     """
     indices = indices.long().unsqueeze(axis)
     indices = torch.where(indices < 0, indices + depth, indices)
