@@ -49,7 +49,8 @@ class Members:
         self._weights: dict[str, tuple[Member, str]] = {}
         self._buffers: dict[tuple[Any, ...], Member] = {}
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
-        self._shared = {v.name or "" for v in stored_values(model.graph) if len(v.uses()) > 1}
+        values = list(stored_values(model.graph))
+        self._shared = {v.name or "" for v in values if len(v.uses()) > 1} | {folded_from(v) for v in values}
         self._crowd: Counter[Path] = Counter()
         for node in model.graph.all_nodes():
             scope = tuple(node.meta.get("scope", ()))
