@@ -82,9 +82,9 @@ X = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize("exporter", ["folded", "plain"])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    "layers,bidirectional,batch_first", [(1, False, True), (1, True, False), (3, True, True), (3, False, False)]
+)
 def test_modules(exporter: str, kind: str, layers: int, bidirectional: bool, batch_first: bool) -> None:
     options: dict[str, Any] = {"num_layers": layers, "bidirectional": bidirectional, "batch_first": batch_first}
     ran = check(Net(kind, "all", **options), (X,), exporter)
