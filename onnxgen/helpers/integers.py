@@ -41,4 +41,5 @@ def uint64_shift_right(a: Tensor, b: Tensor) -> Tensor:
 
 def int_div(a: int, b: int) -> int:
     """Division of sizes truncated toward zero, as ONNX Div has it for integers; `a // b` rounds down."""
-    return a // b if (a < 0) == (b < 0) else -(-a // b)
+    quotient = a // b
+    return quotient + 1 if quotient < 0 and quotient * b != a else quotient
