@@ -44,7 +44,7 @@ def judge(entry: dict[str, Any], refs: Any, folder: Path) -> dict[str, Any]:
         found.update(lines=made.generated.report.lines, classes=made.generated.report.classes)
         compared = entry["ort"] == "ok" or entry.get("ort_level") == "reference"
         if compared:
-            expected = refs.outputs(path, feeds, entry.get("ort_level", "off"))
+            expected = refs.outputs(str(path), feeds, entry.get("ort_level", "off"))
             assert len(expected) == len(made.outputs), f"{len(made.outputs)} outputs instead of {len(expected)}"
             for (name, theirs), ours in zip(expected.items(), made.outputs, strict=True):
                 assert_same(name, ours, theirs, values=not entry.get("random_outputs"))
@@ -52,11 +52,18 @@ def judge(entry: dict[str, Any], refs: Any, folder: Path) -> dict[str, Any]:
         assert_way_back(made, path)
         return {**found, "verdict": "agrees" if compared else "ran"}
     except OnnxgenError as error:
-        return {**found, "verdict": "refused", "why": _short(str(error.problems[0].what))}
+        return {**found, "verdict": "refused", "why": _short(_refusal(error.problems))}
     except AssertionError as error:
         return {**found, "verdict": "differs", "why": _short(str(error))}
     except Exception as error:
         return {**found, "verdict": "failed", "why": _short(f"{type(error).__name__}: {error}")}
+
+
+def _refusal(problems: tuple[Any, ...]) -> str:
+    """The first problem, and the operators that have it."""
+    what = problems[0].what
+    operators = dict.fromkeys(problem.op for problem in problems if problem.what == what and problem.op)
+    return f"{what} ({', '.join(operators)})" if operators else what
 
 
 def _short(text: str) -> str:
