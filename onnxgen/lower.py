@@ -44,7 +44,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     members = state.members.finish(body, outputs)
     return ModuleDef(
         class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
-        state.members.ties(members), model.meta.get("classes", {}), state.notes,
+        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles,
     )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ class Lowering:
         self.members = Members(model, options)
         self.problems = Problems()
         self.notes: list[str] = []
+        self.roles: dict[str, str] = {}
         self._exprs: dict[ir.Value, ast.expr] = {}
         self._sources: dict[ir.Value, Source | None] = {}
 

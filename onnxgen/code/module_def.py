@@ -178,6 +178,7 @@ class ModuleDef:
         body: the statements of `forward`.
         infos: what is known of each value (dtype, dims), for names and comments.
         hints: for each value the name it has in the file.
+        roles: for values that an operator named itself ("hidden"), that name.
         constants: arrays too large for source, by key, read from `constants.*` in the sidecar.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
@@ -195,3 +196,4 @@ class ModuleDef:
     ties: list[Tie] = field(default_factory=list)
     classes: dict[Path, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    roles: dict[str, str] = field(default_factory=dict)

@@ -40,6 +40,8 @@ def attention(
     same_heads = Q.shape is not None and K.shape is not None and Q.rank == 4 and Q.shape[1] == K.shape[1]
     if not plain or not same_heads or any(b.wants(i) for i in (1, 2, 3)) or (is_causal and attn_mask is not None):
         raise b.error("this form of attention is not supported yet", "export the model with opset 22 or older")
+    for arg, name in ((Q, "q"), (K, "k"), (V, "v"), (attn_mask, "mask")):
+        b.role(arg, name)
     return b.call(
         "F.scaled_dot_product_attention", Q, K, V,
         attn_mask=OMIT if attn_mask is None else attn_mask,

@@ -71,9 +71,16 @@ class Builder:
     def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
         """Assign an intermediate value to a local variable and return its name."""
         name = self.lowering.fresh(hint or "x")
+        if hint:
+            self.lowering.roles[name] = hint
         self.lowering.infos[name] = known or Info()
         self.emit(Assign((name,), value, self.scope, self.node.name or ""))
         return Ref(name)
+
+    def role(self, arg: Arg | None, name: str) -> None:
+        """Call an input's local variable by the role it plays here ("mask"), unless it has one already."""
+        if arg is not None and isinstance(arg.expr, Ref):
+            self.lowering.roles.setdefault(arg.expr.value, name)
 
     def emit(self, statement: Statement) -> None:
         """Append a statement to the block that is being written."""

@@ -64,6 +64,10 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
             made = _flattened(b, data, shape, out)
             if made is not None:
                 return made
+        if len(out) > len(shape):
+            made = _unflattened(b, data, shape, out)
+            if made is not None:
+                return made
         sizes = _one_free(list(out), sizes)
     return b.call("x.reshape" if False else ast.Attribute(data.expr, "reshape", ast.Load()), *sizes)
 
@@ -83,6 +87,20 @@ def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ..
                 *([] if start == 0 and end == len(shape) - 1 else [start]),
                 *([] if end == len(shape) - 1 else [end]),
             )
+    return None
+
+
+def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
+    """`x.unflatten(axis, sizes)` if one axis becomes several, all but one of known size, and the others stay."""
+    more = len(out) - len(shape)
+    for axis in range(len(shape)):
+        parts = out[axis : axis + more + 1]
+        if out[:axis] == shape[:axis] and out[axis + more + 1 :] == shape[axis + 1 :] and product(parts) == shape[axis]:
+            symbolic = [d for d in parts if not isinstance(d, int)]
+            if len(symbolic) > 1 or 0 in parts or (symbolic and isinstance(shape[axis], int)):
+                return None
+            sizes = tuple(-1 if not isinstance(d, int) else d for d in parts)
+            return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
     return None
 
 

@@ -126,7 +126,11 @@ def _key(transposed: ir.Value, before: ir.Node) -> ir.Value:
     made.outputs[0].name = f"{transposed.name}.k"
     shape = info(source).shape
     set_info(made.outputs[0], Info(info(source).dtype, None if shape is None else tuple(shape[p] for p in perm)))
-    graph.insert_before(before, made)
+    producer = source.producer()
+    if producer is not None and producer.graph is graph:
+        graph.insert_after(producer, made)  # beside what it belongs to, and not between v and the product
+    else:
+        graph.insert_before(before, made)
     return made.outputs[0]
 
 

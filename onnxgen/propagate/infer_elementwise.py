@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, known_less
+from onnxgen.propagate.dims import Call, Dim, Sym, atoms, known_less
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
 
@@ -31,8 +31,24 @@ def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
     sure = [d for d in different if d == 0 or known_less(1, d)]
     if len({d for d in sure if isinstance(d, int)}) > 1:
         raise Contradiction(f"dims {dims} do not broadcast")
+    if len(different) == 2 and not sure:
+        for dim, other in (different, reversed(different)):
+            if _is_clipped(other, dim):
+                return dim
     # where two of them are surely not 1 they are equal whenever the node runs at all: the plainest one will do
     return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
+
+
+def _is_clipped(other: Dim, dim: Dim) -> bool:
+    """Whether `other` is min(c, dim) with c > 1: the two differ only where neither is 1, and then no node runs."""
+    found = list(atoms(other))
+    call = found[-1] if found else None
+    return (
+        isinstance(call, Call)
+        and call.function == "min"
+        and other == Sym(((((call, 1),), 1),))
+        and all(a == dim or (isinstance(a, int) and a > 1) for a in call.args)
+    )
 
 
 def _broadcasting(n: NodeFacts) -> Shape:

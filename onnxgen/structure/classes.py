@@ -68,14 +68,14 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
         if missing:
             _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
     for scope in order:
-        collect_runs(scope)
+        collect_runs(scope, module.roles)
         writers[id(scope)] = _ClassWriter(module, scope, by_scope, writers)
         source = writers[id(scope)].write()
         key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
         if key in made and scope is not root:
             made[key].paths.extend(source.paths)
         else:
-            source.name = module.name if scope is root else namer.take(_class_name(module, scope))
+            source.name = module.name if scope is root else _free_name(namer, _class_names(module, scope))
             made[key if scope is not root else "root"] = source
         by_scope[id(scope)] = made[key if scope is not root else "root"]
     return list(made.values())
@@ -130,15 +130,23 @@ def _bottom_up(scopes: list[Scope]) -> list[Scope]:
     return order
 
 
-def _class_name(module: ModuleDef, scope: Scope) -> str:
+def _class_names(module: ModuleDef, scope: Scope) -> list[str]:
+    """Names for a class, best first: the one that was recorded, its role, its role with that of what it is part of."""
     recorded = module.classes.get(scope.path, "")
-    if recorded:
-        return class_name(recorded)
     words = [p for p in scope.path if not p.isdigit()] or ["block"]
     role = words[-1]
     if scope.path[-1].isdigit() and role.endswith("s") and not role.endswith("ss"):
         role = role[:-1]
-    return class_name(role)
+    names = [class_name(recorded)] if recorded else []
+    within = class_name("_".join([*words[-2:-1], role]))
+    return [*names, within] if role in RESERVED else [*names, class_name(role), within]
+
+
+def _free_name(namer: Namer, wanted: list[str]) -> str:
+    for name in wanted:
+        if name not in namer:
+            return namer.take(name)
+    return namer.take(wanted[-1]).replace("_", "")
 
 
 class _ClassWriter:
@@ -156,7 +164,7 @@ class _ClassWriter:
     def write(self) -> ClassSource:
         drop_copies(self.scope)
         nest(self.scope)
-        self.names = Names(self.scope, self.module.infos, self.module.hints, set()).run()
+        self.names = Names(self.scope, self.module.infos, self.module.hints, self.module.roles).run()
         made = ClassSource("", [".".join(self.scope.path)])
         for target, value in self.layout.lines:
             text = self._text(value)

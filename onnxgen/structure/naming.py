@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable
 
+from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, If, Loop, Statement, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
 from onnxgen.names import RESERVED, identifier
@@ -90,11 +91,13 @@ def _inline(outer: ast.expr, name: str, inner: ast.expr) -> ast.expr:
 class Names:
     """Gives every value of one class body a local name; two values share one only if they never live at once."""
 
-    def __init__(self, scope: Scope, infos: dict[str, Info], hints: dict[str, str], members: set[str]) -> None:
-        self.scope, self.infos, self.hints = scope, infos, hints
+    def __init__(self, scope: Scope, infos: dict[str, Info], hints: dict[str, str], roles: dict[str, str]) -> None:
+        self.scope, self.infos, self.hints, self.roles = scope, infos, hints, roles
         self.names: dict[str, str] = {}
         self.busy: dict[str, str] = {}  # name -> the value that has it now
-        self.reserved = RESERVED | members
+        self.reserved = RESERVED | helper_names()
+        self.arguments = {a.value for a in scope.inputs}
+        self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
 
     def run(self) -> dict[str, str]:
         """The local name of every value."""
@@ -104,8 +107,13 @@ class Names:
         return self.names
 
     def _wanted_argument(self, value: str, annotation: str) -> list[str]:
+        """The root's arguments have the graph's names, and so have token ids and the like wherever they go."""
+        if self.scope.path and value in self.roles:
+            return [self.roles[value]]
         hint = identifier(self.hints.get(value, value).removeprefix("size."))
-        meaningful = not self.scope.path or annotation != "Tensor"
+        dtype = self.infos.get(value, Info()).dtype
+        is_data = dtype is None or dtype.is_floating_point()
+        meaningful = not self.scope.path or annotation != "Tensor" or (not is_data and _ROLE.match(hint) is not None)
         return [hint] if meaningful else [*SPARE[:4], hint]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
@@ -148,7 +156,7 @@ class Names:
     def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
-                if name not in {a.value for a in self.scope.inputs} or self.scope.path:
+                if name not in self.arguments or self.scope.path:
                     del self.busy[self.names[name]]
 
     def _take(self, value: str, wanted: list[str]) -> None:
@@ -166,7 +174,10 @@ class Names:
     def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
         if not is_used:
             return ["_"]
-        hint = self.hints.get(value, value).split("%")[0]
-        if _ROLE.match(hint) and not hint[-1].isdigit() and len(hint) <= 24 and hint not in SPARE:
-            return [hint]
+        role = self.roles.get(value, "")
+        if role and role != "x":
+            return [role]
+        hint = self.hints.get(value, value)
+        if not self.scope.path and value in self.returned and _ROLE.match(hint) and len(hint) <= 24:
+            return [identifier(hint)]
         return list(SPARE)

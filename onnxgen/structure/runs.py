@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Loop, Member, Path, Statement
 from onnxgen.code.quote import MemberRef, Ref, quote, refs
+from onnxgen.names import identifier
 from onnxgen.structure.scopes import Scope, count_uses
 
 # functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
@@ -53,13 +54,16 @@ class _Call:
     arguments: list[ast.expr]
 
 
-def collect_runs(scope: Scope) -> None:
-    """Replace every run of calls that covers all items of a container, in order; containers in containers first."""
+def collect_runs(scope: Scope, roles: dict[str, str]) -> None:
+    """Replace every run of calls that covers all items of a container, in order; containers in containers first.
+
+    `roles` gets the names of loop variables.
+    """
     parts = _parts(scope)
     for path in sorted(parts, key=len, reverse=True):
         items = list(parts[path].values())
         if all(item is not None for item in items) and path[-1:]:
-            container = _collect(scope, path, [item for item in items if item is not None])
+            container = _collect(scope, path, [item for item in items if item is not None], roles)
             if container is not None and path[:-1] in parts:
                 parts[path[:-1]][path[-1]] = container
 
@@ -75,7 +79,7 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
 
 
-def _collect(scope: Scope, path: Path, items: list[Member]) -> Member | None:
+def _collect(scope: Scope, path: Path, items: list[Member], roles: dict[str, str]) -> Member | None:
     """Rewrite the run over these items, if there is one; returns the `nn.Sequential` that it became."""
     run = _run(scope, path, items)
     if run is None:
@@ -95,7 +99,7 @@ def _collect(scope: Scope, path: Path, items: list[Member]) -> Member | None:
         value = ast.Call(MemberRef(container), calls[0].arguments, [])
         made: list[Statement] = [Assign((last,), value, calls[0].statement.scope)]
     else:
-        made = _loop(container, calls, carried, last)
+        made = _loop(container, calls, carried, last, roles)
     scope.body[start : start + len(calls)] = made
     return container if sequential else None
 
@@ -175,9 +179,11 @@ def _continues(before: _Call, after: _Call, position: int, uses: Counter[str]) -
     return True
 
 
-def _loop(container: Member, calls: list[_Call], carried: int, last: str) -> list[Statement]:
+def _loop(container: Member, calls: list[_Call], carried: int, last: str, roles: dict[str, str]) -> list[Statement]:
     scope = calls[0].statement.scope
-    turn = f"{container.path[-1].rstrip('s') or 'item'}%item"
+    item = container.path[-1].rstrip("s") or "item"
+    turn = f"{'.'.join(container.path)}%item"
+    roles[turn] = identifier(item)
     arguments = [Ref(last) if i == carried else a for i, a in enumerate(calls[0].arguments)]
     body: list[Statement] = [Assign((last,), ast.Call(Ref(turn), list(arguments), []), scope)]
     first = Assign((last,), calls[0].arguments[carried], scope)
