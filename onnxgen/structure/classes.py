@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, blocks
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
@@ -94,13 +94,15 @@ def _code(line: str) -> str:
 def _callers(scopes: list[Scope]) -> dict[int, Assign]:
     """The statement that calls each child scope."""
     found: dict[int, Assign] = {}
-    for scope in scopes:
-        for statement in scope.body:
-            if isinstance(statement, Assign) and isinstance(statement.value, ast.Call):
-                function = statement.value.func
-                if isinstance(function, MemberRef) and isinstance(function.member.build, ast.Call):
-                    if isinstance(function.member.build.func, ClassRef):
-                        found[id(function.member.build.func.scope)] = statement
+    pending = [statement for scope in scopes for statement in scope.body]
+    while pending:
+        statement = pending.pop()
+        pending.extend(inner for block in blocks(statement) for inner in block)
+        if isinstance(statement, Assign) and isinstance(statement.value, ast.Call):
+            function = statement.value.func
+            if isinstance(function, MemberRef) and isinstance(function.member.build, ast.Call):
+                if isinstance(function.member.build.func, ClassRef):
+                    found[id(function.member.build.func.scope)] = statement
     return found
 
 

@@ -113,10 +113,9 @@ def _register(made: Layout, here: ast.expr, place: _Place) -> None:
 
 
 def _is_list(place: _Place) -> bool:
-    """Numbered submodules, or lists of such, that a container can hold."""
+    """Numbered submodules, or what holds such, that a container can hold."""
     return bool(place.below) and all(
-        name.isdigit() and (_is_list(p) if p.member is None else p.member.kind == "module")
-        for name, p in place.below.items()
+        name.isdigit() and (p.member is None or p.member.kind == "module") for name, p in place.below.items()
     )
 
 
@@ -149,7 +148,7 @@ def _reach_items(made: Layout, here: ast.expr, place: _Place) -> None:
         _register(made, item, below)
         if below.container is not None:
             made.reach[id(below.container)] = item
-        if below.member is None:
+        if below.member is None and _is_list(below):
             _reach_items(made, item, below)
             continue
         for child, further in below.below.items():

@@ -10,7 +10,19 @@ import ast
 from collections import Counter
 from dataclasses import dataclass, field
 
-from onnxgen.code.module_def import Assign, Input, Member, ModuleDef, Path, Statement, assigned, expressions, used
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    Input,
+    Member,
+    ModuleDef,
+    Path,
+    Statement,
+    assigned,
+    blocks,
+    expressions,
+    used,
+)
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, refs, walk
 from onnxgen.names import module_part
 from onnxgen.structure.order import components, topological
@@ -88,9 +100,11 @@ class Splitter:
 
     def _fill(self, scope: Scope, statements: list[Statement], flat: bool) -> None:
         """Put `statements` into a scope, those of deeper scopes as calls of submodules."""
-        if flat:
-            scope.body = statements
-            return
+        returned = {r for o in scope.outputs for r in refs(o)}
+        scope.body = statements if flat else self._split(scope, statements, returned)
+
+    def _split(self, scope: Scope, statements: list[Statement], returned: set[str]) -> list[Statement]:
+        """A block of a scope, with what belongs to deeper scopes as calls; `returned`: the values used after it."""
         keys = [self._key(s, len(scope.path)) for s in statements]
         while True:
             units = _units(statements, keys)
@@ -100,13 +114,19 @@ class Splitter:
             for index in {i for c in bad for i in c}:
                 self._dissolve(units[index], statements, keys)
         order = topological(_edges(units))
-        needed = self._needed_after(units, order, scope)
+        needed = _needed_after(units, order, returned)
+        body: list[Statement] = []
         for position, index in enumerate(order):
             unit = units[index]
-            if unit.key is None:
-                scope.body.extend(unit.statements)
-            else:
-                scope.body.append(self._call(unit.key, unit.statements, needed[position], scope))
+            if unit.key is not None:
+                body.append(self._call(unit.key, unit.statements, needed[position]))
+                continue
+            for statement in unit.statements:
+                if isinstance(statement, If):  # a loop's body reads what it assigns later, and stays as it is
+                    for block in blocks(statement):
+                        block[:] = self._split(scope, block, set(statement.targets))
+                body.append(statement)
+        return body
 
     def _key(self, statement: Statement, level: int) -> Path | None:
         """The submodule of the scope at this level that a statement goes to; containers are looked through."""
@@ -114,7 +134,8 @@ class Splitter:
         n = level + 1
         while n < len(path) and self._is_container(path[:n]):
             n += 1
-        return path[:n] if n <= len(path) and not self._is_container(path[:n]) else None
+        free = n <= len(path) and not self._is_container(path[:n]) and path[:n] not in self.owners
+        return path[:n] if free else None
 
     def _is_container(self, path: Path) -> bool:
         """A scope all of whose parts are numbered submodules: an nn.ModuleList or nn.Sequential, no class of its own."""
@@ -130,17 +151,7 @@ class Splitter:
                 path = self._scope_of(statement)
                 keys[i] = path[: level + 1] if len(path) > level else None
 
-    def _needed_after(self, units: list[Unit], order: list[int], scope: Scope) -> list[set[str]]:
-        """For each position, the values used by later units or returned."""
-        needed = {r for o in scope.outputs for r in refs(o)}
-        result: list[set[str]] = []
-        for index in reversed(order):
-            result.append(set(needed))
-            for statement in units[index].statements:
-                needed.update(used(statement))
-        return result[::-1]
-
-    def _call(self, path: Path, statements: list[Statement], needed: set[str], outer: Scope) -> Assign:
+    def _call(self, path: Path, statements: list[Statement], needed: set[str]) -> Assign:
         """Make a child scope of these statements, and the statement that calls it."""
         outputs = list(dict.fromkeys(name for s in statements for name in s.targets if name in needed))
         made: set[str] = set()
@@ -205,6 +216,17 @@ def _units(statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
             by_key[key] = Unit(key, [statement])
             units.append(by_key[key])
     return units
+
+
+def _needed_after(units: list[Unit], order: list[int], returned: set[str]) -> list[set[str]]:
+    """For each position, the values used by later units or returned."""
+    needed = set(returned)
+    result: list[set[str]] = []
+    for index in reversed(order):
+        result.append(set(needed))
+        for statement in units[index].statements:
+            needed.update(used(statement))
+    return result[::-1]
 
 
 def _edges(units: list[Unit]) -> list[list[int]]:
