@@ -102,9 +102,9 @@ def test_an_editable_install_finds_the_moved_folders(tree: Path, tmp_path: Path)
         "import onnxgen, onnxgen.templates, onnxgen.build_hooks, onnxgen.paths\n"
         "print(onnxgen.__file__, onnxgen.paths.templates_dir(), onnxgen.build_hooks.__file__, sep='\\n')"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    # Without site-packages: this very project may be installed there in the same way, and would be found first.
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     expected = [tree / "onnxgen" / "__init__.py", tree / "templates", tree / "build_hooks" / "__init__.py"]

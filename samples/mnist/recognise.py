@@ -50,6 +50,17 @@ def read_png(path: Path) -> torch.Tensor:
     return torch.frombuffer(unfilter(zlib.decompress(packed), width, height), dtype=torch.uint8).view(height, width)
 
 
+def read_digit(path: Path) -> torch.Tensor:
+    """A 28x28 picture; ValueError, naming the file, for any other size and for a damaged file."""
+    try:
+        image = read_png(path)
+    except (LookupError, RuntimeError, zlib.error, struct.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if image.shape != (28, 28):
+        raise ValueError(f"{path} is {image.shape[1]}x{image.shape[0]}, not 28x28")
+    return image
+
+
 def main(arguments: list[str]) -> None:
     try:
         from model import Model
@@ -59,10 +70,8 @@ def main(arguments: list[str]) -> None:
         sys.exit("no model.py yet; first run: onnxgen samples/mnist/mnist.onnx -o samples/mnist/model.py")
     paths = [Path(a) for a in arguments] or sorted((HERE / "digits").glob("*.png"))
     try:
-        images = torch.stack([read_png(p) for p in paths])
-        if images.shape[1:] != (28, 28):
-            raise ValueError(f"a picture must be 28x28, not {images.shape[2]}x{images.shape[1]}")
-    except (OSError, ValueError, RuntimeError, LookupError, zlib.error, struct.error) as error:
+        images = torch.stack([read_digit(p) for p in paths])
+    except (OSError, ValueError) as error:
         sys.exit(str(error))
     model = Model.from_pretrained().eval()
     with torch.no_grad():
