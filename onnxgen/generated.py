@@ -96,6 +96,7 @@ def compose(
     shown = index_path(weights) if sharded else weights
     frame = _frame(model, module, path, out, shown, report)
     frame.sharded = sharded
+    frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
@@ -119,18 +120,8 @@ def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, An
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
-    prefix = _constants(module)
-    tensors.update({prefix + key: array for key, array in module.constants.items()})
+    tensors.update(module.constants)
     return tensors, way_back(sources)
-
-
-def _constants(module: ModuleDef) -> str:
-    """What the keys of constants begin with: `constants.` unless the network has such keys, "" if there are none."""
-    taken = {member.path[0] for member in module.members if member.kind != "buffer"}
-    prefix = "constants"
-    while prefix in taken:
-        prefix = "_" + prefix
-    return prefix + "." if module.constants else ""
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:
@@ -151,7 +142,12 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     for member in module.members:
         for key, source in member.state_keys():
             short = key.rpartition(".")[2]
-            if key not in tied and not short.startswith("running_") and short not in member.frozen:
+            if (
+                member.kind != "buffer"
+                and key not in tied
+                and not short.startswith("running_")
+                and short not in member.frozen
+            ):
                 report.parameters += int(np.prod(source.shape, dtype=np.int64))
     built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
     report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
@@ -180,7 +176,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
         opset,
         summary,
         relative,
-        constants=_constants(module),
+        constants=module.constants_prefix if module.constants else "",
         ties=[t.names for t in module.ties],
     )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxgen.code.module_def import Assign, If, Input, Loop, Member, ModuleDef, Statement, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs, walk
 from onnxgen.errors import OnnxgenError, Problem, Problems
-from onnxgen.members import Members
+from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, identifier, printable
 from onnxgen.ops import registry
 from onnxgen.ops.arg import Arg
@@ -44,7 +44,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     members = state.members.finish(body, outputs)
     return ModuleDef(
         class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
-        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles,
+        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
     )  # fmt: skip
 
 
@@ -129,6 +129,8 @@ class Lowering:
         if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
             sizes = np.asarray(arg.info.data).tolist()
             return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
+        if arg.value is not None and is_named_buffer(arg.value):
+            return self.members.named_buffer(arg.value)
         array = arg.constant
         if array is None:
             raise arg.builder.error(f"its input {printable(arg.name)} was never computed", "please report this model")

@@ -41,6 +41,7 @@ class Members:
     def __init__(self, model: ir.Model, options: Options) -> None:
         self.options = options
         self.constants: dict[str, NDArray[Any]] = {}
+        self.prefix = "constants."
         self.members: list[Member] = []
         self._by_path: dict[Path, Member] = {}
         self._modules: dict[tuple[str, str, tuple[tuple[str, Source], ...]], Member] = {}
@@ -158,6 +159,18 @@ class Members:
             self._buffers[identity] = self._register(member)
         return MemberRef(self._buffers[identity])
 
+    def named_buffer(self, value: ir.Value) -> ast.expr:
+        """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
+        if value not in self._parameters:
+            tensor, name = stored(value), value.name or ""
+            assert tensor is not None
+            path = tuple(module_part(p) for p in param_path(name) or (name,))
+            source = Source.of(tensor, name)
+            build = tensor_literal(tensor.numpy(), source.dtype, CPU) or quote("constant(k)", k=".".join(path))
+            named = path not in self._by_path
+            self._parameters[value] = self._register(Member(path, build, "buffer", {"": source}, set(), named))
+        return MemberRef(self._parameters[value])
+
     def _register(self, member: Member) -> Member:
         if member.named:
             self._by_path[member.path] = member
@@ -175,9 +188,12 @@ class Members:
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
         members = [m for m in self.members if id(m) in used]
         self._number(members)
+        taken = {member.path[0] for member in members}
+        while self.prefix[:-1] in taken:
+            self.prefix = "_" + self.prefix
         for member in members:
             if isinstance(member.build, ast.Constant) and isinstance(member.build.value, np.ndarray):
-                key = ".".join(member.path)
+                key = self.prefix + ".".join(member.path)
                 self.constants[key] = member.build.value
                 member.build = quote("constant(k)", k=key)
         return members
@@ -220,6 +236,20 @@ class Members:
                 if kept is not member and label == source.label:
                     pairs.append(Tie(kept, kept_key, member, key))
         return pairs
+
+
+def is_named_buffer(value: ir.Value) -> bool:
+    """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer.
+
+    The legacy exporter names only what is in the state dict; the dynamo exporter records what is not.
+    """
+    path = param_path(value.name or "")
+    return (
+        path is not None
+        and len(path) > 1
+        and stored(value) is not None
+        and value.metadata_props.get("pkg.torch.export.graph_signature.InputSpec.persistent") != "False"
+    )
 
 
 def _is_weight(tensor: ir.TensorProtocol | None) -> bool:

@@ -179,7 +179,8 @@ class ModuleDef:
         infos: what is known of each value (dtype, dims), for names and comments.
         hints: for each value the name it has in the file.
         roles: for values that an operator named itself ("hidden"), that name.
-        constants: arrays too large for source, by key, read from `constants.*` in the sidecar.
+        constants: arrays too large for source, by the key that they have in the sidecar.
+        constants_prefix: what those keys begin with.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
         doc: lines of the header docstring about inputs, outputs and weights.
@@ -197,3 +198,4 @@ class ModuleDef:
     classes: dict[Path, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
+    constants_prefix: str = "constants."

@@ -33,6 +33,7 @@ class Frame:
         weights: the sidecar's name, relative to the module's folder.
         fingerprint: what the sidecar must carry.
         constants: what the keys of constants that buffers read from the sidecar begin with; "" if there are none.
+        reads_constants: buffers are read from the sidecar when a module is made.
         ties: pairs (kept, tied) of state-dict keys.
         embedded: the safetensors bytes, if they are to be in the file itself.
         sharded: the sidecar is an index of several files.
@@ -45,6 +46,7 @@ class Frame:
     weights: str
     fingerprint: str = ""
     constants: str = ""
+    reads_constants: bool = False
     ties: list[tuple[str, str]] = field(default_factory=list)
     embedded: bytes | None = None
     sharded: bool = False

@@ -225,6 +225,8 @@ def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
         return -1 - start
     if size is None:
         raise b.error("a backward slice of an axis of unknown size", "fix the shape with --input-shape")
+    if isinstance(start, int) and start <= -FAR:
+        return size - 1
     return dim_min(-1 - start, size - 1)
 
 

@@ -84,13 +84,14 @@ def _assign(made: Layout, parent: ast.expr, name: str, place: _Place) -> None:
     if name.isdigit():
         kind = "module" if place.member is None else place.member.kind
         method = {"module": "add_module", "parameter": "register_parameter", "buffer": "register_buffer"}[kind]
-        extra = {"persistent": False} if kind == "buffer" else {}
+        extra = {"persistent": False} if place.member is not None and _is_transient(place.member) else {}
         made.lines.append((None, call(ast.Attribute(parent, method, ast.Load()), name, value, **extra)))
         if kind != "module":
             here = quote("getattr(m, n)", m=parent, n=name)
     elif place.member is not None and place.member.kind == "buffer":
         register = ast.Attribute(parent, "register_buffer", ast.Load())
-        made.lines.append((None, call(register, name, value, persistent=False)))
+        options = {"persistent": False} if _is_transient(place.member) else {}
+        made.lines.append((None, call(register, name, value, **options)))
     else:
         made.lines.append((here, value))
     _register(made, here, place)
@@ -101,6 +102,11 @@ def _assign(made: Layout, parent: ast.expr, name: str, place: _Place) -> None:
     else:
         for child, below in place.below.items():
             _assign(made, here, child, below)
+
+
+def _is_transient(member: Member) -> bool:
+    """A buffer that the state dict does not keep."""
+    return member.kind == "buffer" and not member.keys
 
 
 def _register(made: Layout, here: ast.expr, place: _Place) -> None:
