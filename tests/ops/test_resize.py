@@ -37,6 +37,9 @@ def compare(x: Any, inputs: list[Any], attrs: dict[str, Any], opset: int, dynami
             inputs[1] = np.zeros(0, np.float32)
     if attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric":
         opset = max(opset, 19)
+    # onnxruntime copies where no size changes, whatever the scales
+    after = list(x.shape) if inputs[1] is None or len(inputs[1]) == 0 else np.floor(inputs[1] * np.float32(x.shape))
+    assume(inputs[1] is None or len(inputs[1]) == 0 or (inputs[1] == 1).all() or list(after) != list(x.shape))
     present = {i + 1 for i, v in enumerate(inputs) if v is not None} if stored else set()
     agree("Resize", [x, *inputs], attrs, opset=opset, dynamic=dynamic, initializers=present)
 
