@@ -41,6 +41,11 @@ class Window:
         return len(self.kernel)
 
     @property
+    def reach(self) -> list[int]:
+        """How many elements a window spans."""
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation)]
+
+    @property
     def padding(self) -> list[int] | None:
         """The padding that torch's own functions can do: alike on both sides, at most half the kernel; else None."""
         plain = [p for p in self.begins if isinstance(p, int)]
@@ -143,11 +148,23 @@ def max_pool(
     padding, ceil = w.padding, w.ceil
     if padding is None:
         x, ceil = b("F.pad(x, sides, value=float('-inf'))", x=x, sides=w.all_sides), False
+    elif any(_may_be_short(X, w)):
+        x = b.call("at_least", x, *(r - 2 * p for r, p in zip(w.reach, padding)))
     dilation = unless(same(w.dilation), 1)
     made = b.call(
         f"F.max_pool{n}d", x, same(w.kernel), **_options(w, padding), dilation=dilation, ceil_mode=unless(ceil, False)
     )
     return made if back is OMIT else b("y.to(d)", y=made, d=back)
+
+
+def _may_be_short(X: Arg, w: Window) -> list[bool]:
+    """For each axis whether the padded input may be shorter than the window: onnxruntime then pools what there is."""
+    sizes = [None] * w.n if X.shape is None else X.shape[2:]
+    padded = [begin + end for begin, end in zip(w.begins, w.ends)]
+    return [
+        isinstance(p, int) and p + 1 < reach and (not isinstance(s, int) or s + p < reach)
+        for s, p, reach in zip(sizes, padded, w.reach)
+    ]
 
 
 @op("MaxUnpool")
