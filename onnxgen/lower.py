@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Member, ModuleDef, Statement, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs, walk
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, used
+from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.members import Members, is_named_buffer
-from onnxgen.names import class_name, identifier, printable
+from onnxgen.names import class_name, printable
 from onnxgen.ops import registry
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.bind import bind

@@ -1,8 +1,8 @@
 """What `__init__` registers: submodules, parameters and buffers, and under which names.
 
-Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its node
-was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the file still
-knows them.
+Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its
+node was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the
+file still knows them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Members:
         return (homes[0] if homes else None), False
 
     def _own_scope(self, scope: Path, home: Path) -> Path:
-        """Of a tied weight's users one has its name; another is called by the scope that its own node was written in."""
+        """Of a tied weight's users one has its name; another is called by the scope that its own node stands in."""
         clean = tuple(module_part(p) for p in scope)
         return scope if scope != home and scope and self._crowd[scope] <= 1 and clean not in self._by_path else home
 
@@ -224,7 +224,7 @@ class Members:
     def ties(self, members: list[Member]) -> list[Tie]:
         """Stored matrices that are a weight in two places.
 
-        Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by an Identity.
+        Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by Identity.
         """
         first: dict[Source, tuple[Member, str, str]] = {}
         pairs = []

@@ -89,7 +89,8 @@ class Output:
         head = "\n".join(line for _, line in zip(range(20), diff))
         raise EditedError(
             Problem(
-                f"{self.out} was edited by hand and its source changed too; it was kept, and {new.name} is what would be written now",
+                f"{self.out} was edited by hand and its source changed too; it was kept, and {new.name} is what would "
+                "be written now",
                 help="merge the two, or overwrite yours with --force\n" + head,
             )
         )

@@ -20,6 +20,8 @@ from onnxgen.passes import simplify
 from onnxgen.reader import read
 from onnxgen.structure import structure
 
+DEFAULTS = Options()
+
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
     """The graph as the rest of the road sees it (see `reader.read` for what may be wrong with a file)."""
@@ -47,7 +49,9 @@ def build(path: Path, options: Options, out: Path) -> Generated:
         return compose(model, module, classes, path, out, options, report)
 
 
-def generate(path: Path | str, out: Path | str | None = None, options: Options = Options(), *, force: bool = False) -> Generated:  # fmt: skip
+def generate(
+    path: Path | str, out: Path | str | None = None, options: Options = DEFAULTS, *, force: bool = False
+) -> Generated:
     """Write the module and its weights.
 
     Args:
@@ -60,7 +64,8 @@ def generate(path: Path | str, out: Path | str | None = None, options: Options =
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
 
     Raises:
-        OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed; nothing was changed.
+        OnnxgenError: the file or an option is bad, the model can't be converted exactly, or writing failed; nothing was
+            changed.
         EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
@@ -70,7 +75,7 @@ def generate(path: Path | str, out: Path | str | None = None, options: Options =
     return generated
 
 
-def check(path: Path | str, out: Path | str | None = None, options: Options = Options()) -> bool:
+def check(path: Path | str, out: Path | str | None = None, options: Options = DEFAULTS) -> bool:
     """Whether the module and its weights are what `generate` would write; writes nothing."""
     path, out = Path(path), default_out(path, out)
     return Output(out, options).is_fresh(build(path, options, out))

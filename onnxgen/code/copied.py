@@ -1,7 +1,7 @@
 """Finds the helper functions that generated code calls, to copy their source into it.
 
-`onnxgen/helpers/` holds real torch functions for what no single torch call does. They are read as text: generating never
-imports torch.
+`onnxgen/helpers/` holds real torch functions for what no single torch call does. They are read as text: generating
+never imports torch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def literal(value: Any) -> ast.expr:
     raise TypeError(f"no literal for {type(value).__name__}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _template(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 

@@ -134,7 +134,10 @@ def with_fingerprint(source: str, fingerprint: str) -> str:
 def code_digest(source: str) -> str:
     """A digest of what a module does: of its AST without docstrings, and whatever its `FINGERPRINT` says.
 
-    Reformatting, comments and line ends do not change it; the same on every Python version (`ast.dump` is not). Raises `SyntaxError` if the source is no Python.
+    Reformatting, comments and line ends do not change it; the same on every Python version (`ast.dump` is not).
+
+    Raises:
+        SyntaxError: the source is no Python.
     """
     tree = ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n")))
     for node in ast.walk(tree):

@@ -17,14 +17,6 @@ def pool_windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilati
     return x
 
 
-def at_least(x: Tensor, *sizes: int) -> Tensor:
-    """x with its last axes padded by -inf to at least `sizes`: onnxruntime also pools a map smaller than the window."""
-    short = [max(0, size - have) for size, have in zip(sizes, x.shape[-len(sizes) :])]
-    if not any(short):
-        return x
-    return F.pad(x, [p for size in reversed(short) for p in (0, size)], value=float("-inf"))
-
-
 def average_pool(
     x: Tensor,
     kernel: Sequence[int],

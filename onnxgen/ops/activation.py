@@ -55,7 +55,9 @@ def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
 
 
 @op("Selu")
-def selu(b: Builder, X: Arg, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> ast.expr:  # fmt: skip
+def selu(
+    b: Builder, X: Arg, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> ast.expr:
     if abs(alpha - 1.6732632423543772) < 1e-6 and abs(gamma - 1.0507009873554805) < 1e-6:
         return b("F.selu(x)", x=X)
     return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=alpha, gamma=gamma)

@@ -1,14 +1,14 @@
 """Binds a node's inputs and attributes to the parameters of its operator's function, by schema name.
 
 The names are those of the schema at the node's own opset. An attribute that a later opset turned into an input has the
-same name in both, so it reaches the function as a constant input; one that the function doesn't know is an error unless it
-says what the default says.
+same name in both, so it reaches the function as a constant input; one that the function doesn't know is an error unless
+it says what the default says.
 """
 
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ MISSING = inspect.Parameter.empty
 MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
     """The schema of an operator as `opset` has it, or None for an operator that onnx does not know."""
     try:
@@ -36,7 +36,7 @@ def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
         return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]:
     """(parameter name, is variadic) for each input of the node, in order."""
     found = schema(operator.domain, operator.name, opset)
@@ -47,7 +47,7 @@ def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]
     return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in found.inputs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _defaults(domain: str, name: str, opset: int) -> dict[str, Any]:
     found = schema(domain, name, opset)
     if found is None:

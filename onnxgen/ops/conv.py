@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 
-def same(values: list[int]) -> Any:
+def same(values: Sequence[Any]) -> Any:
     """Equal values as the one number that torch takes for all axes."""
     return values[0] if len(set(values)) == 1 else tuple(values)
 

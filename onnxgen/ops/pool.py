@@ -22,13 +22,14 @@ class Window:
     """The geometry of a pool: one entry a spatial axis.
 
     Attributes:
+        kernel: the size of the window; `min(kernel, size)` where the input may be smaller than it.
         begins, ends: padding.
         overhang: what the last window reaches past the padded end, if the output size is rounded up (negative: what it
             leaves over).
         ceil: the output size is rounded up.
     """
 
-    kernel: list[int]
+    kernel: list[Dim]
     stride: list[int]
     dilation: list[int]
     begins: list[Dim]
@@ -41,15 +42,14 @@ class Window:
         return len(self.kernel)
 
     @property
-    def reach(self) -> list[int]:
-        """How many elements a window spans."""
-        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation)]
-
-    @property
     def padding(self) -> list[int] | None:
         """The padding that torch's own functions can do: alike on both sides, at most half the kernel; else None."""
         plain = [p for p in self.begins if isinstance(p, int)]
-        if self.begins != self.ends or len(plain) < self.n or any(2 * p > k for p, k in zip(plain, self.kernel)):
+        if (
+            self.begins != self.ends
+            or len(plain) < self.n
+            or any(p != 0 and isinstance(k, int) and 2 * p > k for p, k in zip(plain, self.kernel))
+        ):
             return None
         return plain if min(plain, default=0) >= 0 else None
 
@@ -91,7 +91,18 @@ def window(
             reach = (kernel_shape[i] - 1) * dilation[i] + 1
             overhang[i] = _overhang(shape[i + 2], begins[i], ends[i], reach, stride[i])
         ceil = any(o != 0 for o in overhang)
-    return Window(kernel_shape, stride, dilation, begins, ends, overhang, ceil)
+    kernel: list[Dim] = list(kernel_shape)
+    for i in range(n):
+        if X.shape is not None and dilation[i] == 1 and begins[i] == ends[i] == overhang[i] == 0 and not ceil:
+            kernel[i] = _clipped(X.shape[i + 2], kernel_shape[i], stride[i])
+    return Window(kernel, stride, dilation, begins, ends, overhang, ceil)
+
+
+def _clipped(size: Dim, kernel: int, stride: int) -> Dim:
+    """The window over an axis that may be shorter: onnxruntime, not the text, then has one, of what is there."""
+    if kernel == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
+        return kernel
+    return dim_min(kernel, size)
 
 
 def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:
@@ -148,23 +159,11 @@ def max_pool(
     padding, ceil = w.padding, w.ceil
     if padding is None:
         x, ceil = b("F.pad(x, sides, value=float('-inf'))", x=x, sides=w.all_sides), False
-    elif any(_may_be_short(X, w)):
-        x = b.call("at_least", x, *(r - 2 * p for r, p in zip(w.reach, padding)))
     dilation = unless(same(w.dilation), 1)
     made = b.call(
         f"F.max_pool{n}d", x, same(w.kernel), **_options(w, padding), dilation=dilation, ceil_mode=unless(ceil, False)
     )
     return made if back is OMIT else b("y.to(d)", y=made, d=back)
-
-
-def _may_be_short(X: Arg, w: Window) -> list[bool]:
-    """For each axis whether the padded input may be shorter than the window: onnxruntime then pools what there is."""
-    sizes = [None] * w.n if X.shape is None else X.shape[2:]
-    padded = [begin + end for begin, end in zip(w.begins, w.ends)]
-    return [
-        isinstance(p, int) and p + 1 < reach and (not isinstance(s, int) or s + p < reach)
-        for s, p, reach in zip(sizes, padded, w.reach)
-    ]
 
 
 @op("MaxUnpool")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.ops.arg import Arg
+from onnxgen.ops.conv import same
 from onnxgen.ops.registry import op
 from onnxgen.propagate.dims import Dim, exact_div, scale_size
 from onnxgen.propagate.info import Info
@@ -168,23 +169,18 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
         factors = [by_axis.get(a, 1.0) for a in range(2, rank)]
         if not all(_same_size(shape[a], s) for a, s in by_axis.items()):
             return None
-        options = {"scale_factor": _same([_factor(f) for f in factors])}
+        options = {"scale_factor": same([_factor(f) for f in factors])}
         ratios: list[float | None] = list(r.scales)
     else:
         new = dict(zip(r.axes, r.sizes or []))
         sizes = [new.get(a, shape[a]) for a in range(2, rank)]
-        options = {"size": _same(sizes)}
+        options = {"size": same(sizes)}
         ratios = [_ratio(shape[a], s) for a, s in new.items()]
     mode = _torch_mode(r, shape, ratios)
     if mode is None:
         return None
     aligned = r.mode != "nearest" and r.coordinates == "align_corners"
     return b.call("F.interpolate", X, **options, mode=unless(mode, "nearest"), align_corners=unless(aligned, False))
-
-
-def _same(values: list[Any]) -> Any:
-    """Equal values as the one that torch takes for all axes."""
-    return values[0] if all(v == values[0] for v in values) else tuple(values)
 
 
 def _factor(scale: float) -> float | int:

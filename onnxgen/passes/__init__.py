@@ -10,8 +10,8 @@ from onnxgen.options import Options
 from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
 from onnxgen.passes.gelu import gelu
-from onnxgen.passes.known import known
 from onnxgen.passes.group_norm import group_norm
+from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.norms import norms

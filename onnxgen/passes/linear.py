@@ -1,7 +1,7 @@
 """MatMul with a stored matrix, and the Add of a stored vector after it, are one `nn.Linear`.
 
-ONNX has no N-dimensional linear operator (Gemm is of rank 2 only), so the pass writes `onnxgen.Linear(x, weight, bias)`,
-`weight` as [in, out]: the one operator of our own, lowered in `ops/linear.py`.
+ONNX has no N-dimensional linear operator (Gemm is of rank 2 only), so the pass writes `onnxgen.Linear(x, weight,
+bias)`, `weight` as [in, out]: the one operator of our own, lowered in `ops/linear.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Identity nodes and casts to the type that a value already has are dropped: they only hide patterns from the idioms.
 
-One that makes a graph output stays: the output must keep its name. So does one that gives a stored tensor a parameter's name:
-the legacy exporter stores equal tensors once.
+One that makes a graph output stays: the output must keep its name. So does one that gives a stored tensor a parameter's
+name: the legacy exporter stores equal tensors once.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 
+from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, blocks
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
 from onnxgen.errors import OnnxgenError
@@ -14,6 +16,7 @@ from onnxgen.propagate.info import Info
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import layout
 from onnxgen.structure.naming import Names, nest
+from onnxgen.structure.parameters import Parameter, cut, merge
 from onnxgen.structure.runs import collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sizes import resolve_sizes
@@ -33,6 +36,7 @@ class ClassSource:
         arguments: of `forward`, each `name: annotation`.
         returns: the annotation of what `forward` returns.
         ties: of the root, pairs of attributes that are to be one parameter.
+        parameters: of the constructor.
     """
 
     name: str
@@ -42,6 +46,7 @@ class ClassSource:
     arguments: list[str] = field(default_factory=list)
     returns: str = "Tensor"
     ties: list[tuple[str, str]] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
 
     @property
     def doc(self) -> str:
@@ -55,10 +60,6 @@ class ClassSource:
 def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[ClassSource]:
     """Every class once, children before the classes that use them."""
     callers = _callers(scopes)
-    namer = Namer(RESERVED | {module.name})
-    made: dict[str, ClassSource] = {}
-    by_scope: dict[int, ClassSource] = {}
-    writers: dict[int, _ClassWriter] = {}
     order = _bottom_up(scopes)
     for scope in order:
         missing = resolve_sizes(scope, module.infos)
@@ -69,16 +70,87 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
     for scope in order:
         collect_runs(scope, module.roles)
-        writers[id(scope)] = _ClassWriter(module, scope, by_scope, writers)
-        source = writers[id(scope)].write()
-        key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
-        if key in made and scope is not root:
-            made[key].paths.extend(source.paths)
-        else:
-            source.name = module.name if scope is root else _free_name(namer, _class_names(module, scope))
-            made[key if scope is not root else "root"] = source
-        by_scope[id(scope)] = made[key if scope is not root else "root"]
-    return list(made.values())
+    classes = Classes(module, root)
+    for level in _levels(order):
+        classes.add(level)
+    return classes.made
+
+
+class Classes:
+    """The classes of a file, made level by level: those that use no others first."""
+
+    def __init__(self, module: ModuleDef, root: Scope) -> None:
+        self.module, self.root = module, root
+        self.namer = Namer(RESERVED | helper_names() | {module.name})
+        self.made: list[ClassSource] = []
+        self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
+        self.writers: dict[int, _ClassWriter] = {}
+
+    def add(self, level: list[Scope]) -> None:
+        """Write the classes of one level: equal ones once, and those that differ in numbers with parameters."""
+        alike: dict[tuple[object, ...], list[tuple[ClassSource, list[Scope]]]] = {}
+        for scope, source in self._distinct(level):
+            body = cut(source.init, [_code(line) for line in source.forward])
+            role = (_role(self.module, scope[0]), body.skeleton, tuple(source.arguments), source.returns)
+            alike.setdefault(role, []).append((source, scope))
+        children = {c.name: tuple(p.name for p in c.parameters) for c in self.made}
+        for group in alike.values():
+            merged = None
+            if len(group) > 1:
+                forwards = [[_code(line) for line in source.forward] for source, _ in group]
+                merged = merge([source.init for source, _ in group], forwards, children)
+            if merged is None:
+                for source, scopes in group:
+                    self._finish(source, [(scope, []) for scope in scopes])
+                continue
+            first = group[0][0]
+            first.init, first.forward, first.parameters = merged.init, merged.forward, merged.parameters
+            first.paths = [path for source, _ in group for path in source.paths]
+            instances = [(s, given) for (_, scopes), given in zip(group, merged.arguments) for s in scopes]
+            self._finish(first, instances)
+
+    def _distinct(self, level: list[Scope]) -> list[tuple[list[Scope], ClassSource]]:
+        """The scopes with one text together; shape comments in which they differ are left out."""
+        found: dict[str, tuple[list[Scope], ClassSource]] = {}
+        for scope in level:
+            writer = self.writers[id(scope)] = _ClassWriter(self.module, scope, self.built, self.writers)
+            source = writer.write()
+            key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
+            if scope is self.root or key not in found:
+                found[key if scope is not self.root else ""] = ([scope], source)
+                continue
+            scopes, first = found[key]
+            scopes.append(scope)
+            first.paths.extend(source.paths)
+            pairs = zip(first.forward, source.forward)
+            first.forward = [a if a == b else _code(a) for a, b in pairs]
+        return list(found.values())
+
+    def _finish(self, source: ClassSource, instances: list[tuple[Scope, list[str]]]) -> None:
+        """Name a class, and say how each of its instances is made."""
+        scope = instances[0][0]
+        is_root = scope is self.root
+        source.name = self.module.name if is_root else _free_name(self.namer, _class_names(self.module, scope))
+        self.made.append(source)
+        for instance, given in instances:
+            self.built[id(instance)] = ast.parse(f"{source.name}({', '.join(given)})", mode="eval").body
+
+
+def _role(module: ModuleDef, scope: Scope) -> object:
+    """What two scopes must have in common to share a class with parameters."""
+    recorded = module.classes.get(scope.path)
+    return recorded or tuple(re.sub(r"\d+", "", part) for part in scope.path)
+
+
+def _levels(order: list[Scope]) -> list[list[Scope]]:
+    """The scopes by how deep classes are nested in them, those without any first."""
+    height: dict[int, int] = {}
+    levels: dict[int, list[Scope]] = {}
+    for scope in order:
+        inner = [n.scope for m in scope.members for n in walk(m.build) if isinstance(n, ClassRef)]
+        height[id(scope)] = max((height[id(child)] + 1 for child in inner), default=0)
+        levels.setdefault(height[id(scope)], []).append(scope)
+    return [levels[n] for n in sorted(levels)]
 
 
 def _says_nothing(line: str) -> bool:
@@ -139,6 +211,7 @@ def _class_names(module: ModuleDef, scope: Scope) -> list[str]:
     role = words[-1]
     if scope.path[-1].isdigit() and role.endswith("s") and not role.endswith("ss"):
         role = role[:-1]
+    role = role.rstrip("0123456789") or role
     names = [class_name(recorded)] if recorded else []
     within = class_name("_".join([*words[-2:-1], role]))
     return [*names, within] if role in RESERVED else [*names, class_name(role), within]
@@ -155,9 +228,9 @@ class _ClassWriter:
     """Turns one scope into lines."""
 
     def __init__(
-        self, module: ModuleDef, scope: Scope, by_scope: dict[int, ClassSource], writers: dict[int, _ClassWriter]
+        self, module: ModuleDef, scope: Scope, built: dict[int, ast.expr], writers: dict[int, _ClassWriter]
     ) -> None:
-        self.module, self.scope, self.by_scope, self.writers = module, scope, by_scope, writers
+        self.module, self.scope, self.built, self.writers = module, scope, built, writers
         self.names: dict[str, str] = {}
         self.reach: dict[int, ast.expr] = {}
         self.layout = layout(scope.path, scope.members, scope.containers, self._text)
@@ -252,8 +325,8 @@ class _ClassWriter:
             return ast.Name(self.names[node.value], ast.Load())
         if isinstance(node, MemberRef):
             return self._member(node)
-        if isinstance(node, ClassRef):
-            return ast.Name(self.by_scope[id(node.scope)].name, ast.Load())
+        if isinstance(node, ast.Call) and isinstance(node.func, ClassRef):
+            return self.built[id(node.func.scope)]
         return None
 
     def _member(self, node: MemberRef) -> ast.expr:

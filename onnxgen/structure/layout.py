@@ -1,7 +1,7 @@
 """Where members live inside one class: what `__init__` assigns, and the expression that reaches each from `self`.
 
-Paths between a class and its members that are no class of their own become containers: `nn.ModuleList` where the parts are
-numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else.
+Paths between a class and its members that are no class of their own become containers: `nn.ModuleList` where the parts
+are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def layout(
 ) -> Layout:
     """Lay out the members of the class at `path`.
 
-    `containers` are the lists that the code uses as a whole; `text` prints an expression (to see which items are equal).
+    `containers` are the lists that the code uses as a whole; `text` prints an expression (to see which are equal).
     """
     root = _Place()
     for member in members:

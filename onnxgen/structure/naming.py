@@ -1,4 +1,4 @@
-"""Local variables: `x` is reused along a chain, other names only where two values live at once; short chains are nested."""
+"""Local variables: `x` is reused along a chain, others only where two values live at once; short chains are nested."""
 
 from __future__ import annotations
 

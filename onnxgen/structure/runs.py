@@ -1,4 +1,4 @@
-"""Runs of numbered submodules: one `nn.Sequential` where each feeds the next, a `for` loop where they also share inputs.
+"""Runs of numbered submodules: one `nn.Sequential` where each feeds the next, a `for` loop if they also share inputs.
 
 x = self.layer1[0](x)                      x = self.layer1(x)
 x = self.layer1[1](x)

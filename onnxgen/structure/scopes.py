@@ -1,7 +1,8 @@
 """Splits one flat module into a tree of scopes, each of which becomes an `nn.Module` class.
 
 A scope can be a module if its statements can stand together: no path leads out of it and back in. One that can't
-(interleaved, or called twice) is dissolved: its statements stay in the surrounding class and reach its parameters by their path.
+(interleaved, or called twice) is dissolved: its statements stay in the surrounding class and reach its parameters by
+their path.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Splitter:
         self._fill(scope, list(self.module.body), flat)
         for member in self.module.members:
             self._owner(member.path[:-1]).members.append(member)
+        for owner in self.owners.values():
+            _in_order_of_use(owner)
         return scope
 
     def _owner(self, path: Path) -> Scope:
@@ -138,7 +141,7 @@ class Splitter:
         return path[:n] if free else None
 
     def _is_container(self, path: Path) -> bool:
-        """A scope all of whose parts are numbered submodules: an nn.ModuleList or nn.Sequential, no class of its own."""
+        """A scope all of whose parts are numbered submodules: nn.ModuleList or nn.Sequential, no class of its own."""
         return path in self.containers
 
     def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[Path | None]) -> None:
@@ -182,6 +185,15 @@ class Unit:
 
     key: Path | None
     statements: list[Statement]
+
+
+def _in_order_of_use(scope: Scope) -> None:
+    """Members stand in `__init__` as `forward` comes upon them."""
+    first: dict[int, int] = {}
+    for statement in scope.body:
+        for member in _members(statement):
+            first.setdefault(id(member), len(first))
+    scope.members.sort(key=lambda m: first.get(id(m), len(first)))
 
 
 def _containers(members: list[Member]) -> set[Path]:
