@@ -89,6 +89,14 @@ def test_max_pool_of_bytes(dtype: Any, shape: tuple[int, ...]) -> None:
     run_node("MaxPool", [x], attrs, outputs=2)
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 4), (1, 2, 2, 1), (1, 2, 1, 1)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_images_smaller_than_the_window(op: str, shape: tuple[int, ...], dynamic: bool) -> None:
+    """The last stages of networks on tiny images; `torch` itself refuses them."""
+    run_node(op, [floats(*shape)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dynamic=dynamic)
+
+
 def test_plain_pools_are_torch_calls() -> None:
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     ran = run_node("MaxPool", [floats(1, 2, 9, 9)], attrs, dynamic=True)
