@@ -190,9 +190,10 @@ def instantiate(generated: Generated) -> torch.nn.Module:
         key: to_torch(t if isinstance(t, np.ndarray) else t.numpy()) for key, t in dict(generated.tensors).items()
     }
     exec(compile(generated.source, "<generated>", "exec"), namespace)
-    namespace["constant"] = lambda name: tensors["constants." + name]
+    namespace["constant"] = lambda key: tensors.get("constants." + key, tensors.get(key))
     made = namespace["Model"]()
-    state = {key: t for key, t in tensors.items() if not key.startswith("constants.")}
+    buffers = {key for key, _ in made.named_buffers()} - made.state_dict().keys()  # read by `constant`
+    state = {key: t for key, t in tensors.items() if not key.startswith("constants.") and key not in buffers}
     for key in made.state_dict().keys() - state.keys():
         state[key] = made.state_dict()[key]  # tied to one that is there
     made.load_state_dict(state, strict=True)
