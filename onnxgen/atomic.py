@@ -35,6 +35,8 @@ class Replacing:
         """A file to write the new content of `target` to."""
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file", str(target))
         temporary = _temporary(target)
         self._new.append((temporary, target))
         with open(temporary, "xb") as file:

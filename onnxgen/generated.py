@@ -69,6 +69,7 @@ class Generated:
         metadata: the sidecar's metadata: fingerprint, and the way back of each trainable ONNX tensor.
         weights: where the sidecar goes.
         report: see `Report`.
+        reads: the ONNX file and its external data, which nothing may be written over.
     """
 
     source: str
@@ -76,6 +77,7 @@ class Generated:
     metadata: Mapping[str, str]
     weights: Path
     report: Report
+    reads: frozenset[Path] = frozenset()
 
 
 def compose(
@@ -107,7 +109,8 @@ def compose(
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, "wayback": json.dumps(record)}
-    return Generated(source, tensors, metadata, weights, report)
+    reads = frozenset({path, *model.meta.get("data files", ())})
+    return Generated(source, tensors, metadata, weights, report, reads)
 
 
 def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, Any]]:

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -48,7 +47,9 @@ class Members:
         self._parameters: dict[ir.Value, Member] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
-        self._buffers: dict[tuple[Any, ...], Member] = {}
+        # the array stays alive with its buffer: a large one is told from others by its `id`
+        self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
+        self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
         values = list(stored_values(model.graph))
         self._shared = {v.name or "" for v in values if len(v.uses()) > 1} | {folded_from(v) for v in values}
@@ -155,9 +156,9 @@ class Members:
             made = tensor_literal(array, dtype, CPU)
             member = Member((*clean, _buffer_name(hint)), made or ast.Constant(None), "buffer", {}, set(), False)
             if made is None:
-                member.build = ast.Constant(array)  # type: ignore[arg-type]  # replaced in `finish`, when it has its name
-            self._buffers[identity] = self._register(member)
-        return MemberRef(self._buffers[identity])
+                self._large[id(member)] = array  # its expression follows in `finish`, when it has its name
+            self._buffers[identity] = self._register(member), array
+        return MemberRef(self._buffers[identity][0])
 
     def named_buffer(self, value: ir.Value) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
@@ -192,9 +193,9 @@ class Members:
         while self.prefix[:-1] in taken:
             self.prefix = "_" + self.prefix
         for member in members:
-            if isinstance(member.build, ast.Constant) and isinstance(member.build.value, np.ndarray):
+            if id(member) in self._large:
                 key = self.prefix + ".".join(member.path)
-                self.constants[key] = member.build.value
+                self.constants[key] = self._large[id(member)]
                 member.build = quote("constant(k)", k=key)
         return members
 

@@ -64,5 +64,7 @@ class Options:
                 re.compile(pattern or "")
             except re.error as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+        if self.weights is not None and not Path(self.weights).name:
+            raise OnnxgenError("--weights needs the name of a file")
         if self.class_name is not None and not (self.class_name.isidentifier() and self.class_name.isascii()):
             raise OnnxgenError(f"class name {self.class_name!r} is not a Python identifier")

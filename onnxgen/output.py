@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from pathlib import Path
 
 from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import CODE_LINE, Generated
 from onnxgen.options import Options
-from onnxgen.weights import same_content, write_pair
+from onnxgen.weights import is_lost, same_content, sidecar_targets, write_pair
 
 _RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
 
@@ -26,12 +27,17 @@ class Output:
         self.out, self.options = out, options
 
     def _text(self) -> str | None:
+        """The module that is there; an empty file is nobody's work and counts as none."""
         try:
-            return self.out.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n")
+            if not stat.S_ISREG(self.out.stat().st_mode):
+                what = "a folder" if self.out.is_dir() else "no regular file"
+                raise OnnxgenError(Problem(f"cannot write {self.out}: it is {what}", help="name a file for the module"))
+            text = self.out.read_bytes().decode("utf-8-sig", "replace")
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OnnxgenError(f"cannot read {self.out}: {error.strerror}") from None
+            raise OnnxgenError(f"cannot write {self.out}: {error.strerror}") from None
+        return text.replace("\r\n", "\n").replace("\r", "\n") if text.strip() else None
 
     def is_edited(self, text: str) -> bool:
         """Whether a person changed what the module does: its AST without docstrings is not what was generated."""
@@ -47,11 +53,8 @@ class Output:
         return text is not None and self._same_source(text, generated) and self._same_weights(generated)
 
     def _same_source(self, text: str, generated: Generated) -> bool:
-        """Made from the same graph with the same options: what was recorded when it was generated still holds."""
-        wanted, found = _RECORDED.search(generated.source), _RECORDED.search(text)
-        if wanted is None or found is None or wanted.group(1) != found.group(1):
-            return False
-        return _fingerprint(text) == _fingerprint(generated.source)
+        """Made from the same graph with the same options: the fingerprint covers the code as it was generated."""
+        return _fingerprint(text) == generated.metadata["fingerprint"]
 
     def _same_weights(self, generated: Generated) -> bool:
         return self.options.embed or same_content(
@@ -59,41 +62,68 @@ class Output:
         )
 
     def write(self, generated: Generated, force: bool) -> None:
-        """Write what changed; a module that was edited is kept.
+        """Write what changed; a module that was edited is kept, and gets weights if they are missing.
 
         Raises:
             EditedError: it was edited and its source changed too.
             OnnxgenError: it can't be written; the old files are as they were.
         """
-        text = self._text()
+        self._refuse_sources(generated)
+        text, kept = self._text(), False
         if text is not None and not force:
-            edited = self.is_edited(text)
-            if self._same_source(text, generated) and self._same_weights(generated):
-                generated.report.status = "kept" if edited else "fresh"
+            kept = self.is_edited(text)
+            same = self._same_source(text, generated)
+            if same and self._same_weights(generated):
+                generated.report.status = "kept" if kept else "fresh"
                 return
-            if edited:
-                self._refuse(text, generated)
-        weights = None if self.options.embed else generated.weights
-        size = self.options.shard_size
+            if kept and not (same and is_lost(generated.weights)):
+                self._refuse(text, generated, same)
         generated.report.wrote = write_pair(
-            self.out, generated.source, weights, generated.tensors, generated.metadata, size, force
+            self.out,
+            None if kept else generated.source,
+            None if self.options.embed else generated.weights,
+            generated.tensors,
+            generated.metadata,
+            self.options.shard_size,
+            force,
         )
-        generated.report.status = "written"
+        generated.report.status = "kept" if kept else "written"
 
-    def _refuse(self, text: str, generated: Generated) -> None:
+    def _refuse_sources(self, generated: Generated) -> None:
+        """Never write over what is being read, whatever is forced."""
+        targets = [self.out]
+        if not self.options.embed:
+            targets += sidecar_targets(generated.weights, generated.tensors, self.options.shard_size)
+        for target in targets:
+            if any(target.exists() and source.exists() and target.samefile(source) for source in generated.reads):
+                what = f"{target} is the ONNX model itself or holds its data"
+                raise OnnxgenError(Problem(f"cannot write there: {what}", help="name another output or --weights FILE"))
+
+    def _refuse(self, text: str, generated: Generated, same: bool) -> None:
+        """Keep the module, write the new one beside it, and say which of the ways out there are."""
         new = self.out.with_name(self.out.name + ".new")
         write_pair(new, generated.source, None, {}, {})
+        why, way_out = "was edited by hand and its source changed too", "merge the two"
+        if same:
+            why = "was edited by hand and the weights changed too"
+            way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
+        elif _fingerprint(text) is None:
+            why, way_out = "was not written by onnxgen", "name another output"
         diff = difflib.unified_diff(
             text.splitlines(), generated.source.splitlines(), self.out.name, new.name, lineterm="", n=1
         )
-        head = "\n".join(line for _, line in zip(range(20), diff))
+        head = "\n".join(_plain(line) for _, line in zip(range(20), diff))
         raise EditedError(
             Problem(
-                f"{self.out} was edited by hand and its source changed too; it was kept, and {new.name} is what would "
-                "be written now",
-                help="merge the two, or overwrite yours with --force\n" + head,
+                f"{self.out} {why}; it was kept, and {new.name} is what would be written now",
+                help=f"{way_out}, or overwrite it with --force\n{head}".rstrip(),
             )
         )
+
+
+def _plain(line: str) -> str:
+    """A line of the diff without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in line[:200])
 
 
 def _fingerprint(text: str) -> str | None:

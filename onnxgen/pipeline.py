@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Generated, Report, compose
 from onnxgen.lower import lower
 from onnxgen.options import Options
@@ -86,7 +87,11 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
     from onnxgen.names import identifier
 
     path = Path(path)
-    return Path(out) if out is not None else path.with_name(identifier(path.stem, "model") + ".py")
+    if out is None:
+        return path.with_name(identifier(path.stem, "model") + ".py") if path.name else Path("model.py")
+    if not Path(out).name:
+        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file for the module"))
+    return Path(out)
 
 
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.atomic import replacing
+from onnxgen.atomic import SUFFIX, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
 from onnxgen.wayback import WIDER, Source
@@ -94,14 +94,14 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 def write_pair(
     out: Path,
-    source: str,
+    source: str | None,
     weights: Path | None,
     tensors: Tensors,
     metadata: Mapping[str, str],
     shard_size: int = Options.shard_size,
     force: bool = False,
 ) -> list[Path]:
-    """Write the module `source` to `out` and its sidecar to `weights` (None: it has none); return the files.
+    """Write the module `source` to `out` and its sidecar to `weights` (None: leave or have none); return the files.
 
     A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). Every file
     is complete before the first is renamed into place, the module last: an error leaves the old files as they were,
@@ -123,11 +123,12 @@ def write_pair(
         for planned in files:
             with replacements.file(planned.path) as file:
                 _write(file, planned.header, planned.keys, tensors)
-        with replacements.file(out) as file:
-            file.write(source.encode())
+        if source is not None:
+            with replacements.file(out) as file:
+                file.write(source.encode())
         for stale in [] if weights is None else _stale(_followed(weights), targets):
             replacements.remove(stale)
-    return [*targets, out]
+    return targets if source is None else [*targets, out]
 
 
 def _followed(path: Path) -> Path:
@@ -140,8 +141,15 @@ def _clear_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
+        file = Path(error.filename or out)
+        file = file.parent if file.name.endswith(SUFFIX) else file
+        where = "" if file == out else f" ({file})"
         raise OnnxgenError(f"cannot write {out}: {error.strerror or error}{where}") from error
+
+
+def sidecar_targets(weights: Path, tensors: Tensors, shard_size: int) -> list[Path]:
+    """The files that `write_pair` would write for a sidecar at `weights`."""
+    return [file.path for file in _plan(weights, tensors, {}, shard_size)]
 
 
 def is_sharded(tensors: Tensors, shard_size: int) -> bool:
@@ -165,6 +173,16 @@ def same_content(
         return not _stale(path, [file.path for file in files]) and all(_same(file, tensors) for file in files)
     except (OSError, OnnxgenError):
         return False
+
+
+def is_lost(path: Path) -> bool:
+    """Whether the sidecar at `path` is missing, or broken so that nothing can be read from it."""
+    try:
+        for file in sidecar_files(_followed(path)):
+            read_header(file)
+    except OnnxgenError:
+        return True
+    return False
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -354,7 +372,7 @@ def _shard_pattern(path: Path) -> re.Pattern[str]:
 
 
 def _ours(path: Path, broken: bool) -> bool:
-    """Whether we wrote this file; `broken` is the answer where it cannot be told."""
+    """Whether we wrote this file; `broken` is the answer where it cannot be told though it is called like weights."""
     try:
         if path.suffix == ".json":
             metadata = json.loads(path.read_bytes()).get("metadata", {})
@@ -362,7 +380,7 @@ def _ours(path: Path, broken: bool) -> bool:
             metadata = read_header(path)[0]
         return bool(metadata.get("generator") == MARK["generator"])
     except (OSError, ValueError, AttributeError, OnnxgenError):
-        return broken
+        return broken and path.suffix in (".safetensors", ".json")
 
 
 def _refuse_foreign(targets: Iterable[Path]) -> None:

@@ -92,7 +92,8 @@ _SAID = {
 
 def _print(result: dict[str, Any], verbose: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
-    print(said.format(files=" and ".join(result["wrote"]), **result))
+    files = " and ".join(result["wrote"])
+    print(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
         count(result["classes"], "class"),
         count(result["parameters"], "parameter"),

@@ -167,7 +167,8 @@ def _template(text: str) -> ast.expr:
 def quote(template: str, **values: Any) -> ast.expr:
     """The expression that `template` spells, with each name that is in `values` replaced by that value."""
     made = {name: literal(value) for name, value in values.items()}
-    return rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
+    found: ast.expr = rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
+    return found
 
 
 def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:

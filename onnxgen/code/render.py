@@ -81,10 +81,11 @@ def _environment(templates: Path | None) -> Any:
 
 def _black(source: str) -> str:
     import black
+    from black.parsing import InvalidInput
 
     try:
         return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
-    except black.InvalidInput as error:
+    except InvalidInput as error:
         raise OnnxgenError(f"the templates do not make a Python file: {error}") from error
 
 

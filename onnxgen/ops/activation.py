@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import unless
 from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op, register_function
+from onnxgen.ops.registry import Lowering, op, register_function
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -110,7 +110,7 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
 SOFTMAX = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}
 
 
-def _softmax(function: str) -> object:
+def _softmax(function: str) -> tuple[Lowering, Lowering]:
     def lower(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
         return b(f"F.{function}(x, dim=axis)", x=input, axis=_last(axis, input.rank))
 
@@ -130,7 +130,11 @@ def _last(axis: int, rank: int | None) -> int:
     return -1 if rank is not None and axis == rank - 1 and rank > 2 else axis
 
 
-for _name, _function in SOFTMAX.items():
-    _new, _old = _softmax(_function)  # type: ignore[misc]
-    register_function(_name, _new, since=13)
-    register_function(_name, _old, since=1)
+def _register_softmax() -> None:
+    for name, function in SOFTMAX.items():
+        new, old = _softmax(function)
+        register_function(name, new, since=13)
+        register_function(name, old, since=1)
+
+
+_register_softmax()

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import literal, quote, shortest
-from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.dims import Dim, Sym
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.wayback import Source
 
@@ -68,7 +68,7 @@ class Arg:
         if self.info.data is None:
             constant = self.constant
             return None if constant is None or constant.size > 4096 else [int(v) for v in constant.flat]
-        return [v if self.info.data.dtype == object else int(v) for v in self.info.data.flat]
+        return [v if isinstance(v, Sym) else int(v) for v in self.info.data.flat]
 
     def known_ints(self, what: str) -> list[int]:
         """The elements as plain ints, where the operator can't be written without them."""

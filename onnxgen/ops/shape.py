@@ -37,13 +37,8 @@ def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
 def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = None) -> ast.expr:
     wanted = shape.ints
     if wanted is None:
-        sizes = shape.as_ints()
-        return (
-            b("reshape(x, s, a)", x=data, s=sizes, a=bool(allowzero))
-            if not allowzero
-            else b("x.reshape(s)", x=data, s=sizes)
-        )
-    sizes = []
+        return b("x.reshape(s)" if allowzero else "reshape(x, s, False)", x=data, s=shape.as_ints())
+    sizes: list[Any] = []
     for i, dim in enumerate(wanted):
         if dim == 0 and not allowzero:
             if data.shape is None:
@@ -170,12 +165,11 @@ def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, nu
         sizes = split.ints
         given: Any = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 else list(sizes)
         return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), given, dim=dim))
-    size = None if input.shape is None else input.shape[axis]
-    if size is None:
-        size = b("x.shape[i]", x=input, i=axis)
-        part = b("(n + k) // c", n=size, k=count - 1, c=count)
+    part: Any
+    if input.shape is None:
+        part = b("(x.shape[i] + k) // c", x=input, i=axis, k=count - 1, c=count)
     else:
-        part = (size + count - 1) // count  # type: ignore[operator,assignment]
+        part = (input.shape[axis] + count - 1) // count
     return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
 
 

@@ -10,7 +10,7 @@ from onnxgen.propagate.info import info, set_info
 def only_user(value: ir.Value) -> ir.Node | None:
     """The one node that uses a value, if it is used once and is no graph output."""
     uses = value.uses()
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:

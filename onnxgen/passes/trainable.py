@@ -1,8 +1,8 @@
 """Which stored tensors are trained: `value.meta["trainable"] = (bool, reason)` for each of floating point.
 
-A tensor is trained if it reaches an output differentiably, wherever the exporter put it (initializer or Constant), except
-one-element constants without a parameter's name, masks, arange and triangles, and the input's mean and deviation. The
-options `trainable` and `frozen` overrule. Nothing here changes the graph.
+A tensor is trained if it reaches an output differentiably, wherever the exporter put it (initializer or Constant),
+except one-element constants without a parameter's name, masks, arange and triangles, and the input's mean and
+deviation. The options `trainable` and `frozen` overrule. Nothing here changes the graph.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTyp
 # no gradient flows through these, whatever their inputs
 FLAT = set(
     "Shape Size ArgMax ArgMin Equal Less LessOrEqual Greater GreaterOrEqual Not And Or Xor BitShift BitwiseAnd "
-    "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique ConstantOfShape "
-    "EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range QuantizeLinear "
-    "DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement SequenceLength "
-    "Hardmax".split()
+    "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique "
+    "ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range "
+    "QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement "
+    "SequenceLength Hardmax".split()
 )
 
 # inputs that carry no gradient, or none that training should follow

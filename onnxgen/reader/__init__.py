@@ -47,6 +47,7 @@ def read(path: Path, options: Options) -> ir.Model:
             function.sort()
     inline(model)
     external_data.set_base_dir(model.graph, folder)
+    model.meta["data files"] = _data_files(model.graph)
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
     note_origin(model)
@@ -61,6 +62,14 @@ def _deserialize(proto: onnx.ModelProto) -> ir.Model:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise OnnxgenError(f"not a valid ONNX model: {printable(str(cause), 300)}") from None
+
+
+def _data_files(graph: ir.Graph) -> set[Path]:
+    """The files that external tensors lie in."""
+    attributes = (a for node in graph.all_nodes() for a in node.attributes.values())
+    tensors = [value.const_value for g in (graph, *graph.subgraphs()) for value in g.initializers.values()]
+    tensors += [a.as_tensor() for a in attributes if a.type == ir.AttributeType.TENSOR and not a.is_ref()]
+    return {Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
 
 
 def _drop_default_inputs(graph: ir.Graph) -> None:

@@ -22,20 +22,20 @@ NUMBER = "\0"
 
 # what torch calls the positional arguments of its layers
 POSITIONAL = {
-    "Conv": ("in_channels", "out_channels", "kernel_size"),
-    "ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
-    "Linear": ("in_features", "out_features"),
-    "BatchNorm": ("channels",),
-    "InstanceNorm": ("channels",),
-    "GroupNorm": ("groups", "channels"),
-    "LayerNorm": ("features",),
-    "RMSNorm": ("features",),
-    "Embedding": ("rows", "features"),
-    "LSTM": ("input_size", "hidden_size"),
-    "GRU": ("input_size", "hidden_size"),
-    "RNN": ("input_size", "hidden_size"),
-    "Dropout": ("dropout",),
-    "PReLU": ("channels",),
+    "nn.Conv": ("in_channels", "out_channels", "kernel_size"),
+    "nn.ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
+    "nn.Linear": ("in_features", "out_features"),
+    "nn.BatchNorm": ("channels",),
+    "nn.InstanceNorm": ("channels",),
+    "nn.GroupNorm": ("groups", "channels"),
+    "nn.LayerNorm": ("features",),
+    "nn.RMSNorm": ("features",),
+    "nn.Embedding": ("rows", "features"),
+    "nn.LSTM": ("input_size", "hidden_size"),
+    "nn.GRU": ("input_size", "hidden_size"),
+    "nn.RNN": ("input_size", "hidden_size"),
+    "nn.Dropout": ("dropout",),
+    "nn.PReLU": ("channels",),
 }
 
 
@@ -184,7 +184,7 @@ def _name(line: str, nth: int, children: dict[str, tuple[str, ...]]) -> str:
         for i, argument in enumerate(call.args):
             if argument is numbers[nth]:
                 function = ast.unparse(call.func)
-                layer = re.sub(r"\d+d$", "", function.removeprefix("nn."))
+                layer = re.sub(r"\dd$", "", function)
                 known = POSITIONAL.get(layer) or children.get(function) or ()
                 return known[i] if i < len(known) else "size"
     return "size"
