@@ -168,7 +168,8 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
         x, u = b("x.view(d)", x=data, d=signed), b("u.view(d)", u=updates, d=signed)
         return b("y.view(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
     if data.dtype == ir.DataType.UINT64:
-        raise b.error(f"reduction {reduction!r} over uint64 has no PyTorch kernel", "use int64")
+        x, u = b("ordered(x)", x=data), b("ordered(u)", u=updates)
+        return b("unordered(y)", y=b(template, x=x, i=index, u=u, how=how, axis=axis))
     x, u = b("x.long()", x=data), b("u.long()", u=updates)
     return b("y.to(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
 
