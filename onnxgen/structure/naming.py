@@ -22,7 +22,7 @@ _ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
 def nest(scope: Scope) -> None:
     """Put each value that is used once, in the very next statement, into that statement."""
     uses = count_uses(scope.body, scope.outputs)
-    scope.body = _nest(scope.body, uses)
+    scope.body = _nest(_follow(scope.body, uses), uses)
     while scope.body and isinstance(scope.body[-1], Assign) and len(scope.outputs) == 1:
         last = scope.body[-1]
         output = scope.outputs[0]
@@ -30,6 +30,31 @@ def nest(scope: Scope) -> None:
             break
         scope.outputs = [_inline(output, last.targets[0], last.value)]
         scope.body.pop()
+
+
+def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
+    """A statement that only reshapes one value used nowhere else comes right after the one that makes it.
+
+    Exporters write the projections of q, k and v first and then split all three into heads.
+    """
+    followers: dict[str, Assign] = {}
+    for statement in block:
+        if isinstance(statement, Assign) and len(statement.targets) == 1:
+            needed = refs(statement.value)
+            members = any(isinstance(n, MemberRef) for n in walk(statement.value))
+            if len(needed) == 1 and uses[needed[0]] == 1 and not members:
+                followers[needed[0]] = statement
+    made: list[Statement] = []
+    moved: set[int] = set()
+    for statement in block:
+        if id(statement) in moved:
+            continue
+        made.append(statement)
+        while len(statement.targets) == 1 and isinstance(statement, Assign) and statement.targets[0] in followers:
+            statement = followers.pop(statement.targets[0])
+            moved.add(id(statement))
+            made.append(statement)
+    return made
 
 
 def _nest(block: list[Statement], uses: Counter[str]) -> list[Statement]:
