@@ -22,6 +22,7 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.bind import bind
 from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
+from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info
 from onnxgen.stored import stored, view_source
 from onnxgen.wayback import Source
@@ -151,6 +152,10 @@ class Lowering:
                 continue
             try:
                 self._node(node)
+            except TooComplex as error:
+                self.problems.add(Builder(self, node, 0).problem(str(error), "fix sizes with --input-shape"))
+                for output in node.outputs:
+                    self.define(output)
             except OnnxgenError as error:
                 for problem in error.problems:
                     self.problems.add(problem)
