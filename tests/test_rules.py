@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import black
 import onnx
 import pytest
 
+from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
 from onnxgen.ops.registry import operators
 from tests.conftest import ROOT, shared_models
@@ -167,6 +169,33 @@ def test_operators_are_found_by_that_test() -> None:
     """The test above can fail: the families do name theirs."""
     texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}
     assert {"MatMul", "Gemm"} <= texts
+
+
+def called(module: ast.Module) -> Iterator[str]:
+    """The bare functions that an operator's pieces of code call: `helper(x)` in a piece, or `b.call("helper", x)`."""
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name, text = ast.unparse(node.func), node.args[0]
+        if not isinstance(text, ast.Constant) or not isinstance(text.value, str):
+            continue
+        if name in ("b.call", "call") and text.value.isidentifier():
+            yield text.value
+        elif name in ("b", "quote"):
+            piece = ast.walk(ast.parse(text.value, mode="eval"))
+            yield from (c.func.id for c in piece if isinstance(c, ast.Call) and isinstance(c.func, ast.Name))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "onnxgen" / "ops").glob("*.py")), ids=name)
+def test_what_operators_call_exists(path: Path) -> None:
+    """A helper that a piece calls and nobody wrote would be a NameError in the generated file."""
+    module = {"m"}  # a submodule, given by value
+    assert set(called(tree(path))) - helper_names() - set(dir(builtins)) - module == set()
+
+
+def test_calls_are_found_by_that_test() -> None:
+    code = "b('one(x)', x=x)\nb.call('two', x)\nb('x.three(four(y))')\nb.call('torch.cat', x)"
+    assert set(called(ast.parse(code))) == {"one", "two", "four"}
 
 
 # ---- torch >= 2.4 ----------------------------------------------------------------------------------------------------

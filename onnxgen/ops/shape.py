@@ -37,7 +37,7 @@ def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
 def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = None) -> ast.expr:
     wanted = shape.ints
     if wanted is None:
-        return b("x.reshape(s)" if allowzero else "reshape(x, s, False)", x=data, s=shape.as_ints())
+        return b("x.reshape(s)" if allowzero else "reshape_keeping(x, s)", x=data, s=shape.as_ints())
     sizes: list[Any] = []
     for i, dim in enumerate(wanted):
         if dim == 0 and not allowzero:
@@ -64,7 +64,7 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
             if made is not None:
                 return made
         sizes = _one_free(list(out), sizes)
-    return b.call("x.reshape" if False else ast.Attribute(data.expr, "reshape", ast.Load()), *sizes)
+    return b.call(ast.Attribute(data.expr, "reshape", ast.Load()), *(sizes or [()]))
 
 
 def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
@@ -128,6 +128,8 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
 
 @op("Unsqueeze")
 def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
+    if axes.constant is None:
+        return b("unsqueeze_at(x, axes)", x=data, axes=axes.as_ints())
     known = axes.known_ints("axes")
     rank = data.known_rank + len(known)
     made = data.expr
@@ -143,6 +145,8 @@ def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
             ones = [i for i, d in enumerate(data.shape) if d == 1]
             return b("x.squeeze(i)", x=data, i=tuple(ones) if len(ones) != 1 else ones[0]) if ones else data.expr
         return b("x.squeeze()", x=data)
+    if axes.constant is None:
+        return b("x.squeeze(tuple(axes))", x=data, axes=axes.as_ints())
     known = axes.known_ints("axes")
     if not known:
         return data.expr
