@@ -25,6 +25,7 @@ from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.wayback import rebuild
 
+DEFAULTS = Options()
 RTOL, ATOL = 1e-3, 1e-5  # float32; float16 has 11 bits
 HALF_RTOL, HALF_ATOL = 1e-2, 1e-3
 
@@ -66,7 +67,7 @@ def tensor(array: Any) -> Any:
     return array if array.dtype == object else torch.from_numpy(np.array(array))
 
 
-def run(path: Path, folder: Path, feeds: dict[str, Any], options: Options = Options()) -> Run:
+def run(path: Path, folder: Path, feeds: dict[str, Any], options: Options = DEFAULTS) -> Run:
     """Generate into `folder`, import, load the weights, and run in eval mode."""
     generated = generate(path, folder / "model.py", options)
     module = imported(folder / "model.py")
@@ -88,7 +89,7 @@ def computes_in_half(path: Path) -> bool:
 def by_the_letter(path: Path, feeds: dict[str, Any]) -> dict[str, Any]:
     """What ONNX's reference evaluator makes of a file: each operator rounds to its own type.
 
-    For files that compute in half precision: onnxruntime on CPU has few such kernels, and then keeps float32 in between.
+    For files that compute in half precision: onnxruntime on CPU has few such kernels, and else keeps float32 between.
     """
     model = ir.load(path)
     model.graph.sort()  # the evaluator runs nodes in the order in which they stand
@@ -139,7 +140,7 @@ def assert_finite_gradients(made: Run) -> int:
 
 
 def _branches(source: str) -> str:
-    """The bodies of every `if` in the classes' methods: only one of two runs, and only its parameters get a gradient."""
+    """The bodies of every `if` in the classes' methods: one of two runs, and only its parameters get a gradient."""
     found = []
     for top in ast.parse(source).body:
         if isinstance(top, ast.ClassDef):

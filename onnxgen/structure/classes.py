@@ -346,6 +346,11 @@ class _ClassWriter:
             ):
                 inner = self.writers[id(made.func.scope)]._member(MemberRef(member))
                 here = self._member(MemberRef(child))
-                found: ast.expr = rewrite(inner, lambda n: here if isinstance(n, ast.Name) and n.id == "self" else None)
-                return found
+                return _from(here, inner)
         raise AssertionError(f"nothing leads from {self.scope.path} to {member.path}")
+
+
+def _from(here: ast.expr, inner: ast.expr) -> ast.expr:
+    """An expression that starts from `self`, seen from where that object is called `here`."""
+    found: ast.expr = rewrite(inner, lambda n: here if isinstance(n, ast.Name) and n.id == "self" else None)
+    return found

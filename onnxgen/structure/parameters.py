@@ -1,9 +1,10 @@
 """Classes that differ only in numbers become one class with constructor parameters.
 
-The rule: two scopes share a class if their text is equal up to numbers and they have the same role, that is, the same recorded
-class name or the same path up to digits (`layer1.0` and `layer3.1`). A number that is the same in all of them stays
-a literal; numbers that always go together are one parameter. A parameter is positional if most uses differ, else it
-defaults to the commonest value. Past `MOST` parameters a class would be harder to read than several: no merging then.
+The rule: two scopes share a class if their text is equal up to numbers and they have the same role, that is, the same
+recorded class name or the same path up to digits (`layer1.0` and `layer3.1`). A number that is the same in all of them
+stays a literal; numbers that always go together are one parameter. A parameter is positional if most uses differ, else
+it defaults to the commonest value. Past `MOST` parameters a class would be harder to read than several: no merging
+then.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _argument(parameter: Parameter, names: dict[tuple[str, ...], str], instance:
 
 
 def _name(line: str, nth: int, children: dict[str, tuple[str, ...]]) -> str:
-    """What the nth number of an `__init__` line is called where it stands: by its keyword, or its position in the call."""
+    """What the nth number of an `__init__` line is called where it stands: its keyword, or its place in the call."""
     try:
         tree = ast.parse(line)
     except SyntaxError:
