@@ -101,12 +101,18 @@ VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
 
 
 def folded_from(value: ir.Value) -> str:
-    """The parameter that an initializer is a transposed copy of, where the dynamo exporter folded one and says so."""
+    """The parameter that an initializer is a folded copy of (transposed, say), where the dynamo exporter says so.
+
+    It lists everything that it folded; constants' names have no dot.
+    """
     try:
         names = ast.literal_eval(value.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "[]"))
     except (ValueError, SyntaxError):
         return ""
-    return names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        return ""
+    dotted = names if len(names) == 1 else [n for n in names if "." in n]
+    return dotted[0] if len(dotted) == 1 else ""
 
 
 def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:

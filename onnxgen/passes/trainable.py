@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxgen.options import Options
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import stored
+from onnxgen.stored import folded_from, stored
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
@@ -60,19 +60,36 @@ WEIGHT_INPUTS = {
 }
 NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
 SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
 
 
 def trainable(model: ir.Model, options: Options) -> None:
     """Decide for every stored tensor of floating point."""
     reached = _reached(model.graph)
+    by_torch = model.producer_name == "pytorch"
     model.graph.meta["producer"] = model.producer_name
+    model.graph.meta["state"] = by_torch and any(map(param_path, model.graph.initializers))
+    _note_root_names(model.graph)
     inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
     for value in stored_values(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, model.graph, options)
+
+
+def _note_root_names(graph: ir.Graph) -> None:
+    """Mark initializers that are parameters or buffers of the root, whose names have no dot (`temperature`).
+
+    Only in files by PyTorch's legacy exporter: there, an initializer that is none has a name that is no identifier
+    (`onnx::MatMul_24`). The dynamo exporter records what it stores, and calls others `val_3`.
+    """
+    values = list(graph.initializers.values())
+    if graph.meta["state"] and not any(SIGNATURE in v.metadata_props for v in values):
+        for value in values:
+            if re.fullmatch(r"[A-Za-z_]\w*", value.name or "") and not folded_from(value):
+                value.meta[ROOT] = True
 
 
 def stored_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -128,12 +145,15 @@ def _decide(
         return kind == "PARAMETER", f"the exporter recorded it as a {kind.lower()}"
     if _says_not_affine(value, graph):
         return False, "a normalisation's scale of 1 or bias of 0 without a parameter's name"
+    keeps_state = bool(graph.meta.get("state"))
+    if keeps_state and value.producer() is not None:
+        return False, "PyTorch stores its parameters as initializers, and this is a Constant"
     slots = list(_slots(value))
     role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
     if role is not None:
         return True, role
     path = param_path(name)
-    named = path is not None and len(path) > 1
+    named = path is not None or ROOT in value.meta
     if not named and tensor.size == 1:
         return False, "a one-element constant without a parameter's name"
     if not (named and path is not None and path[-1] in ("weight", "bias")):
@@ -202,6 +222,8 @@ def _form(tensor: ir.TensorProtocol) -> str:
         return "a mask (only 0, 1, -inf or the lowest number)"
     if flat.size >= 3 and max(array.shape) == flat.size and _is_arange(flat.astype(np.float64)):
         return "evenly spaced numbers"
+    if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(array):
+        return "a geometric progression (the frequencies of a positional encoding)"
     return ""
 
 
@@ -209,6 +231,15 @@ def _is_mask(flat: NDArray[Any]) -> bool:
     lowest = np.finfo(np.float32).min
     half = np.finfo(np.float16).min
     return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | (flat == half)).all())
+
+
+def _is_geometric(array: NDArray[Any]) -> bool:
+    """A vector of positive numbers with one constant ratio other than 1, to the precision of its type."""
+    flat = array.reshape(-1)
+    if flat.size < 3 or max(array.shape) != flat.size or not bool((flat > 0).all()):
+        return False
+    ratios = flat[1:].astype(np.float64) / flat[:-1]
+    return bool(ratios[0] != 1 and (np.abs(ratios / ratios[0] - 1) < 32 * np.finfo(array.dtype).eps).all())
 
 
 def _is_arange(flat: NDArray[Any]) -> bool:
