@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Report:
         stages: seconds that each stage took.
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
+        progress: is told each stage as it begins.
         status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
     """
 
@@ -57,6 +58,7 @@ class Report:
     trainable: dict[str, tuple[bool, str]] = field(default_factory=dict)
     wrote: list[Path] = field(default_factory=list)
     status: str = "built"
+    progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass

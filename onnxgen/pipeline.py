@@ -6,7 +6,7 @@ Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure-
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from onnxgen.reader import read
 from onnxgen.structure import structure
 
 DEFAULTS = Options()
+STAGES = ("read", "simplify", "lower", "structure", "render", "write")
+Progress = Callable[[str], None]  # told the name of each stage as it begins
 
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
@@ -31,13 +33,14 @@ def read_and_simplify(path: Path, options: Options) -> ir.Model:
     return model
 
 
-def build(path: Path, options: Options, out: Path) -> Generated:
+def build(path: Path, options: Options, out: Path, progress: Progress | None = None) -> Generated:
     """Everything that `generate` would write to `out`, in memory; the weights stay lazy.
 
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
     """
     report = Report()
+    report.progress = progress
     with timed(report, "read"):
         model = read(path, options)
     with timed(report, "simplify"):
@@ -51,7 +54,12 @@ def build(path: Path, options: Options, out: Path) -> Generated:
 
 
 def generate(
-    path: Path | str, out: Path | str | None = None, options: Options = DEFAULTS, *, force: bool = False
+    path: Path | str,
+    out: Path | str | None = None,
+    options: Options = DEFAULTS,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Generated:
     """Write the module and its weights.
 
@@ -60,6 +68,7 @@ def generate(
         out: the module to write; default: beside the ONNX file, by its stem.
         options: see `Options`.
         force: overwrite a module that was edited by hand.
+        progress: is told the name of each of the `STAGES` as it begins.
 
     Returns:
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
@@ -70,16 +79,22 @@ def generate(
         EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
-    generated = build(path, options, out)
+    generated = build(path, options, out, progress)
     with timed(generated.report, "write"):
         Output(out, options).write(generated, force)
     return generated
 
 
-def check(path: Path | str, out: Path | str | None = None, options: Options = DEFAULTS) -> bool:
+def check(
+    path: Path | str,
+    out: Path | str | None = None,
+    options: Options = DEFAULTS,
+    *,
+    progress: Progress | None = None,
+) -> bool:
     """Whether the module and its weights are what `generate` would write; writes nothing."""
     path, out = Path(path), default_out(path, out)
-    return Output(out, options).is_fresh(build(path, options, out))
+    return Output(out, options).is_fresh(build(path, options, out, progress))
 
 
 def default_out(path: Path | str, out: Path | str | None) -> Path:
@@ -100,7 +115,9 @@ def _class_name(model: ir.Model, path: Path, options: Options) -> str:
 
 @contextmanager
 def timed(report: Report, stage: str) -> Iterator[None]:
-    """Record how long a stage took."""
+    """Say that a stage begins, and record how long it took."""
+    if report.progress is not None:
+        report.progress(stage)
     start = time.perf_counter()
     yield
     report.stages[stage] = time.perf_counter() - start

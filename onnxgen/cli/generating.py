@@ -24,13 +24,13 @@ def generate_command(
     as_json: bool,
 ) -> int:
     """Generate, or with `check` only tell whether that would change anything; returns the exit code."""
-    from onnxgen.pipeline import default_out, generate
+    from onnxgen.pipeline import STAGES, default_out, generate
 
     out = default_out(model, output)
     if check:
         return _check(model, out, options, quiet, as_json)
-    with progress(f"generating {out.name}", quiet or as_json):
-        generated = generate(model, out, options, force=force)
+    with progress(f"generating {out.name}", quiet or as_json, STAGES) as begin:
+        generated = generate(model, out, options, force=force, progress=begin)
     result = summary(generated, model, out)
     if not as_json and not quiet:
         _print(result, verbose)
@@ -43,10 +43,10 @@ def generate_command(
 
 
 def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool) -> int:
-    from onnxgen.pipeline import check
+    from onnxgen.pipeline import STAGES, check
 
-    with progress(f"checking {out.name}", quiet or as_json):
-        fresh = check(model, out, options)
+    with progress(f"checking {out.name}", quiet or as_json, STAGES) as begin:
+        fresh = check(model, out, options, progress=begin)
     if as_json:
         print(json.dumps({"status": "fresh" if fresh else "stale", "module": str(out)}))
     elif not quiet:

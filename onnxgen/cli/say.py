@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 DELAY = 1.0  # seconds of work before a progress bar shows
@@ -37,22 +37,26 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 @contextmanager
-def progress(what: str, quiet: bool) -> Iterator[None]:
-    """A moving bar with the time on stderr, if that is a terminal and the work takes over a second."""
+def progress(what: str, quiet: bool, stages: Sequence[str] = ()) -> Iterator[Callable[[str], None]]:
+    """A bar with the time on stderr, if that is a terminal and the work takes over a second.
+
+    Yields a function to be told each stage as it begins: with `stages`, the bar shows how many of them are done.
+    """
     if quiet or not sys.stderr.isatty():
-        yield
+        yield lambda stage: None
         return
     done = threading.Event()
-    thread = threading.Thread(target=_bar, args=(what, done), daemon=True)
+    begun: list[str] = []
+    thread = threading.Thread(target=_bar, args=(what, tuple(stages), begun, done), daemon=True)
     thread.start()
     try:
-        yield
+        yield begun.append
     finally:
         done.set()
         thread.join()
 
 
-def _bar(what: str, done: threading.Event) -> None:
+def _bar(what: str, stages: tuple[str, ...], begun: list[str], done: threading.Event) -> None:
     if done.wait(DELAY):
         return
     from rich.console import Console
@@ -60,8 +64,11 @@ def _bar(what: str, done: threading.Event) -> None:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        shown.add_task(what, total=None)
-        done.wait()
+        task = shown.add_task(what, total=len(stages) or None)
+        while not done.wait(0.1):
+            if begun and begun[-1] in stages:
+                now = begun[-1]
+                shown.update(task, description=f"{what}: {now}", completed=stages.index(now))
 
 
 def count(number: int, noun: str) -> str:
