@@ -22,6 +22,7 @@ from onnxgen.names import identifier, module_part
 from onnxgen.ops.parameter import initial, role
 from onnxgen.options import Options
 from onnxgen.passes.trainable import stored_values
+from onnxgen.places import settle
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import folded_from, stored
 from onnxgen.wayback import Source
@@ -167,7 +168,7 @@ class Members:
             assert tensor is not None
             path = tuple(module_part(p) for p in param_path(name) or (name,))
             source = Source.of(tensor, name)
-            build = tensor_literal(tensor.numpy(), source.dtype, CPU) or quote("constant(k)", k=".".join(path))
+            build = tensor_literal(tensor.numpy(), source.dtype, CPU) or ast.Constant(None)  # its key follows
             named = path not in self._by_path
             self._parameters[value] = self._register(Member(path, build, "buffer", {"": source}, set(), named))
         return MemberRef(self._parameters[value])
@@ -188,39 +189,18 @@ class Members:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
         members = [m for m in self.members if id(m) in used]
-        self._number(members)
+        settle(members)
         taken = {member.path[0] for member in members}
         while self.prefix[:-1] in taken:
             self.prefix = "_" + self.prefix
         for member in members:
+            key = ".".join(member.path)
             if id(member) in self._large:
-                key = self.prefix + ".".join(member.path)
+                key = self.prefix + key
                 self.constants[key] = self._large[id(member)]
+            if _is_to_be_read(member):
                 member.build = quote("constant(k)", k=key)
         return members
-
-    def _number(self, members: list[Member]) -> None:
-        """Give role-named members their place: `conv` if it is the only one there, else `conv1`, `conv2`, ..."""
-        modules = {m.path for m in members if m.named and m.kind == "module"}
-        for member in members:
-            while not member.named and len(member.path) > 1 and any(
-                member.path[:n] in modules for n in range(1, len(member.path))
-            ):  # fmt: skip
-                member.path = (*member.path[:-2], member.path[-1])
-        taken = {m.path[:n] for m in members if m.named for n in range(1, len(m.path) + 1)}
-        taken |= {m.path[:n] for m in members for n in range(1, len(m.path))}
-        counts = Counter(m.path for m in members if not m.named)
-        turn: Counter[Path] = Counter()
-        for member in members:
-            if member.named:
-                continue
-            base = member.path
-            path = base
-            while (counts[base] > 1 and path == base) or path in taken:
-                turn[base] += 1
-                path = (*base[:-1], f"{base[-1]}{turn[base]}")
-            member.path = path
-            taken.add(path)
 
     def ties(self, members: list[Member]) -> list[Tie]:
         """Stored matrices that are a weight in two places.
@@ -251,6 +231,11 @@ def is_named_buffer(value: ir.Value) -> bool:
         and stored(value) is not None
         and value.metadata_props.get("pkg.torch.export.graph_signature.InputSpec.persistent") != "False"
     )
+
+
+def _is_to_be_read(member: Member) -> bool:
+    """A buffer too large for source: its expression is written when it has its name."""
+    return member.kind == "buffer" and isinstance(member.build, ast.Constant)
 
 
 def _is_weight(tensor: ir.TensorProtocol | None) -> bool:

@@ -60,8 +60,9 @@ def batch_normalization(
     module = _batch_norm(b, dims, scale, B, input_mean, input_var, shortest(epsilon), shortest(momentum))
     if module is None:
         made = b.call(
-            "F.batch_norm", X, input_mean, input_var, scale, B, training=unless(training, False),
-            momentum=unless(_inverted(momentum), 0.1), eps=unless(shortest(epsilon), 1e-5),
+            "F.batch_norm", X, _statistic(b, input_mean), _statistic(b, input_var), scale, B,
+            training=unless(training, False), momentum=unless(_inverted(momentum), 0.1),
+            eps=unless(shortest(epsilon), 1e-5),
         )  # fmt: skip
     else:
         made = b("m(x)", m=module, x=x)
@@ -73,6 +74,12 @@ def batch_normalization(
         raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
+
+
+def _statistic(b: Builder, arg: Arg) -> ast.expr:
+    """A running mean or variance: torch refuses one that a gradient would flow through."""
+    frozen = arg.value is not None and arg.constant is not None
+    return arg.expr if frozen else b("x.detach()", x=arg)
 
 
 def _inverted(momentum: float) -> float:

@@ -32,12 +32,21 @@ def normalize(proto: onnx.ModelProto) -> None:
 def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:
     for info in (*graph.input, *graph.output, *graph.value_info):
         settle_type(info)
+    _declare_once(graph)
     graph.initializer.extend(dense(sparse) for sparse in graph.sparse_initializer)
     graph.ClearField("sparse_initializer")
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     own.update(name for node in graph.node for name in node.output)
     _copy_outer_outputs(graph, own, outer)
     _nodes(graph.node, outer | own if any(_inner(node) for node in graph.node) else outer)
+
+
+def _declare_once(graph: onnx.GraphProto) -> None:
+    """An input that is declared again, as an output: onnx_ir would keep the last declaration, which may say less."""
+    inputs = {info.name: info.type for info in graph.input if info.type.tensor_type.HasField("shape")}
+    for info in (*graph.output, *graph.value_info):
+        if info.name in inputs:
+            info.type.CopyFrom(inputs[info.name])
 
 
 def _copy_outer_outputs(graph: onnx.GraphProto, own: set[str], outer: set[str]) -> None:

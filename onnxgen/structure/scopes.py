@@ -69,6 +69,7 @@ class Splitter:
         self.containers = _containers(module.members)
         self.scopes: dict[int, Path] = {}
         self.owners: dict[Path, Scope] = {}
+        self.claimed: set[Path] = {()}  # those that have an owner, or will have one
 
     def root(self, flat: bool) -> Scope:
         """The whole network as a tree of scopes (a single one if `flat`)."""
@@ -116,6 +117,8 @@ class Splitter:
                 break
             for index in {i for c in bad for i in c}:
                 self._dissolve(units[index], statements, keys)
+        # before any branch is split: what is a submodule here is none of a branch's own
+        self.claimed.update(unit.key for unit in units if unit.key is not None)
         order = topological(_edges(units))
         needed = _needed_after(units, order, returned)
         body: list[Statement] = []
@@ -137,7 +140,7 @@ class Splitter:
         n = level + 1
         while n < len(path) and self._is_container(path[:n]):
             n += 1
-        free = n <= len(path) and not self._is_container(path[:n]) and path[:n] not in self.owners
+        free = n <= len(path) and not self._is_container(path[:n]) and path[:n] not in self.claimed
         return path[:n] if free else None
 
     def _is_container(self, path: Path) -> bool:

@@ -1,0 +1,102 @@
+"""Where each member finally lives: every name is one thing only.
+
+A file may call one tensor `a.weight` and another `a.weight.bias`, or use the bias that a layer `a` was made without in
+some other place. In a tree of modules a tensor has nothing below it, and what a layer computes with is the layer's own;
+so one of the two gets an underscore.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from onnxgen.code.module_def import Member, Path
+
+# What torch's layers read of themselves when they are called. Kept as a list, since generating never imports torch; a
+# test compares it with the layers that operators ask for.
+_LAYER_ATTRIBUTES = """
+    weight bias in_features out_features in_channels out_channels kernel_size stride padding dilation transposed
+    output_padding groups padding_mode eps momentum affine track_running_stats num_features running_mean running_var
+    num_batches_tracked normalized_shape elementwise_affine num_groups num_channels num_parameters num_embeddings
+    embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse mode input_size hidden_size num_layers
+    batch_first dropout bidirectional proj_size all_weights flatten_parameters init nonlinearity
+    """
+LAYER_ATTRIBUTES: frozenset[str] = frozenset(_LAYER_ATTRIBUTES.split())
+
+
+def settle(members: list[Member]) -> None:
+    """Give every member its final path: those with a name of their own first, then `conv`, or `conv1`, `conv2`, ..."""
+    places = Places()
+    for member in sorted((m for m in members if m.named), key=lambda m: m.kind != "module"):
+        member.path = places.near(member)
+        places.take(member)
+    modules = {m.path for m in members if m.named and m.kind == "module"}
+    unnamed = [m for m in members if not m.named]
+    for member in unnamed:
+        while any(member.path[:n] in modules for n in range(1, len(member.path))):
+            member.path = (*member.path[:-2], member.path[-1])
+    places.inner |= {m.path[:n] for m in unnamed for n in range(1, len(m.path))}
+    counts = Counter(m.path for m in unnamed)
+    turn: Counter[Path] = Counter()
+    for member in unnamed:
+        base = member.path
+        while (counts[base] > 1 and member.path == base) or not places.is_free(member, member.path):
+            turn[base] += 1
+            member.path = (*places.clear(base[:-1]), f"{base[-1]}{turn[base]}")
+        places.take(member)
+
+
+class Places:
+    """The paths that are taken, and by what.
+
+    Attributes:
+        tensors: parameters and buffers, those of layers included.
+        modules: layers.
+        inner: paths with something below them.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: set[Path] = set()
+        self.modules: set[Path] = set()
+        self.inner: set[Path] = set()
+
+    def take(self, member: Member) -> None:
+        tensors = _tensors(member, member.path)
+        self.tensors.update(tensors)
+        if member.kind == "module":
+            self.modules.add(member.path)
+        self.inner.update(p[:n] for p in (member.path, *tensors) for n in range(1, len(p)))
+
+    def is_free(self, member: Member, path: Path) -> bool:
+        """Whether a member may live there."""
+        if path in self.modules or path in self.tensors or self.clear(path[:-1]) != path[:-1]:
+            return False
+        if path[:-1] in self.modules and path[-1] in LAYER_ATTRIBUTES:
+            return False
+        if member.kind != "module":
+            return path not in self.inner
+        taken = {(*path, name) for name in LAYER_ATTRIBUTES} if path in self.inner else set()
+        return not taken & (self.tensors | self.inner)
+
+    def clear(self, path: Path) -> Path:
+        """A path of modules like this one, none of which is a tensor."""
+        for n in range(1, len(path) + 1):
+            while path[:n] in self.tensors or (path[: n - 1] in self.modules and path[n - 1] in LAYER_ATTRIBUTES):
+                path = (*path[: n - 1], _other(path[n - 1]), *path[n:])
+        return path
+
+    def near(self, member: Member) -> Path:
+        """The path nearest to a member's own where it may live."""
+        path = (*self.clear(member.path[:-1]), member.path[-1])
+        while not self.is_free(member, path):
+            path = (*path[:-1], _other(path[-1]))
+        return path
+
+
+def _other(name: str) -> str:
+    return f"part_{name}" if name.isdigit() else f"{name}_"
+
+
+def _tensors(member: Member, path: Path) -> list[Path]:
+    if member.kind != "module":
+        return [path]
+    return [(*path, key) for key in (*member.keys, *member.extra)]

@@ -1,0 +1,69 @@
+"""Graphs that `test_random_graphs` once found wrong, each as small as it gets, in ONNX's text syntax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from tests.graphs import Case
+from tests.test_random_graphs import hold
+
+SIZES = {"N": (2, 1, 3), "L": (3, 5, 4)}
+HEAD = '<ir_version: 8, opset_import: ["": 17]>\ngraph '
+KINDS = {1: "float32", 7: "int64", 9: "bool", 11: "float64"}
+
+
+def case(text: str) -> Case:
+    """The graph of a text, with inputs at three sizes of its dims N and L."""
+    model = onnx.parser.parse_model(HEAD + text)
+    numbers = np.random.default_rng(0)
+    feeds: list[dict[str, Any]] = [{}, {}, {}]
+    for info in model.graph.input:
+        tensor = info.type.tensor_type
+        for i, feed in enumerate(feeds):
+            shape = [SIZES[d.dim_param][i] if d.dim_param else d.dim_value for d in tensor.shape.dim]
+            array = numbers.integers(-9, 9, shape).astype(KINDS[tensor.elem_type])
+            feed[info.name] = array / 4 if array.dtype.kind == "f" else array
+    return Case(0, model, feeds)
+
+
+GRAPHS = {
+    "reshape to rank 0": """
+        (float[1, 1] x) => (float[] y) <int64[0] shape = {}> { y = Reshape(x, shape) }""",
+    "an input is an output without a shape": """
+        (float[N, 2, 3] x) => (float[] y, float[] x) { y = Flatten<axis = 2>(x) }""",
+    "a tensor's path begins another's": """
+        (float[N, 2] x) => (float[] y)
+        <float[2] "a.weight" = {1.5, 2}, float[2] "a.weight.bias" = {3, 4.5}, float[2] "a.weight.bias.0" = {2, 0.5}>
+        { s = Mul(x, "a.weight")  t = Mul(s, "a.weight.bias")  y = Mul(t, "a.weight.bias.0") }""",
+    "a layer's path is a tensor's": """
+        (float[N, 2] x) => (float[] y)
+        <float[2, 2] "a.weight" = {1.5, 2, 1, 1}, float[2, 2] "a.weight.weight" = {3, 4.5, 2, 2}>
+        { s = MatMul(x, "a.weight")  t = Relu(s)  y = MatMul(t, "a.weight.weight") }""",
+    "a layer without a bias, and a bias of its name elsewhere": """
+        (float[N, 2] x) => (float[] y)
+        <float[2, 2] "a.weight" = {1.5, 2, 1, 1}, float[2] "a.bias" = {3, 4.5}>
+        { s = MatMul(x, "a.weight")  t = Relu(s)  y = Mul(t, "a.bias") }""",
+    "a named scope's path is a tensor's": """
+        (float[N, 2] x) => (float[] y)
+        <float[2] "a.0" = {1.5, 2}, float[2] "a.0.b.0" = {3, 4.5}, float[2] "a.1" = {3, 4.5}>
+        { s = Mul(x, "a.0")  t = Mul(s, "a.0.b.0")  y = Mul(t, "a.1") }""",
+    "statistics that are trained elsewhere": """
+        (float[N, 2, L] x) => (float[] y) <float[2] "a.bias" = {1.5, 2}, float[2] w = {3, 4.5}, float[2] v = {3, 4.5}>
+        { y = BatchNormalization(x, w, "a.bias", "a.bias", v) }""",
+    "a branch has statements of a submodule that the whole calls later": """
+        (float[N, 2] x, bool c) => (float[a, b] y, float[a, b] z) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}>
+        { ["/a/If"] y = If (c) <
+            then_branch = p () => (float[N, 2] p1) { ["/a/Mul"] p0 = Mul(x, "a.w") ["/a/Relu"] p1 = Relu(p0) },
+            else_branch = q () => (float[N, 2] q1) { q1 = Neg(x) }>
+          ["/a/Mul_1"] s = Mul(x, "a.v")  ["/a/Sub"] z = Sub(s, "a.w") }""",
+}
+
+
+@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+def test_agrees_with_onnxruntime(text: str, tmp_path: Path) -> None:
+    assert hold(case(text), tmp_path), "onnxruntime refuses this graph"
