@@ -212,6 +212,23 @@ def test_sizes_that_the_oracle_refuses(tmp_path: Path) -> None:
     assert any("onnxruntime refused inputs with a=" in note for note in report.notes)
 
 
+def test_every_branch_is_taken(tmp_path: Path) -> None:
+    """A number that decides which branch runs is each constant that it is compared with, and something else."""
+    number = h.make_tensor("k", T.INT64, [], [16000])
+    branches = {
+        f"{name}_branch": h.make_graph([h.make_node(op, ["x"], ["b"])], name, [], [VI("b", T.FLOAT, None)])
+        for name, op in (("then", "Sin"), ("else", "Cos"))
+    }
+    nodes = [h.make_node("Equal", ["rate", "k"], ["c"]), h.make_node("If", ["c"], ["y"], **branches)]
+    inputs = [VI("x", T.FLOAT, [8]), VI("rate", T.INT64, [])]
+    graph = h.make_graph(nodes, "g", inputs, [VI("y", T.FLOAT, [8])], [number])
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    right = verify(tmp_path / "m.onnx", Says(lambda m, x, rate: x.sin() if rate == 16000 else x.cos()))
+    assert right.agrees and any("branches" in note for note in right.notes)
+    assert not verify(tmp_path / "m.onnx", Says(lambda m, x, rate: x.sin())).agrees
+    assert not verify(tmp_path / "m.onnx", Says(lambda m, x, rate: x.cos())).agrees
+
+
 def test_one_symbol_is_one_size(tmp_path: Path) -> None:
     inputs = [VI("x", T.FLOAT, ["n", "n"]), VI("y", T.FLOAT, [2, "n"])]
     path = save(tmp_path / "m.onnx", [h.make_node("MatMul", ["y", "x"], ["z"])], inputs, [VI("z", T.FLOAT, None)])

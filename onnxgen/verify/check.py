@@ -102,6 +102,8 @@ class Check:
         if self.graph.random:
             names = ", ".join(printable(n) for n in sorted(self.graph.random))
             self.notes.append(f"random numbers are drawn for {names}: only shape and dtype are compared")
+        if self.graph.chooses:
+            self.notes.append("the graph has branches: only those that these inputs take are compared")
         if self.graph.trains_norm and self.graph.keeps_norm:
             self.notes.append("only some of the graph's BatchNormalizations record training mode")
 

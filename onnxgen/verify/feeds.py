@@ -91,7 +91,7 @@ def draw(graph: Graph, candidate: Sizes, spread: str, seed: int) -> dict[str, An
         elif (facts.kind == "optional" or isinstance(type_, ir.OptionalType)) and seed % 2:
             feeds[name] = None
         else:
-            feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread)
+            feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread, seed)
     return feeds
 
 
@@ -101,7 +101,13 @@ def _shape(shape: tuple[Dim, ...] | None, seed: int) -> tuple[Dim, ...]:
 
 
 def _array(
-    rng: np.random.Generator, shape: tuple[int, ...], dtype: ir.DataType, role: Role, candidate: Sizes, spread: str
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: ir.DataType,
+    role: Role,
+    candidate: Sizes,
+    spread: str,
+    turn: int = 0,
 ) -> NDArray[Any]:
     if role.mode:
         return np.zeros(shape, dtype.numpy())
@@ -111,6 +117,12 @@ def _array(
         return np.full(shape, int(spread == "ones")).astype(dtype.numpy())
     if dtype == ir.DataType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
+    if role.compared and math.prod(shape) == 1 and spread in SPREADS and dtype.is_integer():
+        # one number that decides something: each constant it is compared with in turn, and its neighbours
+        choices = sorted(
+            {c + step for c in role.compared for step in (-1, 0, 1)}, key=lambda c: (c not in role.compared, c)
+        )
+        return np.full(shape, choices[turn % len(choices)]).astype(dtype.numpy())
     low, high = _range(dtype, role, candidate, spread)
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())

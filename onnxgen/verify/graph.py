@@ -35,6 +35,7 @@ SIZES = {
     "CenterCropPad": {1},
 }
 MODES = {"Dropout": {2}}
+COMPARISONS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 
 
 @dataclass
@@ -45,12 +46,14 @@ class Role:
         bounds: dims that the elements index, so they must lie below each of them.
         size: they act as a size or a count.
         mode: they switch training mode.
+        compared: integer constants that they are compared with; a branch may hang on it.
     """
 
     bounds: list[Dim] = field(default_factory=list)
     indexes: bool = False
     size: bool = False
     mode: bool = False
+    compared: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Graph:
         trains_norm, keeps_norm: it has a BatchNormalization that records training mode; one that does not.
         trains_dropout: it has a Dropout that records training mode.
         branches: it has control flow, so a run need not reach every parameter.
+        chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
     """
 
@@ -76,6 +80,7 @@ class Graph:
     keeps_norm: bool = False
     trains_dropout: bool = False
     branches: bool = False
+    chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
 
     @property
@@ -96,6 +101,7 @@ def examine(model: ir.Model) -> Graph:
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)
+        found.chooses = found.chooses or node.op_type == "If"
         found.branches = found.branches or any(True for _ in subgraphs(node))
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.dtype in HALVES:
@@ -174,6 +180,8 @@ def _role(value: ir.Value) -> Role:
             elif INDEXES.get(node.op_type) == position:
                 role.indexes = True
                 role.bounds.extend(_bounds(node))
+            elif node.op_type in COMPARISONS:
+                role.compared |= _integers(node.inputs[1 - position])
             elif _carries_numbers(node, position):
                 new = [o for o in node.outputs if o not in seen]
                 seen.update(new)
@@ -190,6 +198,14 @@ CARRIERS = set(
 def _carries_numbers(node: ir.Node, position: int) -> bool:
     """Whether the operator's output still holds the input's elements, about."""
     return node.op_type in CARRIERS and not (node.op_type == "Where" and position == 0)
+
+
+def _integers(value: ir.Value | None) -> set[int]:
+    """The elements of a stored integer scalar."""
+    tensor = stored(value)
+    if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
+        return set()
+    return {int(tensor.numpy().reshape(-1)[0])}
 
 
 def _bounds(node: ir.Node) -> list[Dim]:
