@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Container, Iterable
 
 from onnxgen.code.copied import helper_names
-from onnxgen.code.module_def import Assign, If, Loop, Statement, blocks, expressions, used
+from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
 from onnxgen.names import RESERVED, identifier
 from onnxgen.propagate.info import Info
@@ -22,6 +22,9 @@ _ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
 def nest(scope: Scope) -> None:
     """Put each value that is used once, in the very next statement, into that statement."""
     uses = count_uses(scope.body, scope.outputs)
+    for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
+        if count > 1:  # carried around a loop, or made by both branches: it stays where it is assigned
+            uses[name] += 2
     scope.body = _nest(_follow(scope.body, uses), uses)
     while scope.body and isinstance(scope.body[-1], Assign) and len(scope.outputs) == 1:
         last = scope.body[-1]
@@ -37,12 +40,14 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
 
     Exporters write the projections of q, k and v first and then split all three into heads.
     """
+    carried = {name for s in block if not isinstance(s, Assign) for name in s.targets}
     followers: dict[str, Assign] = {}
     for statement in block:
         if isinstance(statement, Assign) and len(statement.targets) == 1:
             needed = refs(statement.value)
             members = any(isinstance(n, MemberRef) for n in walk(statement.value))
-            if len(needed) == 1 and uses[needed[0]] == 1 and not members:
+            alone = len(set(needed)) == 1 and uses[needed[0]] == len(needed)
+            if alone and not members and statement.targets[0] not in carried:
                 followers[needed[0]] = statement
     made: list[Statement] = []
     moved: set[int] = set()
