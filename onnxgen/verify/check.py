@@ -212,7 +212,8 @@ class Check:
         except Refused:
             return
         for i, (name, e, g) in enumerate(zip(self.graph.outputs, expected, got, strict=True)):
-            slack = slack_of(e, [torch_side.cast_numpy(o[i], self.cast) for o in others])
+            moved = [torch_side.cast_numpy(o[i], self.cast) for o in others]
+            slack = slack_of(e, moved, drawing.NUDGE * precision)
             if not run.outputs[i].why or run.outputs[i].expected != run.outputs[i].got or slack is None:
                 continue
             again = self._output(name, e, g, slack)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnxgen.verify.convert import widened
 
 SLACK = 4.0  # what a module may differ by, in the oracle's own movement under inputs changed in their last places
+AMPLIFIES = 4.0  # by what a graph must amplify such a change: one that doesn't has no excuse
 HIDES = 0.05  # the part of an output, in root mean square, that such a movement may be
 
 # relative and absolute, at the least, where a graph computes in or returns these
@@ -100,8 +101,10 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
     return Difference(max((d.absolute for d in found), default=0.0), max((d.relative for d in found), default=0.0), why)
 
 
-def slack_of(expected: Any, others: list[Any]) -> NDArray[Any] | None:
+def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:
     """How far an output moves when its inputs change in their last places: the most that `others` differ from it.
+
+    0 for elements that move hardly more than the inputs, which changed by the part `change` of themselves.
 
     None where there is nothing to say it of, or where it moves so much as a whole that a wrong answer could hide in it.
     """
@@ -111,8 +114,9 @@ def slack_of(expected: Any, others: list[Any]) -> NDArray[Any] | None:
     with np.errstate(all="ignore"):
         moved = [np.abs(v.astype(np.float64) - expected.astype(np.float64)) for v in others]
     most = np.nan_to_num(np.max(moved, axis=0), nan=0.0, posinf=0.0)
-    slack = np.asarray(most if expected.dtype.kind in "biu" else SLACK * most)
     size = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    amplified = np.where(most > AMPLIFIES * change * np.abs(size), SLACK * most, 0.0)
+    slack = np.asarray(most if expected.dtype.kind in "biu" else amplified)
     return slack if float((slack**2).sum()) <= (HIDES**2) * float((size**2).sum()) else None
 
 

@@ -17,7 +17,8 @@ from onnxgen.verify.graph import Graph, Role
 Sizes = dict[str, int]
 NUDGE = 4.0  # units in the last place that `nudged` changes a number by, at most
 LARGEST = 1 << 26  # elements of one input past which a size is not tried
-SPREADS = ("plain", "wide")  # how values are drawn, in turn, where any value will do
+SPREADS = ("plain", "wide", "faint")  # how values are drawn, in turn, where any value will do
+FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates (gates, softmax) shows there
 CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
@@ -118,15 +119,14 @@ def _array(
     if dtype == ir.DataType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
     if role.compared and math.prod(shape) == 1 and spread in SPREADS and dtype.is_integer():
-        # one number that decides something: each constant it is compared with in turn, and its neighbours
-        choices = sorted(
-            {c + step for c in role.compared for step in (-1, 0, 1)}, key=lambda c: (c not in role.compared, c)
-        )
+        # one number that decides something: what it is compared with, and others, in turn
+        choices = list(role.compared)
         return np.full(shape, choices[turn % len(choices)]).astype(dtype.numpy())
     low, high = _range(dtype, role, candidate, spread)
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
+    drawn = FAINT * drawn if spread == "faint" else drawn
     if dtype.name.startswith("COMPLEX"):
         return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
     return np.asarray(drawn).astype(dtype.numpy())
@@ -136,7 +136,7 @@ def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tup
     """The integers to draw from, the end excluded."""
     if role.indexes:
         bound = min(_known(role.bounds, candidate), default=4)
-        return 0, max(1, {"plain": bound, "wide": bound // 2}.get(spread, 1))
+        return 0, max(1, {"plain": bound, "wide": bound // 2, "faint": bound}.get(spread, 1))
     if role.size:
         return 1, 2 if spread == "small" else 4
     if spread == "small":

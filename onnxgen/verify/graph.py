@@ -46,14 +46,15 @@ class Role:
         bounds: dims that the elements index, so they must lie below each of them.
         size: they act as a size or a count.
         mode: they switch training mode.
-        compared: integer constants that they are compared with; a branch may hang on it.
+        compared: integers to try because a branch may hang on them: constants that they are compared with, first, and
+            neighbours of these.
     """
 
     bounds: list[Dim] = field(default_factory=list)
     indexes: bool = False
     size: bool = False
     mode: bool = False
-    compared: set[int] = field(default_factory=set)
+    compared: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -170,6 +171,8 @@ def _role(value: ir.Value) -> Role:
     """Follow an input through the graph to where its elements index something or act as a size."""
     role = Role()
     seen, todo = {value}, [value]
+    constants: dict[int, None] = {}
+    neighbours: dict[int, None] = {}
     while todo:
         for use in todo.pop().uses():
             node, position = use.node, use.idx
@@ -181,11 +184,14 @@ def _role(value: ir.Value) -> Role:
                 role.indexes = True
                 role.bounds.extend(_bounds(node))
             elif node.op_type in COMPARISONS:
-                role.compared |= _integers(node.inputs[1 - position])
+                for constant in _integer(node.inputs[1 - position]):
+                    constants[constant] = None
+                    neighbours |= dict.fromkeys([constant - 1] + [constant + 1] * (node.op_type != "Equal"))
             elif _carries_numbers(node, position):
                 new = [o for o in node.outputs if o not in seen]
                 seen.update(new)
                 todo.extend(new)
+    role.compared = list(constants | neighbours)
     return role
 
 
@@ -200,12 +206,12 @@ def _carries_numbers(node: ir.Node, position: int) -> bool:
     return node.op_type in CARRIERS and not (node.op_type == "Where" and position == 0)
 
 
-def _integers(value: ir.Value | None) -> set[int]:
-    """The elements of a stored integer scalar."""
+def _integer(value: ir.Value | None) -> list[int]:
+    """The one element of a stored integer, if it is one."""
     tensor = stored(value)
     if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
-        return set()
-    return {int(tensor.numpy().reshape(-1)[0])}
+        return []
+    return [int(tensor.numpy().reshape(-1)[0])]
 
 
 def _bounds(node: ir.Node) -> list[Dim]:
