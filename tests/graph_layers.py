@@ -82,6 +82,7 @@ def norm(m: Maker) -> None:
         return
     size = x.shape[1]
     kind = m.pick(("batch", "batch", "layer", "instance"))
+    few = any(d < 2 for d in times(*x.shape[2:])) and x.static is None  # torch refuses a single element
     if kind == "layer" and m.opset >= 17 and len(set(x.shape[-1])) == 1:
         given = [m.parameter("f", (x.shape[-1][0],)) for _ in range(m.between(1, 2))]
         m.add(Value(m.emit("LayerNormalization", [x, *given], axis=-1)[0], "f", x.shape))
@@ -89,7 +90,7 @@ def norm(m: Maker) -> None:
         given = [m.parameter("f", (size[0],)) for _ in range(3)]
         variance = m.parameter("f", (size[0],), np.abs(m.array("f", (size[0],))) + 0.5)
         m.add(Value(m.emit("BatchNormalization", [x, *given, variance])[0], "f", x.shape))
-    elif len(set(size)) == 1 and kind == "instance" and x.rank > 2:
+    elif len(set(size)) == 1 and kind == "instance" and x.rank > 2 and not few:
         given = [m.parameter("f", (size[0],)) for _ in range(2)]
         m.add(Value(m.emit("InstanceNormalization", [x, *given], epsilon=0.01)[0], "f", x.shape))
 

@@ -9,7 +9,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from onnxgen.errors import OnnxgenError
 from tests.graphs import Case
+from tests.ops.harness import run_node
 from tests.test_random_graphs import hold
 
 SIZES = {"N": (2, 1, 3), "L": (3, 5, 4)}
@@ -55,6 +57,14 @@ GRAPHS = {
     "statistics that are trained elsewhere": """
         (float[N, 2, L] x) => (float[] y) <float[2] "a.bias" = {1.5, 2}, float[2] w = {3, 4.5}, float[2] v = {3, 4.5}>
         { y = BatchNormalization(x, w, "a.bias", "a.bias", v) }""",
+    "statistics of a single element": """
+        (float[N, 2, 1, 1] x) => (float[a, b, c, d] y) <float[2] "a.weight" = {1.5, 2}, float[2] "a.bias" = {3, 4.5}>
+        { y = InstanceNormalization(x, "a.weight", "a.bias") }""",
+    "a branch that is never taken has a weight": """
+        (float[N, 2] x) => (float[a, b] y) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}, bool c = {1}>
+        { y = If (c) <
+            then_branch = p () => (float[N, 2] p1) { p1 = Mul(x, "a.w") },
+            else_branch = q () => (float[N, 2] q1) { q1 = Mul(x, "a.v") }> }""",
     "a branch has statements of a submodule that the whole calls later": """
         (float[N, 2] x, bool c) => (float[a, b] y, float[a, b] z) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}>
         { ["/a/If"] y = If (c) <
@@ -67,3 +77,14 @@ GRAPHS = {
 @pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
 def test_agrees_with_onnxruntime(text: str, tmp_path: Path) -> None:
     assert hold(case(text), tmp_path), "onnxruntime refuses this graph"
+
+
+def test_a_mask_of_integers_is_added_to_the_scores() -> None:
+    q, k, v = (np.random.default_rng(i).standard_normal((1, 2, 3, 4)).astype("float32") for i in range(3))
+    run_node("Attention", [q, k, v, np.array([[0, 1, -2]] * 3, "int32")], opset=23)
+
+
+def test_channels_that_do_not_fit_are_a_problem_of_the_node() -> None:
+    ones = np.ones(2, "float32")
+    with pytest.raises(OnnxgenError, match="3 channels, and i1 has 2 elements"):
+        run_node("BatchNormalization", [np.ones((2, 3), "float32"), ones, ones, ones, ones], initializers={1, 2, 3, 4})

@@ -44,10 +44,17 @@ def attention(
         b.role(arg, name)
     return b.call(
         "F.scaled_dot_product_attention", Q, K, V,
-        attn_mask=OMIT if attn_mask is None else attn_mask,
+        attn_mask=OMIT if attn_mask is None else _mask(b, Q, attn_mask),
         is_causal=True if is_causal else OMIT,
         scale=_scale(Q, scale),
     )  # fmt: skip
+
+
+def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
+    """A mask of numbers is added to the scores, whatever its type; torch takes only the queries' own."""
+    if mask.dtype in (ir.DataType.BOOL, q.dtype) or mask.dtype is None or q.dtype is None:
+        return mask
+    return b("m.to(d)", m=mask, d=q.dtype)
 
 
 def _scale(q: Arg, scale: float | None) -> Any:

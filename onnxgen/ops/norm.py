@@ -50,6 +50,7 @@ def batch_normalization(
     """`nn.BatchNormNd`; ONNX's momentum is the share that is kept, torch's the share that is replaced."""
     if not spatial:
         raise b.error("spatial=0 (statistics for each element) is not handled", "export with opset 9 or newer")
+    _check_channels(b, X, scale, B, input_mean, input_var)
     rank = X.known_rank
     training = bool(training_mode) or b.wants(1)
     x: Any = X
@@ -74,6 +75,15 @@ def batch_normalization(
         raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
+
+
+def _check_channels(b: Builder, x: Arg, *weights: Arg) -> None:
+    """A problem where the weights are certainly not one number a channel."""
+    channels = x.shape[1] if x.shape is not None and len(x.shape) > 1 else None
+    for weight in weights:
+        size = weight.shape[0] if weight.shape is not None and len(weight.shape) == 1 else None
+        if isinstance(channels, int) and isinstance(size, int) and size != channels:
+            raise b.error(f"its input has {channels} channels, and {weight.name} has {size} elements", "fix the file")
 
 
 def _statistic(b: Builder, arg: Arg) -> ast.expr:
@@ -110,8 +120,14 @@ def _batch_norm(
 def instance_normalization(
     b: Builder, input: Arg, scale: Arg, B: Arg, *, epsilon: float = 1e-5, _: Any = None
 ) -> ast.expr:
+    """`nn.InstanceNormNd`; torch refuses to take it over a single element, of which nothing is left but the bias."""
+    _check_channels(b, input, scale, B)
     eps = unless(shortest(epsilon), 1e-5)
     dims = {3: 1, 4: 2, 5: 3}.get(input.known_rank)
+    if input.shape is not None and all(d == 1 for d in input.shape[2:]):
+        ones = tuple([1] * (input.known_rank - 2))
+        weights = [b("w.reshape(s)", w=w, s=(-1, *ones)) for w in (scale, B)]
+        return b("F.layer_norm(x, s) * w + b", x=input, s=ones, w=weights[0], b=weights[1])
     if is_plain(scale, B):
         return b.call("F.instance_norm", input, eps=eps)
     if dims is not None and scale.source is not None and B.source is not None:
