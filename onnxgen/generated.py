@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,8 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
     report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
     report.notes.extend(module.notes)
-    taken = set(_taken(model.graph))
+    taken: set[ir.Value] = set()
+    _take(model.graph, taken)
     for value in stored_values(model.graph):
         if "trainable" in value.meta:
             trained, reason = value.meta["trainable"]
@@ -166,16 +167,18 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
             report.trainable[value.name or ""] = (trained, reason)
 
 
-def _taken(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value that is used outside of branches that are known not to be taken."""
-    yield from graph.outputs
-    for node in graph:
-        yield from (value for value in node.inputs if value is not None)
+def _take(graph: ir.Graph, taken: set[ir.Value]) -> None:
+    """Add every value that the graph's outputs depend on, but for branches that are known not to be taken."""
+    taken.update(graph.outputs)
+    for node in reversed(graph):
+        if not taken.intersection(node.outputs):
+            continue
+        taken.update(value for value in node.inputs if value is not None)
         known = info(node.inputs[0]).constant if node.op_type == "If" else None
         dead = None if known is None or known.size != 1 else "else_branch" if known.item() else "then_branch"
         for name, attribute in node.attributes.items():
             if name != dead and attribute.type == ir.AttributeType.GRAPH:
-                yield from _taken(attribute.as_graph())
+                _take(attribute.as_graph(), taken)
 
 
 def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path, report: Report) -> Frame:

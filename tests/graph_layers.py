@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from tests import graph_data as data
 from tests import graph_steps as steps
 from tests.graph_control import if_, loop
 from tests.graph_steps import Step, broadcast, fixed, times
@@ -300,6 +301,8 @@ STEPS: tuple[tuple[int, Step], ...] = (
     (3, steps.gather), (2, steps.embedding), (2, steps.pad), (1, steps.expand), (1, steps.tile), (2, steps.reduce),
     (1, steps.arg_max), (2, if_), (2, loop), (6, matmul), (3, gemm), (4, conv), (3, norm), (2, softmax),
     (2, pool), (1, prelu), (5, reshape), (2, reshape_like), (2, fill), (2, half_of), (1, shape_as_data), (4, block),
+    (1, data.reshape_to_input), (1, data.slice_by_input), (2, data.sizes_by_input), (2, data.positive), (3, data.rare),
+    (1, data.gather_by_input), (1, data.conv_transpose), (2, data.inner_sizes),
 )  # fmt: skip
 
 

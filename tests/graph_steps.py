@@ -304,7 +304,8 @@ def gather(m: Maker) -> None:
 
 
 def embedding(m: Maker) -> None:
-    fit = [v for v in m.values if v.kind in "qi" and v.exact and v.name in m.feeds[0]]
+    fit = [v for v in m.values if v.kind in "qi" and v.name in m.feeds[0]]
+    fit = [v for v in fit if all(((f[v.name] >= 0) & (f[v.name] < 4)).all() for f in m.feeds)]
     if not fit:
         return
     index, table = m.pick(fit), m.parameter("f", (4, m.between(1, 6)))

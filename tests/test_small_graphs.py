@@ -62,9 +62,9 @@ GRAPHS = {
         { y = InstanceNormalization(x, "a.weight", "a.bias") }""",
     "a branch that is never taken has a weight": """
         (float[N, 2] x) => (float[a, b] y) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}, bool c = {1}>
-        { y = If (c) <
+        { z = Relu("a.v")  y = If (c) <
             then_branch = p () => (float[N, 2] p1) { p1 = Mul(x, "a.w") },
-            else_branch = q () => (float[N, 2] q1) { q1 = Mul(x, "a.v") }> }""",
+            else_branch = q () => (float[N, 2] q1) { q1 = Mul(x, z) }> }""",
     "a branch has statements of a submodule that the whole calls later": """
         (float[N, 2] x, bool c) => (float[a, b] y, float[a, b] z) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}>
         { ["/a/If"] y = If (c) <
