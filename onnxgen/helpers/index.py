@@ -63,7 +63,7 @@ def slice_axes(
             piece = slice(min(~start, x.shape[axis] - 1), stop, -step)
             x = x.flip(axis)
         else:
-            piece = slice(start, end, step)
+            piece = slice(max(start, -x.shape[axis]), max(end, -x.shape[axis]), step)  # torch warns of very low ones
         x = x[(slice(None),) * (axis % x.dim()) + (piece,)]
     return x
 

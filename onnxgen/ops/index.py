@@ -246,8 +246,8 @@ def _piece(start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
     """The bounds that a person would write: none where they are the axis's own."""
     from_front = isinstance(start, int) and (start == 0 or start <= -FAR or (isinstance(size, int) and start <= -size))
     to_end = (isinstance(end, int) and (end >= FAR or (isinstance(size, int) and end >= size))) or end == size
-    if isinstance(end, int):
-        end = max(end, 1 - 2**63)  # torch warns of the lowest int64
+    if isinstance(end, int) and end <= -FAR:
+        end = 0  # nothing is left of the axis; torch warns of numbers so low
     return piece(None if from_front else start, None if to_end else end, step)
 
 
