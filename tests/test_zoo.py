@@ -52,7 +52,7 @@ def agrees(path: Path, entry: Entry, model: nn.Module, batch: int) -> bool:
     return all(np.allclose(a.numpy(), b, rtol=1e-3, atol=1e-5) for a, b in zip(expected, got, strict=True))
 
 
-@pytest.mark.parametrize(("name", "case"), cases())
+@pytest.mark.parametrize(("name", "case"), list(cases()))
 def test_exports_and_agrees(name: str, case: Case, tmp_path: Path) -> None:
     entry, path = ZOO[name], tmp_path / "model.onnx"
     refusal = entry.refusal(case)
