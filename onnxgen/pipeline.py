@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Generated, Report, compose
 from onnxgen.lower import lower
+from onnxgen.notes import inference_notes
 from onnxgen.options import Options
 from onnxgen.output import Output
 from onnxgen.passes import simplify
@@ -45,6 +46,7 @@ def build(path: Path, options: Options, out: Path, progress: Progress | None = N
         model = read(path, options)
     with timed(report, "simplify"):
         simplify(model, options)
+        report.notes += inference_notes(model, options)
     with timed(report, "lower"):
         module = lower(model, options, _class_name(model, path, options))
     with timed(report, "structure"):

@@ -1,0 +1,70 @@
+"""What is said of a file that was exported for inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper as h
+
+from onnxgen import Options
+from onnxgen.cli import run
+from onnxgen.pipeline import build
+from tests.zoo import ZOO
+from tests.zoo.export import export
+
+VI = h.make_tensor_value_info
+
+
+def notes(path: Path, options: Options | None = None) -> str:
+    return "; ".join(build(path, options or Options(), path.with_suffix(".py")).report.notes)
+
+
+@pytest.mark.parametrize("exporter", ["legacy", "dynamo"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_folded_batch_norms(exporter: str, training: bool, tmp_path: Path) -> None:
+    """One convolution without a bias and one with; the linear layers have no BatchNorm."""
+    export(ZOO["cnn"], tmp_path / "m.onnx", exporter, 18 if exporter == "dynamo" else 17, training)
+    folded = [n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node].count("BatchNormalization") == 0
+    assert folded != training
+    assert ("BatchNorm is folded into the weights of 2 layers" in notes(tmp_path / "m.onnx")) == folded
+
+
+def save(path: Path, weight: str, first: object, producer: str = "pytorch", other: str = "fc.bias") -> Path:
+    """A convolution of a batch of `first`; the weights' names tell the exporter."""
+    shapes = {weight: (2, 3, 1, 1), other: (2, 1, 1)}
+    tensors = [onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
+    nodes = [h.make_node("Conv", ["x", weight], ["h"]), h.make_node("Add", ["h", other], ["y"])]
+    inputs = [VI("x", onnx.TensorProto.FLOAT, [first, 3, 4, 4])]
+    graph = h.make_graph(nodes, "g", inputs, [VI("y", onnx.TensorProto.FLOAT, None)], tensors)
+    opsets = [h.make_opsetid("", 17)]
+    onnx.save(h.make_model(graph, opset_imports=opsets, ir_version=8, producer_name=producer), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("weight", "producer", "other", "folded"),
+    [
+        ("onnx::Conv_41", "pytorch", "fc.bias", True),
+        ("41", "pytorch", "fc.bias", True),
+        ("41", "pytorch", "42", False),  # nothing in this file has a name
+        ("41", "CNTK", "fc.bias", False),
+        ("model/conv/Conv2D_weights_fused_bn", "tf2onnx", "b", True),
+        ("conv.weight", "pytorch", "fc.bias", False),
+        ("onnx::MatMul_41", "pytorch", "fc.bias", False),
+    ],
+)
+def test_names_that_exporters_give(weight: str, producer: str, other: str, folded: bool, tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", weight, "n", producer, other)
+    assert ("BatchNorm is folded into the weights of 1 layer;" in notes(path)) == folded
+
+
+def test_a_batch_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(tmp_path / "m.onnx", "conv.weight", 1)
+    assert "exported for a batch of 1 (x)" in notes(path)
+    assert run([str(path)]) == 0 and "note: exported for a batch of 1 (x)" in capsys.readouterr().out
+    path = save(tmp_path / "m.onnx", "conv.weight", "n")
+    assert notes(path) == "" and notes(path, Options(input_shapes={"x": (1, 3, 4, 4)})) == ""
+    assert notes(save(tmp_path / "m.onnx", "conv.weight", 2)) == ""
