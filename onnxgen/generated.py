@@ -119,14 +119,16 @@ def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, An
     """The sidecar's tensors, and the way back from them to the ONNX tensors."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
+    copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
     if options.dtype:
         wanted = next(d for d, name in TORCH_DTYPES.items() if name == options.dtype)
         sources = {k: s.cast(wanted) if s.dtype in FLOATS else s for k, s in sources.items()}
+        copies = [(key, s.cast(wanted) if s.dtype in FLOATS else s) for key, s in copies]
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    return tensors, way_back(sources)
+    return tensors, way_back(sources, copies)
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:

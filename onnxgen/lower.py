@@ -6,6 +6,7 @@ What operators may ask for is in `ops.builder`; this module knows no operator.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info
-from onnxgen.stored import stored, view_source
+from onnxgen.stored import folded_from, stored, view_source
 from onnxgen.wayback import Source
 
 
@@ -41,7 +42,8 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     state.problems.raise_if_any()
     outputs = [state.result(value) for value in graph.outputs]
     state.problems.raise_if_any()
-    body = live(state.block, [r for o in outputs for r in refs(o)])
+    where = shown(inputs, state.block, state.infos)
+    body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     members = state.members.finish(body, outputs)
     return ModuleDef(
         class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
@@ -131,11 +133,12 @@ class Lowering:
             sizes = np.asarray(arg.info.data).tolist()
             return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
         if arg.value is not None and is_named_buffer(arg.value):
-            return self.members.named_buffer(arg.value)
+            return self.members.named_buffer(arg.builder.scope, arg.value)
         array = arg.constant
         if array is None:
             raise arg.builder.error(f"its input {printable(arg.name)} was never computed", "please report this model")
-        return self.buffer(arg.builder, array, arg.name, arg.dtype)
+        hint = folded_from(arg.value) if arg.value is not None else ""
+        return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
 
     def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
         return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
@@ -219,20 +222,21 @@ def _device() -> ast.expr:
     return DeviceOf()
 
 
-def live(block: list[Statement], wanted: list[str]) -> list[Statement]:
-    """The statements that the wanted values need, nested blocks included, in order."""
+def live(block: list[Statement], wanted: list[str], where: Mapping[str, str]) -> list[Statement]:
+    """The statements that the wanted values need, nested blocks included, in order (`where`: see `shown`)."""
     needed = set(wanted)
     kept: list[Statement] = []
     for statement in reversed(block):
         if statement.targets and not needed.intersection(statement.targets):
             continue
         if isinstance(statement, If):
-            statement.then = live(statement.then, [t for t in statement.targets if t in needed])
-            statement.orelse = live(statement.orelse, [t for t in statement.targets if t in needed])
+            statement.then = live(statement.then, [t for t in statement.targets if t in needed], where)
+            statement.orelse = live(statement.orelse, [t for t in statement.targets if t in needed], where)
             statement.targets = tuple(t for t in statement.targets if t in needed)
         elif isinstance(statement, Loop):
             inside = {n for s in statement.body for n in used(s)}
-            statement.body = live(statement.body, [*statement.targets, *inside.intersection(needed)])
+            statement.body = live(statement.body, [*statement.targets, *inside.intersection(needed)], where)
         needed.update(used(statement))
+        needed.update(makers(expressions(statement), where))
         kept.append(statement)
     return kept[::-1]

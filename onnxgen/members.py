@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from onnxgen.code.literals import tensor_literal
 from onnxgen.code.module_def import Member, Path, Statement, Tie, expressions
 from onnxgen.code.quote import MemberRef, quote, walk
+from onnxgen.homes import NOISE, Homes
 from onnxgen.names import identifier, module_part
 from onnxgen.ops.parameter import initial, role
 from onnxgen.options import Options
-from onnxgen.passes.trainable import stored_values
+from onnxgen.passes.trainable import ROOT, stored_values
 from onnxgen.places import settle
-from onnxgen.reader.origin import param_path
+from onnxgen.reader.origin import param_path, siblings
 from onnxgen.stored import folded_from, stored
+from onnxgen.twins import Twins
 from onnxgen.wayback import Source
 
 CPU = ast.Constant("cpu")
-_NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")
 
 
 class Members:
@@ -44,48 +45,44 @@ class Members:
         self.prefix = "constants."
         self.members: list[Member] = []
         self._by_path: dict[Path, Member] = {}
-        self._modules: dict[tuple[str, str, tuple[tuple[str, Source], ...]], Member] = {}
-        self._parameters: dict[ir.Value, Member] = {}
+        # by what they are made of: each with the scope that asked first
+        self._modules: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
+        self._parameters: dict[tuple[ir.Value, bool], list[tuple[Path, Member]]] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array stays alive with its buffer: a large one is told from others by its `id`
         self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
-        values = list(stored_values(model.graph))
-        self._shared = {v.name or "" for v in values if len(v.uses()) > 1} | {folded_from(v) for v in values}
-        self._crowd: Counter[Path] = Counter()
-        for node in model.graph.all_nodes():
-            scope = tuple(node.meta.get("scope", ()))
-            if any(stored(i) is not None and _is_weight(stored(i)) for i in node.inputs if i is not None):
-                for n in range(1, len(scope) + 1):
-                    self._crowd[scope[:n]] += 1
+        self._homes = Homes(model.graph)
 
     # modules
 
     def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
         identity = (role, ast.dump(build), tuple(sorted(sources.items(), key=lambda i: i[0])))
-        if sources and identity in self._modules:
-            return MemberRef(self._modules[identity])
-        home, elsewhere = self._home(sources)
+        known = _known(self._modules.setdefault(identity, []), scope) if sources else None
+        if known is not None:
+            return MemberRef(known)
+        home, elsewhere = self._home(scope, sources)
         if elsewhere:
             return None
-        if home is not None and any(n in self._shared for s in sources.values() for n in s.names):
+        if home is not None and any(n in self._homes.shared for s in sources.values() for n in s.names):
             home = self._own_scope(scope, home)
         path, named = self._module_path(scope, role, home)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
-        self._modules[identity] = member
+        if sources:
+            self._modules[identity].append((scope, member))
         return MemberRef(member)
 
-    def _home(self, sources: dict[str, Source]) -> tuple[Path | None, bool]:
+    def _home(self, scope: Path, sources: dict[str, Source]) -> tuple[Path | None, bool]:
         """The module path that the tensors' own names give, and whether a name contradicts being this module's.
 
         `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
         parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
         """
-        paths = {key: self._named_path(source) for key, source in sources.items()}
+        paths = {key: self._homes.source_path(source, scope) for key, source in sources.items()}
         first = next(iter(paths), None)
         decisive = paths[first] if first is not None else None
         if decisive is not None and decisive[-1] == first:
@@ -99,7 +96,7 @@ class Members:
     def _own_scope(self, scope: Path, home: Path) -> Path:
         """Of a tied weight's users one has its name; another is called by the scope that its own node stands in."""
         clean = tuple(module_part(p) for p in scope)
-        return scope if scope != home and scope and self._crowd[scope] <= 1 and clean not in self._by_path else home
+        return scope if scope != home and scope and self._homes.is_alone(scope) and clean not in self._by_path else home
 
     def _module_path(self, scope: Path, role: str, home: Path | None) -> tuple[Path, bool]:
         if home is not None:
@@ -107,44 +104,43 @@ class Members:
             if home not in self._by_path:
                 return home, True
         clean = tuple(module_part(p) for p in scope)
-        if clean and self._crowd[scope] <= 1 and clean not in self._by_path:
+        if clean and self._homes.is_alone(scope) and clean not in self._by_path:
             return clean, True
         return (*clean, role), False
 
-    def _named_path(self, source: Source) -> Path | None:
-        """The dotted name of the one tensor that a source is made of, as a path; None if it has none.
-
-        The legacy exporter stores equal tensors once, and gives the others their names by Identity nodes (`label`).
-        """
-        if len(source.names) != 1:
-            return None
-        return param_path(source.label) if source.label and param_path(source.label) else param_path(source.names[0])
-
     # parameters and buffers
 
-    def parameter(self, b: Any, value: ir.Value) -> ast.expr:
-        """A trainable tensor that no module takes: a parameter of its own."""
-        name = value.name or "weight"
-        if name in self._weights:
+    def parameter(self, b: Any, value: ir.Value, label: str = "", transposed: bool = False) -> ast.expr:
+        """A trainable tensor that no module takes: a parameter of its own, which the original called `label`, if known.
+
+        `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
+        """
+        name, label = value.name or "weight", label or folded_from(value)
+        if name in self._weights and not transposed:
             member, key = self._weights[name]
-            return ast.Attribute(MemberRef(member), key, ast.Load())
-        if value not in self._parameters:
+            if not siblings(self._homes.path(name, label, b.scope) or (), (*member.path, key)):
+                return ast.Attribute(MemberRef(member), key, ast.Load())
+        made = self._parameters.setdefault((value, transposed), [])
+        known = _known(made, b.scope)
+        if known is None:
             tensor = stored(value)
             assert tensor is not None
-            path, named = self._parameter_path(b.scope, name, role(b.node))
-            source = Source.of(tensor, name)
+            path, named = self._parameter_path(b.scope, name, label, role(b.node))
+            source = replace(Source.of(tensor, name), label=label)
+            source = source.transpose() if transposed else source
             build = initial(source, b.node, value)
-            self._parameters[value] = self._register(Member(path, build, "parameter", {"": source}, set(), named))
-        return MemberRef(self._parameters[value])
+            known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+            made.append((b.scope, known))
+        return MemberRef(known)
 
-    def _parameter_path(self, scope: Path, name: str, part: str) -> tuple[Path, bool]:
-        found = param_path(name)
+    def _parameter_path(self, scope: Path, name: str, label: str, part: str) -> tuple[Path, bool]:
+        found = self._homes.path(name, label, scope)
         if found is not None:
             path = tuple(module_part(p) for p in found)
             if path not in self._by_path:
                 return path, True
         clean = tuple(module_part(p) for p in scope)
-        if _NOISE.match(name) or "/" in name:
+        if NOISE.match(name) or "/" in name:
             return (*clean, part), False
         return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
 
@@ -161,17 +157,20 @@ class Members:
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
-    def named_buffer(self, value: ir.Value) -> ast.expr:
+    def named_buffer(self, scope: Path, value: ir.Value) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
-        if value not in self._parameters:
+        made = self._parameters.setdefault((value, False), [])
+        known = _known(made, scope)
+        if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
-            path = tuple(module_part(p) for p in param_path(name) or (name,))
+            path = tuple(module_part(p) for p in self._homes.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
             build = tensor_literal(tensor.numpy(), source.dtype, CPU) or ast.Constant(None)  # its key follows
             named = path not in self._by_path
-            self._parameters[value] = self._register(Member(path, build, "buffer", {"": source}, set(), named))
-        return MemberRef(self._parameters[value])
+            known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
+            made.append((scope, known))
+        return MemberRef(known)
 
     def _register(self, member: Member) -> Member:
         if member.named:
@@ -208,15 +207,22 @@ class Members:
         Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by Identity.
         """
         first: dict[Source, tuple[Member, str, str]] = {}
+        twins = Twins([s for m in members for s in m.keys.values()])
         pairs = []
         for member in members:
             for key, source in member.keys.items():
                 if len(source.shape) < 2:
                     continue
-                kept, kept_key, label = first.setdefault(source, (member, key, source.label))
-                if kept is not member and label == source.label:
+                original = twins.original(source) or source
+                kept, kept_key, label = first.setdefault(original, (member, key, original.label))
+                if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
         return pairs
+
+
+def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:
+    """The member that was made for a scope, or for any but a sibling of it."""
+    return next((member for other, member in made if not siblings(other, scope)), None)
 
 
 def is_named_buffer(value: ir.Value) -> bool:
@@ -224,10 +230,8 @@ def is_named_buffer(value: ir.Value) -> bool:
 
     The legacy exporter names only what is in the state dict; the dynamo exporter records what is not.
     """
-    path = param_path(value.name or "")
     return (
-        path is not None
-        and len(path) > 1
+        (param_path(value.name or "") is not None or ROOT in value.meta)
         and stored(value) is not None
         and value.metadata_props.get("pkg.torch.export.graph_signature.InputSpec.persistent") != "False"
     )
@@ -238,14 +242,10 @@ def _is_to_be_read(member: Member) -> bool:
     return member.kind == "buffer" and isinstance(member.build, ast.Constant)
 
 
-def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
-    return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0
-
-
 def _buffer_name(hint: str) -> str:
     last = re.split(r"[./]", hint)[-1]
     return (
         "constant"
-        if not last or _NOISE.match(hint) or "/" in hint or "output" in last.lower()
+        if not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
         else module_part(identifier(last))
     )

@@ -212,7 +212,7 @@ _Use = tuple[str, Source, Piece]  # a key, what it is made of, and the piece of 
 # ---- the record ----------------------------------------------------------------------------------------------------
 
 
-def way_back(keys: Mapping[str, Source]) -> dict[str, Any]:
+def way_back(keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = ()) -> dict[str, Any]:
     """For each ONNX tensor that the state dict is made of: how it is made of the state dict. JSON-able.
 
     An entry is the key itself where the ONNX tensor is that state-dict tensor, else
@@ -221,10 +221,10 @@ def way_back(keys: Mapping[str, Source]) -> dict[str, Any]:
     tensor, cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that some
     elements are in no key: they stay what the file has. Where several keys hold the same elements, the record is
     a list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
-    when training made them differ.
+    when training made them differ. `twins` are further ONNX tensors that hold the same as some key.
     """
     uses: dict[str, list[_Use]] = {}
-    for key, source in keys.items():
+    for key, source in (*keys.items(), *twins):
         for piece in (*source.pieces, *source.empty):
             uses.setdefault(piece.name, []).append((key, source, piece))
     record: dict[str, Any] = {}

@@ -63,6 +63,12 @@ class Tie:
         )
         return ".".join(kept), ".".join(tied)
 
+    @property
+    def copy(self) -> Source | None:
+        """What `tied` is made of in the file, if that is a copy of its own."""
+        kept, tied = self.kept.keys[self.kept_key], self.tied.keys[self.tied_key]
+        return None if tied == kept else tied
+
 
 @dataclass
 class Assign:

@@ -95,7 +95,7 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
     source, rank = slope.source, X.rank
     if source is not None and rank is not None and rank >= 2 and X.is_float:
-        shape = source.shape
+        shape = source.shape[1:] if len(source.shape) == rank and source.shape[0] == 1 else source.shape
         per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
         count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
         if source.nbytes == count * source.dtype.itemsize:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import MemberRef, unless
+from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.reader.origin import param_path
+from onnxgen.stored import folded_from
 from onnxgen.wayback import Source
 
 if TYPE_CHECKING:
@@ -29,8 +30,26 @@ def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr
     module = _module(b, weight.source, None if bias is None else bias.source, transposed=True)
     if module is not None and (bias is None or bias.source is not None):
         return b("m(x)", m=module, x=x)
+    label = _original_name(weight, bias)
+    if label and weight.is_trainable:
+        original = b.parameter(weight, label, transposed=True)
+        inside = bias is not None and bias.rank == 1
+        product = b.call("F.linear", x, original, bias if inside else OMIT)
+        return product if bias is None or inside else b("p + c", p=product, c=bias)
     product = b("x @ w", x=x, w=weight)
     return product if bias is None else b("p + c", p=product, c=bias)
+
+
+def _original_name(weight: Arg, bias: Arg | None) -> str:
+    """What the original called a matrix that an exporter turned and stored without its name; "" if nothing tells.
+
+    The dynamo exporter records it; otherwise its bias tells: `attn.in_proj_bias` belongs to `attn.in_proj_weight`.
+    """
+    if weight.value is None or param_path(weight.name) is not None:
+        return ""
+    partner = param_path(bias.name) if bias is not None else None
+    beside = ".".join((*partner[:-1], partner[-1].replace("bias", "weight"))) if partner is not None else ""
+    return folded_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
 
 
 def _module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 
 import onnx_ir as ir
 
@@ -56,6 +57,21 @@ def param_path(name: str) -> tuple[str, ...] | None:
     return parts
 
 
+def siblings(a: Scope, b: Scope) -> bool:
+    """Whether two paths differ in numbers only (`layers.0.attn`, `layers.1.attn`).
+
+    What such modules share was merged by the exporter, as are the equal weights of copied layers before training: tied
+    weights are those of one module that is called twice, or of two with different names.
+    """
+    return a != b and len(a) == len(b) and all(x == y or (x.isdigit() and y.isdigit()) for x, y in zip(a, b))
+
+
+def seen_from(scope: Scope, home: Scope) -> Scope:
+    """A sibling's path as its own: `layers.0.attn.out.weight` is `layers.1.attn.out.weight` in `layers.1.attn`."""
+    n = min(len(scope), len(home) - 1)
+    return (*scope[:n], *home[n:]) if siblings(scope[:n], home[:n]) else home
+
+
 def note_origin(model: ir.Model) -> None:
     """Set `node.meta["scope"]` of every node and `model.meta["classes"]` (see docs/ARCHITECTURE.md)."""
     nodes = list(model.graph.all_nodes())
@@ -78,8 +94,11 @@ def note_origin(model: ir.Model) -> None:
     )
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
     at_home = {(path, recorded[node]) for node in nodes for path in params[node]}
+    users = Counter(path for paths in params.values() for path in paths)
     for node in nodes:
-        node.meta["scope"] = _choose(recorded[node], params[node], at_home)
+        scope = recorded[node] or ()
+        mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
+        node.meta["scope"] = _choose(recorded[node], mine, at_home)
     model.meta["classes"] = classes
 
 
