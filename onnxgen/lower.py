@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, used
+from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
+from onnxgen.code.shown import makers, shown
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, printable

@@ -25,6 +25,8 @@ from onnxgen.code.module_def import (
     used,
 )
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, refs, walk
+from onnxgen.code.shown import makers as size_makers
+from onnxgen.code.shown import shown
 from onnxgen.names import module_part
 from onnxgen.structure.order import components, topological
 
@@ -69,6 +71,7 @@ class Splitter:
         self.containers = _containers(module.members)
         self.scopes: dict[int, Path] = {}
         self.owners: dict[Path, Scope] = {}
+        self.shown = shown(module.inputs, module.body, module.infos)
         self.claimed: set[Path] = {()}  # those that have an owner, or will have one
 
     def root(self, flat: bool) -> Scope:
@@ -112,14 +115,14 @@ class Splitter:
         keys = [self._key(s, len(scope.path)) for s in statements]
         while True:
             units = _units(statements, keys)
-            bad = [c for c in components(_edges(units)) if len(c) > 1]
+            bad = [c for c in components(_edges(units, self.shown)) if len(c) > 1]
             if not bad:
                 break
             for index in {i for c in bad for i in c}:
                 self._dissolve(units[index], statements, keys)
         # before any branch is split: what is a submodule here is none of a branch's own
         self.claimed.update(unit.key for unit in units if unit.key is not None)
-        order = topological(_edges(units))
+        order = topological(_edges(units, self.shown))
         needed = _needed_after(units, order, returned)
         body: list[Statement] = []
         for position, index in enumerate(order):
@@ -244,8 +247,11 @@ def _needed_after(units: list[Unit], order: list[int], returned: set[str]) -> li
     return result[::-1]
 
 
-def _edges(units: list[Unit]) -> list[list[int]]:
-    """For each unit the units that must come before it: those that make what it uses, or reassign it."""
+def _edges(units: list[Unit], where: dict[str, str]) -> list[list[int]]:
+    """For each unit the units that must come before it: those that make what it uses, or reassign it.
+
+    A size is used too: what shows it first makes it.
+    """
     makers: dict[str, list[int]] = {}
     for i, unit in enumerate(units):
         for statement in unit.statements:
@@ -253,7 +259,8 @@ def _edges(units: list[Unit]) -> list[list[int]]:
                 makers.setdefault(name, []).append(i)
     before: list[list[int]] = []
     for i, unit in enumerate(units):
-        needs = {m for s in unit.statements for name in used(s) for m in makers.get(name, []) if m != i}
+        names = {name for s in unit.statements for name in (*used(s), *size_makers(expressions(s), where))}
+        needs = {m for name in names for m in makers.get(name, []) if m != i}
         before.append(sorted(needs))
     return before
 

@@ -1,0 +1,38 @@
+"""Which value shows a symbolic dim first: a statement that computes with the dim depends on it as on an argument."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+
+from onnxgen.code.module_def import Input, Statement, assigned
+from onnxgen.code.quote import SizeOf, walk
+from onnxgen.propagate.dims import symbol, symbols
+from onnxgen.propagate.info import Info
+
+
+def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str, Info]) -> dict[str, str]:
+    """The first value with each named dim alone, by the dim's name; not those of the inputs, which are always there."""
+    found: dict[str, str | None] = {}
+    for argument in inputs:
+        found.update(dict.fromkeys(_named(infos, argument.value)))
+    for statement in body:
+        for value in assigned(statement):
+            for name in _named(infos, value):
+                found.setdefault(name, value)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def makers(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
+    """The values that have to exist before the sizes in these expressions can be told (`where`: see `shown`)."""
+    if not where:
+        return set()
+    sizes = (node for tree in expressions for node in walk(tree) if isinstance(node, SizeOf))
+    return {where[name] for size in sizes for name in symbols(size.dim) if name in where}
+
+
+def _named(infos: Mapping[str, Info], value: str) -> list[str]:
+    facts = infos.get(value, Info())
+    if facts.kind != "tensor" or facts.shape is None:
+        return []
+    return [name for dim in facts.shape for name in symbols(dim) if dim == symbol(name)]
