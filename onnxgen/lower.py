@@ -25,7 +25,7 @@ from onnxgen.ops.bind import bind
 from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
 from onnxgen.propagate.dims import TooComplex
-from onnxgen.propagate.info import Info, info
+from onnxgen.propagate.info import Info, info, shows_dims
 from onnxgen.stored import folded_from, stored, view_source
 from onnxgen.wayback import Source
 
@@ -47,7 +47,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     members = state.members.finish(body, outputs)
     return ModuleDef(
-        class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
+        options.class_name or class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
     )  # fmt: skip
 
@@ -161,14 +161,15 @@ class Lowering:
                 for output in node.outputs:
                     self.define(output)
             except OnnxgenError as error:
-                for problem in error.problems:
+                wanted = any(map(_is_used, node.outputs))  # else only its shape may be, by somebody
+                for problem in error.problems if wanted else ():
                     self.problems.add(problem)
                 for output in node.outputs:
                     self.define(output)
 
     def _known(self, output: ir.Value) -> bool:
         """Nothing to compute: unused, stored, or its elements are known."""
-        if not output.name or (not output.uses() and not output.is_graph_output()):
+        if not output.name or (not _is_used(output) and not shows_dims(output)):
             return True
         return info(output).data is not None or stored(output) is not None
 
@@ -215,6 +216,10 @@ class Lowering:
             return self.block, outputs
         finally:
             self.block = outer
+
+
+def _is_used(output: ir.Value) -> bool:
+    return bool(output.uses()) or output.is_graph_output()
 
 
 def _device() -> ast.expr:

@@ -65,6 +65,15 @@ GRAPHS = {
         { z = Relu("a.v")  y = If (c) <
             then_branch = p () => (float[N, 2] p1) { p1 = Mul(x, "a.w") },
             else_branch = q () => (float[N, 2] q1) { q1 = Mul(x, z) }> }""",
+    "only the size is asked of what a loop collects": """
+        (float[N, 2] x) => (float[a, b] v, int64[2] y) <int64 n = {3}, bool c = {1}> {
+            s = Abs(x)  z = NonZero(s)  y = Shape(z)
+            v = Loop (n, c, x) <body = p (int64 i, bool go, float[r, q] p0) => (bool go2, float[r, q] p1) {
+                go2 = Identity(go)  p1 = Neg(p0) }> }""",
+    "a submodule needs a size that the whole makes after its first statement": """
+        (float[N, 2] x) => (float[a, b] y, float[d, e] f) <float[2] "a.w" = {1.5, 2}, int64[1] k = {1}, int64[1] o = {0}> {
+            ["/a/Mul"] s = Mul(x, "a.w")  z = NonZero(s)  t = Shape(z)  u = Gather(t, k)  v = Concat<axis = 0>(u, u)
+            ["/a/Constant"] w = ConstantOfShape(v)  ["/a/Mul_1"] y = Mul(s, s)  f = Relu(w) }""",
     "a branch has statements of a submodule that the whole calls later": """
         (float[N, 2] x, bool c) => (float[a, b] y, float[a, b] z) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}>
         { ["/a/If"] y = If (c) <

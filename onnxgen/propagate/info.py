@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.dims import Dim, symbols
 
 Shape = tuple[Dim, ...]
 
@@ -51,6 +51,12 @@ def info(value: ir.Value | None) -> Info:
     """The facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
     found = None if value is None else value.meta.get("info")
     return found if isinstance(found, Info) else UNKNOWN
+
+
+def shows_dims(value: ir.Value) -> bool:
+    """Whether some symbolic dim is first seen in this value: sizes may depend on it where no tensor does."""
+    shape = info(value).shape or ()
+    return any(s.source is not None and s.source[0] == value.name for dim in shape for s in symbols(dim).values())
 
 
 def set_info(value: ir.Value, facts: Info) -> None:
