@@ -46,8 +46,9 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     members = state.members.finish(body, outputs)
+    name = options.class_name or class_name(name)
     return ModuleDef(
-        options.class_name or class_name(name), members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
+        name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
     )  # fmt: skip
 

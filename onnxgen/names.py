@@ -107,6 +107,13 @@ def class_name(text: str, fallback: str = "Model") -> str:
     return name + fallback if _taken_by_python(name) or name in RESERVED else name
 
 
+def is_class_name(text: str) -> bool:
+    """Whether a generated file can have a class called exactly so."""
+    plain = text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= LENGTH
+    frame = RESERVED - {"Model"} | {"constant", "load", "load_weights"}
+    return plain and not _taken_by_python(text) and text not in frame
+
+
 class Namer:
     """Gives out names, each once."""
 

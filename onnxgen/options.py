@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.names import is_class_name
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -66,5 +67,6 @@ class Options:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
-        if self.class_name is not None and not (self.class_name.isidentifier() and self.class_name.isascii()):
-            raise OnnxgenError(f"class name {self.class_name!r} is not a Python identifier")
+        if self.class_name is not None and not is_class_name(self.class_name):
+            why = "is not a Python identifier" if not self.class_name.isidentifier() else "means something else already"
+            raise OnnxgenError(f"class name {self.class_name!r} {why}")

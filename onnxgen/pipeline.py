@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxgen.code.copied import helper_names
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Generated, Report, compose
 from onnxgen.lower import lower
@@ -112,6 +113,8 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
 
 
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:
+    if options.class_name in helper_names():
+        raise OnnxgenError(f"class name {options.class_name!r} means something else already")
     return options.class_name or model.meta.get("classes", {}).get((), "") or path.stem
 
 

@@ -108,7 +108,7 @@ def test_a_model_called_like_a_command(model: Path, out: Path, monkeypatch: pyte
 
 def test_check(model: Path, out: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "--check") == 1 and not out.exists()
-    assert "stale or missing" in capsys.readouterr().out
+    assert "is missing" in capsys.readouterr().out
     call(model, "-o", out, "-q")
     assert call(model, "-o", out, "--check") == 0 and "is fresh" in capsys.readouterr().out
     assert answer(capsys, model, "-o", out, "--check") == (0, {"status": "fresh", "module": str(out)})
@@ -157,6 +157,11 @@ def test_class_name(model: Path, out: Path, capsys: Out) -> None:
     assert "class Digits(nn.Module)" in out.read_text() and "Model = Digits" in out.read_text()
     assert call(model, "-o", out, "--class-name", "no name") == 2
     assert "'no name' is not a Python identifier" in capsys.readouterr().err
+    for name in ("class", "nn", "Tensor", "list", "load_weights", "onnx_lstm", "__x"):
+        assert call(model, "-o", out, "--class-name", name) == 2, name
+    for name in ("my_net", "Model", "X_1"):
+        assert call(model, "-o", out, "--class-name", name, "--verify", "-q") == 0
+        assert f"class {name}(nn.Module)" in out.read_text()
 
 
 def test_weights(model: Path, out: Path, tmp_path: Path) -> None:
@@ -240,6 +245,21 @@ def test_shard_size(model: Path, out: Path, capsys: Out) -> None:
 def test_templates(model: Path, out: Path, tmp_path: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "--templates", tmp_path / "absent") == 2
     assert "absent" in capsys.readouterr().err
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    ours = (ROOT / "templates" / "module.py.jinja").read_text()
+    for bad, said in (
+        ("{{ bad", "(line 2)"),
+        ("{{ 1/0 }}", "ZeroDivisionError"),
+        ("{{ no }}", "no"),
+        ("def def", "1:4"),
+    ):
+        (folder / "module.py.jinja").write_text(bad + "\n" + ours)
+        assert call(model, "-o", out, "--templates", folder) == 2 and not out.exists()
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1 and "bug" not in err
+    (folder / "module.py.jinja").write_text(ours + "# mine\n")
+    assert call(model, "-o", out, "--templates", folder, "--verify", "-q") == 0 and "# mine" in out.read_text()
 
 
 def test_quiet_and_verbose(model: Path, out: Path, capsys: Out) -> None:

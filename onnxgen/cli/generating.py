@@ -50,7 +50,8 @@ def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool)
     if as_json:
         print(json.dumps({"status": "fresh" if fresh else "stale", "module": str(out)}))
     elif not quiet:
-        print(f"{out} is fresh" if fresh else f"{out} is stale or missing: generate it again")
+        what = "fresh" if fresh else "stale: generate it again" if out.exists() else "missing: generate it"
+        print(f"{out} is {what}")
     return 0 if fresh else 1
 
 
@@ -92,7 +93,8 @@ _SAID = {
 
 def _print(result: dict[str, Any], verbose: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
-    files = " and ".join(result["wrote"])
+    *most, last = result["wrote"] or [""]
+    files = " and ".join([", ".join(most), last] if most else [last])
     print(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
         count(result["classes"], "class"),

@@ -67,7 +67,23 @@ def render(frame: Frame, classes: list[ClassSource], templates: Path | None = No
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
     }
-    return _black(_environment(templates).get_template("module.py.jinja").render(values))
+    return _black(_rendered(values, templates))
+
+
+def _rendered(values: dict[str, Any], templates: Path | None) -> str:
+    """The text before formatting. Raises `OnnxgenError` for whatever the user's own templates do wrong."""
+    try:
+        text: str = _environment(templates).get_template("module.py.jinja").render(values)
+        return text
+    except Exception as error:
+        if templates is None:
+            raise
+        raise OnnxgenError(f"a template in {templates} fails: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    where = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
 
 
 def _environment(templates: Path | None) -> Any:
@@ -86,7 +102,7 @@ def _black(source: str) -> str:
     try:
         return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
     except InvalidInput as error:
-        raise OnnxgenError(f"the templates do not make a Python file: {error}") from error
+        raise OnnxgenError(f"the templates do not make a Python file: {_line(error)}") from error
 
 
 # what the frame itself and the classes may use, by the name that it has in a generated file
