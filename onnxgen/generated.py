@@ -23,7 +23,7 @@ from onnxgen.code.render import Frame, aligned, code_digest, render, with_finger
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
-from onnxgen.passes.trainable import FLOATS, stored_values
+from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.structure.classes import ClassSource
 from onnxgen.wayback import Source, way_back
@@ -160,27 +160,13 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
-    _take(model.graph, taken)
+    add_used(model.graph, taken)
     for value in stored_values(model.graph):
         if "trainable" in value.meta:
             trained, reason = value.meta["trainable"]
             if trained and value not in taken:
                 trained, reason = False, "only a branch that is never taken uses it"
             report.trainable[value.name or ""] = (trained, reason)
-
-
-def _take(graph: ir.Graph, taken: set[ir.Value]) -> None:
-    """Add every value that the graph's outputs depend on, but for branches that are known not to be taken."""
-    taken.update(graph.outputs)
-    for node in reversed(graph):
-        if not taken.intersection(node.outputs):
-            continue
-        taken.update(value for value in node.inputs if value is not None)
-        known = info(node.inputs[0]).constant if node.op_type == "If" else None
-        dead = None if known is None or known.size != 1 else "else_branch" if known.item() else "then_branch"
-        for name, attribute in node.attributes.items():
-            if name != dead and attribute.type == ir.AttributeType.GRAPH:
-                _take(attribute.as_graph(), taken)
 
 
 def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path, report: Report) -> Frame:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.options import Options
+from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import folded_from, stored
 
@@ -87,6 +88,7 @@ def _note_root_names(graph: ir.Graph) -> None:
     """
     values = list(graph.initializers.values())
     if graph.meta["state"] and not any(SIGNATURE in v.metadata_props for v in values):
+        values += [o for v in values for u in v.uses() if u.node.op_type == "Identity" for o in u.node.outputs]
         for value in values:
             if re.fullmatch(r"[A-Za-z_]\w*", value.name or "") and not folded_from(value):
                 value.meta[ROOT] = True
@@ -141,8 +143,8 @@ def _decide(
     if not reached:
         return False, "no output depends on it differentiably"
     kind = value.metadata_props.get(SIGNATURE)
-    if kind in ("PARAMETER", "BUFFER"):
-        return kind == "PARAMETER", f"the exporter recorded it as a {kind.lower()}"
+    if kind == "PARAMETER":
+        return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
         return False, "a normalisation's scale of 1 or bias of 0 without a parameter's name"
     keeps_state = bool(graph.meta.get("state"))
@@ -150,13 +152,15 @@ def _decide(
         return False, "PyTorch stores its parameters as initializers, and this is a Constant"
     slots = list(_slots(value))
     role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
-    if role is not None:
+    if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
+    if kind == "BUFFER":
+        return False, "the exporter recorded it as a buffer"
     path = param_path(name)
     named = path is not None or ROOT in value.meta
     if not named and tensor.size == 1:
         return False, "a one-element constant without a parameter's name"
-    if not (named and path is not None and path[-1] in ("weight", "bias")):
+    if not (named and path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1])):
         if any(i.op_type in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the input's mean or deviation"
         form = _form(tensor)
@@ -245,3 +249,17 @@ def _is_geometric(array: NDArray[Any]) -> bool:
 def _is_arange(flat: NDArray[Any]) -> bool:
     steps = np.diff(flat)
     return bool(steps[0] != 0 and (steps == steps[0]).all())
+
+
+def add_used(graph: ir.Graph, taken: set[ir.Value]) -> None:
+    """Add every value that the graph's outputs depend on, but for branches that are known not to be taken."""
+    taken.update(graph.outputs)
+    for node in reversed(graph):
+        if not taken.intersection(node.outputs):
+            continue
+        taken.update(value for value in node.inputs if value is not None)
+        known = info(node.inputs[0]).constant if node.op_type == "If" else None
+        dead = None if known is None or known.size != 1 else "else_branch" if known.item() else "then_branch"
+        for name, attribute in node.attributes.items():
+            if name != dead and attribute.type == ir.AttributeType.GRAPH:
+                add_used(attribute.as_graph(), taken)
