@@ -25,7 +25,7 @@ from onnxgen.ops.bind import bind
 from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
 from onnxgen.propagate.dims import TooComplex
-from onnxgen.propagate.info import Info, info, shows_dims
+from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.stored import folded_from, stored, view_source
 from onnxgen.wayback import Source
 
@@ -74,6 +74,7 @@ class Lowering:
         self.roles: dict[str, str] = {}
         self._exprs: dict[ir.Value, ast.expr] = {}
         self._sources: dict[ir.Value, Source | None] = {}
+        self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
 
     # values
 
@@ -170,9 +171,19 @@ class Lowering:
 
     def _known(self, output: ir.Value) -> bool:
         """Nothing to compute: unused, stored, or its elements are known."""
-        if not output.name or (not _is_used(output) and not shows_dims(output)):
+        if not output.name or not self.is_wanted(output):
             return True
         return info(output).data is not None or stored(output) is not None
+
+    def is_wanted(self, output: ir.Value) -> bool:
+        """Whether anything uses a node's output, or only asks for its size (that was found out without its node)."""
+        if _is_used(output):
+            return True
+        names = shown_dims(output)
+        if names and self._sizes is None:
+            values = {v for node in self.model.graph.all_nodes() for v in node.inputs if v is not None}
+            self._sizes = {name for v in (*values, *self.model.graph.outputs) for name in named_dims(v)}
+        return bool(self._sizes and self._sizes.intersection(names))
 
     def _node(self, node: ir.Node) -> None:
         opset = node.version or self.model.graph.opset_imports.get(node.domain, 1)
@@ -194,9 +205,10 @@ class Lowering:
         for output, value in zip(node.outputs, made if isinstance(made, list) else [made]):
             if value is None or not output.name:
                 continue
-            if isinstance(value, Ref):  # no copy of a name: the output is that value
+            if isinstance(value, (Ref, MemberRef)):  # no copy of a name: the output is that value
                 self._exprs[output] = value
-                self._adopt(value.value, output)
+                if isinstance(value, Ref):
+                    self._adopt(value.value, output)
             else:
                 b.emit(Assign((self.define(output),), value, b.scope, node.name or ""))
 

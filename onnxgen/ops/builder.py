@@ -66,7 +66,7 @@ class Builder:
         if index >= len(self.node.outputs):
             return False
         output = self.node.outputs[index]
-        return bool(output.name) and (output.is_graph_output() or len(output.uses()) > 0)
+        return bool(output.name) and self.lowering.is_wanted(output)
 
     def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
         """Assign an intermediate value to a local variable and return its name."""

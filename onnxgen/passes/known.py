@@ -11,13 +11,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.options import Options
-from onnxgen.propagate.info import info, set_info, shows_dims
+from onnxgen.propagate.info import info, set_info, shown_dims
 
 
 def known(model: ir.Model, options: Options) -> None:
     """Remove every node whose results are all known or unused, users before what they use."""
     for node in reversed(list(model.graph.all_nodes())):
-        if node.graph is None or not node.inputs or any(o.is_graph_output() or shows_dims(o) for o in node.outputs):
+        if node.graph is None or not node.inputs or any(o.is_graph_output() or shown_dims(o) for o in node.outputs):
             continue
         used = [o for o in node.outputs if o.uses()]
         if all(_is_known(o) for o in used):

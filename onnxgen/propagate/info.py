@@ -53,10 +53,18 @@ def info(value: ir.Value | None) -> Info:
     return found if isinstance(found, Info) else UNKNOWN
 
 
-def shows_dims(value: ir.Value) -> bool:
-    """Whether some symbolic dim is first seen in this value: sizes may depend on it where no tensor does."""
-    shape = info(value).shape or ()
-    return any(s.source is not None and s.source[0] == value.name for dim in shape for s in symbols(dim).values())
+def named_dims(value: ir.Value) -> set[str]:
+    """The named dims that a value's shape and elements are computed with."""
+    facts = info(value)
+    elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
+    return {name for dim in (*(facts.shape or ()), *elements) for name in symbols(dim)}
+
+
+def shown_dims(value: ir.Value) -> set[str]:
+    """The named dims that are first seen in this value: sizes may depend on it where no tensor does."""
+    dims = info(value).shape or ()
+    found = (s for dim in dims for s in symbols(dim).values())
+    return {s.name for s in found if s.source is not None and s.source[0] == value.name}
 
 
 def set_info(value: ir.Value, facts: Info) -> None:

@@ -72,6 +72,7 @@ class Splitter:
         self.scopes: dict[int, Path] = {}
         self.owners: dict[Path, Scope] = {}
         self.shown = shown(module.inputs, module.body, module.infos)
+        self.dissolved: set[Path] = set()
         self.claimed: set[Path] = {()}  # those that have an owner, or will have one
 
     def root(self, flat: bool) -> Scope:
@@ -138,27 +139,26 @@ class Splitter:
         return body
 
     def _key(self, statement: Statement, level: int) -> Path | None:
-        """The submodule of the scope at this level that a statement goes to; containers are looked through."""
+        """The submodule of the scope at this level that a statement goes to; what is no class is looked through."""
         path = self._scope_of(statement)
         n = level + 1
-        while n < len(path) and self._is_container(path[:n]):
+        while n < len(path) and self._is_no_class(path[:n]):
             n += 1
-        free = n <= len(path) and not self._is_container(path[:n]) and path[:n] not in self.claimed
+        free = n <= len(path) and not self._is_no_class(path[:n]) and path[:n] not in self.claimed
         return path[:n] if free else None
 
-    def _is_container(self, path: Path) -> bool:
-        """A scope all of whose parts are numbered submodules: nn.ModuleList or nn.Sequential, no class of its own."""
-        return path in self.containers
+    def _is_no_class(self, path: Path) -> bool:
+        """A scope that was dissolved, or all of whose parts are numbered: an nn.ModuleList or nn.Sequential."""
+        return path in self.containers or path in self.dissolved
 
     def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[Path | None]) -> None:
         if unit.key is None:
             return
-        level = len(unit.key)
+        self.dissolved.add(unit.key)
         inside = {id(s) for s in unit.statements}
         for i, statement in enumerate(statements):
             if id(statement) in inside:
-                path = self._scope_of(statement)
-                keys[i] = path[: level + 1] if len(path) > level else None
+                keys[i] = self._key(statement, len(unit.key))
 
     def _call(self, path: Path, statements: list[Statement], needed: set[str]) -> Assign:
         """Make a child scope of these statements, and the statement that calls it."""
