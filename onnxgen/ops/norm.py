@@ -52,18 +52,13 @@ def batch_normalization(
         raise b.error("spatial=0 (statistics for each element) is not handled", "export with opset 9 or newer")
     _check_channels(b, X, scale, B, input_mean, input_var)
     rank = X.known_rank
-    training = bool(training_mode) or b.wants(1)
-    x: Any = X
-    # nn.BatchNorm2d wants rank 4, 3d rank 5; other ranks as (N, C, L)
-    dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(rank)
-    if dims is None:
-        x, dims = (b("x.flatten(2)", x=X), 1) if rank > 5 else (b("x.unsqueeze(-1)", x=X), 1)
+    x, dims = _of_known_rank(b, X, rank)
     module = _batch_norm(b, dims, scale, B, input_mean, input_var, shortest(epsilon), shortest(momentum))
     if module is None:
         made = b.call(
             "F.batch_norm", X, _statistic(b, input_mean), _statistic(b, input_var), scale, B,
-            training=unless(training, False), momentum=unless(_inverted(momentum), 0.1),
-            eps=unless(shortest(epsilon), 1e-5),
+            training=unless(bool(training_mode) or b.wants(1), False),
+            momentum=unless(_inverted(momentum), 0.1), eps=unless(shortest(epsilon), 1e-5),
         )  # fmt: skip
     else:
         made = b("m(x)", m=module, x=x)
@@ -75,6 +70,14 @@ def batch_normalization(
         raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
+
+
+def _of_known_rank(b: Builder, x: Arg, rank: int) -> tuple[Any, int]:
+    """The input as a layer takes it, and which: `nn.BatchNorm2d` wants rank 4, 3d rank 5; other ranks as (N, C, L)."""
+    dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(rank)
+    if dims is not None:
+        return x, dims
+    return (b("x.flatten(2)", x=x) if rank > 5 else b("x.unsqueeze(-1)", x=x)), 1
 
 
 def _check_channels(b: Builder, x: Arg, *weights: Arg) -> None:
