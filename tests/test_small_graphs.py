@@ -71,15 +71,24 @@ GRAPHS = {
             v = Loop (n, c, x) <body = p (int64 i, bool go, float[r, q] p0) => (bool go2, float[r, q] p1) {
                 go2 = Identity(go)  p1 = Neg(p0) }> }""",
     "a submodule needs a size that the whole makes after its first statement": """
-        (float[N, 2] x) => (float[a, b] y, float[d, e] f) <float[2] "a.w" = {1.5, 2}, int64[1] k = {1}, int64[1] o = {0}> {
+        (float[N, 2] x) => (float[a, b] y, float[d, e] f)
+        <float[2] "a.w" = {1.5, 2}, int64[1] k = {1}, int64[1] o = {0}> {
             ["/a/Mul"] s = Mul(x, "a.w")  z = NonZero(s)  t = Shape(z)  u = Gather(t, k)  v = Concat<axis = 0>(u, u)
             ["/a/Constant"] w = ConstantOfShape(v)  ["/a/Mul_1"] y = Mul(s, s)  f = Relu(w) }""",
     "only the size is asked of what is collected": """
         (float[N, 2] x, int64 k) => (float[a, b, c] f) <int64 one = {1}, bool c = {1}> {
             a = Abs(k)  n = Add(a, one)
-            v, w = Loop (n, c, x) <body = p (int64 i, bool go, float[r, q] p0) => (bool o, float[r, q] p1, float[r, q] p2)
-                { o = Identity(go)  p1 = Neg(p0)  p2 = Mul(p0, p1) }>
+            v, w = Loop (n, c, x) <
+                body = p (int64 i, bool go, float[r, q] p0) => (bool o, float[r, q] p1, float[r, q] p2) { o = Identity(go)  p1 = Neg(p0)  p2 = Mul(p0, p1) }>
             t = Shape(w)  f = ConstantOfShape(t) }""",
+    "a branch has statements of a submodule that could not be one": """
+        (float[N, 2] x, bool c) => (float[a, b] z)
+        <float[2] "a.0.b.w" = {1.5, 2}, float[2] "a.1.b.v" = {3, 4.5}, float[2] "a.w" = {3, 4.5}> {
+            ["/a/a.0/b/Mul"] s = Mul(x, "a.0.b.w")  t = Relu(s)
+            ["/a/If"] y = If (c) <
+                then_branch = p () => (float[N, 2] p1) { ["/a/Mul"] p1 = Mul(t, "a.w") },
+                else_branch = q () => (float[N, 2] q1) { q1 = Neg(t) }>
+            u = Exp(y)  ["/a/a.1/b/Mul"] z = Mul(u, "a.1.b.v") }""",
     "a branch has statements of a submodule that the whole calls later": """
         (float[N, 2] x, bool c) => (float[a, b] y, float[a, b] z) <float[2] "a.w" = {1.5, 2}, float[2] "a.v" = {3, 4.5}>
         { ["/a/If"] y = If (c) <
