@@ -80,6 +80,14 @@ def _of_known_rank(b: Builder, x: Arg, rank: int) -> tuple[Any, int]:
     return (b("x.flatten(2)", x=x) if rank > 5 else b("x.unsqueeze(-1)", x=x)), 1
 
 
+def _batch_norm_input(b: Builder, X: Arg, rank: int) -> tuple[Any, int]:
+    """nn.BatchNorm2d wants rank 4, 3d rank 5; other ranks come as (N, C, L)."""
+    dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(rank)
+    if dims is not None:
+        return X, dims
+    return b("x.flatten(2)" if rank > 5 else "x.unsqueeze(-1)", x=X), 1
+
+
 def _check_channels(b: Builder, x: Arg, *weights: Arg) -> None:
     """A problem where the weights are certainly not one number a channel."""
     channels = x.shape[1] if x.shape is not None and len(x.shape) > 1 else None
