@@ -79,7 +79,8 @@ GRAPHS = {
         (float[N, 2] x, int64 k) => (float[a, b, c] f) <int64 one = {1}, bool c = {1}> {
             a = Abs(k)  n = Add(a, one)
             v, w = Loop (n, c, x) <
-                body = p (int64 i, bool go, float[r, q] p0) => (bool o, float[r, q] p1, float[r, q] p2) { o = Identity(go)  p1 = Neg(p0)  p2 = Mul(p0, p1) }>
+                body = p (int64 i, bool go, float[r, q] p0) => (bool o, float[r, q] p1, float[r, q] p2) {
+                    o = Identity(go)  p1 = Neg(p0)  p2 = Mul(p0, p1) }>
             t = Shape(w)  f = ConstantOfShape(t) }""",
     "a branch has statements of a submodule that could not be one": """
         (float[N, 2] x, bool c) => (float[a, b] z)
