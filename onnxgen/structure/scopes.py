@@ -27,7 +27,8 @@ from onnxgen.code.module_def import (
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import shown
-from onnxgen.names import module_part
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import module_part, printable
 from onnxgen.structure.order import components, topological
 
 
@@ -200,6 +201,17 @@ def _in_order_of_use(scope: Scope) -> None:
         for member in _members(statement):
             first.setdefault(id(member), len(first))
     scope.members.sort(key=lambda m: first.get(id(m), len(first)))
+
+
+def _check_tree(scope: Scope) -> None:
+    """Nothing of a scope lies inside a class that it calls: that would be another module than the class's own."""
+    classes = {m.path for m in scope.members if isinstance(m.build, ast.Call) and isinstance(m.build.func, ClassRef)}
+    for member in scope.members:
+        if any(member.path[:n] in classes for n in range(len(scope.path) + 1, len(member.path))):
+            path = printable(".".join(member.path))
+            raise OnnxgenError(
+                Problem(f"{path} would be in two classes", help="use --flat, and please report this model")
+            )
 
 
 def _containers(members: list[Member]) -> set[Path]:
