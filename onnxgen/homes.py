@@ -26,18 +26,26 @@ class Homes:
 
     def __init__(self, graph: ir.Graph) -> None:
         values = list(stored_values(graph))
-        self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | {folded_from(v) for v in values}
+        self._folded = {folded_from(v) for v in values}
+        self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
         self._roots = {v.name for v in values if ROOT in v.meta}
         self.crowd: dict[Path, set[frozenset[ir.Value]]] = {}
+        self._sets: dict[str, set[frozenset[ir.Value]]] = {}
         for node in graph.all_nodes():
             scope = tuple(node.meta.get("scope", ()))
             weights = frozenset() if node.op_type in VIEWS else frozenset(_weights(node))
             for n in range(1, len(scope) + 1 if weights else 0):
                 self.crowd.setdefault(scope[:n], set()).add(weights)
+            for value in weights:
+                self._sets.setdefault(value.name or "", set()).add(weights)
 
     def is_alone(self, scope: Path) -> bool:
         """Whether the nodes of a scope have one set of weights between them: the scope is one layer."""
         return len(self.crowd.get(scope, ())) <= 1
+
+    def is_vague(self, source: Source) -> bool:
+        """Whether a name does not tell where a tensor belongs: layers with different weights take it (equal biases)."""
+        return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
     def path(self, name: str, label: str, scope: Path) -> Path | None:
         """Where a tensor of this name lived for a node of this scope; None if its name does not tell.
@@ -49,7 +57,8 @@ class Homes:
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
             return (root,) if root == label or root in self._roots else None
-        return seen_from(scope, found) if name in self.shared else found
+        is_own = bool(label) and label not in self._folded
+        return seen_from(scope, found) if name in self.shared and not is_own else found
 
     def source_path(self, source: Source, scope: Path) -> Path | None:
         """The same of a tensor in a state dict, if it is made of one tensor of the file."""

@@ -47,7 +47,7 @@ class Members:
         self._by_path: dict[Path, Member] = {}
         # by what they are made of: each with the scope that asked first
         self._modules: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
-        self._parameters: dict[tuple[ir.Value, bool], list[tuple[Path, Member]]] = {}
+        self._parameters: dict[tuple[ir.Value, bool, str], list[tuple[Path, Member]]] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array stays alive with its buffer: a large one is told from others by its `id`
@@ -60,7 +60,9 @@ class Members:
 
     def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
-        identity = (role, ast.dump(build), tuple(sorted(sources.items(), key=lambda i: i[0])))
+        labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
+        vectors = all(len(source.shape) < 2 for source in sources.values())  # norms before training are all equal
+        identity = (role, ast.dump(build), labels, scope if vectors else ())
         known = _known(self._modules.setdefault(identity, []), scope) if sources else None
         if known is not None:
             return MemberRef(known)
@@ -88,6 +90,7 @@ class Members:
         if decisive is not None and decisive[-1] == first:
             # its other tensors are its own whatever they are called: dynamo calls a folded norm's bias `x.weight_bias`
             return (decisive[:-1] or None), False
+        paths = {key: path for key, path in paths.items() if not self._homes.is_vague(sources[key])}
         if any(path is not None and path[-1] != key for key, path in paths.items()):
             return None, True
         homes = [path[:-1] for path in paths.values() if path is not None and len(path) > 1]
@@ -118,9 +121,10 @@ class Members:
         name, label = value.name or "weight", label or folded_from(value)
         if name in self._weights and not transposed:
             member, key = self._weights[name]
-            if not siblings(self._homes.path(name, label, b.scope) or (), (*member.path, key)):
+            path, own = self._homes.path(name, label, b.scope), (*member.path, key)
+            if path is None or path == own or not (label or siblings(path, own)):
                 return ast.Attribute(MemberRef(member), key, ast.Load())
-        made = self._parameters.setdefault((value, transposed), [])
+        made = self._parameters.setdefault((value, transposed, label), [])
         known = _known(made, b.scope)
         if known is None:
             tensor = stored(value)
@@ -159,7 +163,7 @@ class Members:
 
     def named_buffer(self, scope: Path, value: ir.Value) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
-        made = self._parameters.setdefault((value, False), [])
+        made = self._parameters.setdefault((value, False, ""), [])
         known = _known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 @op("Identity")
 def identity(b: Builder, input: Arg) -> ast.expr:
+    """Nothing; but where it gives a stored tensor the name of another parameter, that is a parameter of its own."""
+    output = b.node.outputs[0]
+    if input.is_trainable and not output.is_graph_output():
+        return b.parameter(input, output.name or "")
     return input.expr
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop
+from onnxgen.passes.trainable import ROOT
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import stored
@@ -29,8 +30,8 @@ def no_ops(model: ir.Model, options: Options) -> None:
 
 def _passes_on(node: ir.Node) -> bool:
     if node.op_type == "Identity":
-        named = param_path(node.outputs[0].name or "")
-        return stored(node.inputs[0]) is None or named is None or len(named) < 2
+        output = node.outputs[0]
+        return stored(node.inputs[0]) is None or (param_path(output.name or "") is None and ROOT not in output.meta)
     if node.op_type != "Cast":
         return False
     dtype = info(node.inputs[0]).dtype
