@@ -52,7 +52,7 @@ def batch_normalization(
         raise b.error("spatial=0 (statistics for each element) is not handled", "export with opset 9 or newer")
     _check_channels(b, X, scale, B, input_mean, input_var)
     rank = X.known_rank
-    x, dims = _of_known_rank(b, X, rank)
+    x, dims = _batch_norm_input(b, X, rank)
     module = _batch_norm(b, dims, scale, B, input_mean, input_var, shortest(epsilon), shortest(momentum))
     if module is None:
         made = b.call(
@@ -70,14 +70,6 @@ def batch_normalization(
         raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
-
-
-def _of_known_rank(b: Builder, x: Arg, rank: int) -> tuple[Any, int]:
-    """The input as a layer takes it, and which: `nn.BatchNorm2d` wants rank 4, 3d rank 5; other ranks as (N, C, L)."""
-    dims = {2: 1, 3: 1, 4: 2, 5: 3}.get(rank)
-    if dims is not None:
-        return x, dims
-    return (b("x.flatten(2)", x=x) if rank > 5 else b("x.unsqueeze(-1)", x=x)), 1
 
 
 def _batch_norm_input(b: Builder, X: Arg, rank: int) -> tuple[Any, int]:
