@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from tests.graph_steps import broadcast
-from tests.graphs import TYPES, Dim, Maker, Value
+from tests.graphs import PATHS, TYPES, Dim, Maker, Value
 
 
 def if_(m: Maker) -> None:
@@ -32,6 +32,11 @@ def same_shape(m: Maker, x: Value) -> Value:
     """A few nodes from x to a value of its shape."""
     name = x.name
     for _ in range(m.between(1, 3)):
+        if m.chance(0.2):
+            m.scope = m.pick(PATHS)
+        last = x.shape[-1] if x.rank > 1 else (0, 0, 0)
+        if m.chance(0.15) and len(set(last)) == 1 and last[0] > 0:
+            name = m.emit("MatMul", [name, m.parameter("f", (last[0], last[0]))])[0]
         if m.chance(0.5):
             name = m.emit(m.pick(("Tanh", "Relu", "Sigmoid", "Identity", "Neg")), [name])[0]
             continue

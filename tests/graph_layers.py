@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from tests import graph_blocks as blocks
 from tests import graph_data as data
 from tests import graph_steps as steps
 from tests.graph_control import if_, loop
@@ -249,58 +250,14 @@ def shape_as_data(m: Maker) -> None:
         m.add(Value(m.emit("Shape", [x])[0], "q", fixed(x.rank), True))
 
 
-# modules
-
-
-def linear(m: Maker, x: Value, n: int, bias: bool) -> Value:
-    w = m.parameter("f", (x.shape[-1][0], n))
-    made = Value(m.emit("MatMul", [x, w])[0], "f", x.shape[:-1] + fixed(n))
-    if bias:
-        made = Value(m.emit("Add", [m.parameter("f", (n,)), made])[0], "f", made.shape)
-    return made
-
-
-def block(m: Maker) -> None:
-    """The same few layers under numbered paths, one after the other or side by side; sometimes one twice."""
-    x = m.some("f", range(2, 4))
-    if x is None or len(set(x.shape[-1])) > 1 or x.shape[-1][0] < 1 or m.depth:
-        return
-    home, outer = m.pick(("blocks", "a.layers", "net", "layers")), m.scope
-    start, count, n = m.pick((0, 0, 0, 1)), m.between(1, 4), x.shape[-1][0]
-    bias, residual, shared = m.chance(0.7), m.chance(0.4), m.chance(0.3)
-    chained = m.chance(0.8)
-    one = m.chance(0.15)
-    made: list[Value] = []
-    y = x
-    first = len(m.parameters)
-    for i in range(count):
-        m.scope = f"{home}.{start if one else start + i * m.pick((1, 1, 1, 2))}"
-        here = m.scope
-        source = y if chained else x
-        if m.chance(0.5):
-            m.scope = f"{here}.fc"
-        y = linear(m, source, n, bias)
-        m.scope = here
-        y = Value(m.emit("Relu", [y])[0], "f", y.shape)
-        if residual:
-            y = Value(m.emit("Add", [y, source])[0], "f", y.shape)
-        if shared:
-            y = Value(m.emit("Mul", [y, x])[0], "f", y.shape)
-        made.append(y)
-        if not one and m.chance(0.7):
-            m.parameters[first:] = []  # not tied to the next one's
-    m.scope = outer
-    for value in made if m.chance(0.3) else [y]:
-        m.add(value)
-
-
 STEPS: tuple[tuple[int, Step], ...] = (
     (6, steps.unary), (1, steps.clip), (3, steps.cast), (8, steps.binary), (2, steps.divide), (2, steps.compare),
     (2, steps.logic), (3, steps.where), (1, steps.variadic), (3, steps.transpose), (2, steps.flatten),
     (2, steps.unsqueeze), (2, steps.squeeze), (3, steps.concat), (2, steps.split), (3, steps.slice_),
     (3, steps.gather), (2, steps.embedding), (2, steps.pad), (1, steps.expand), (1, steps.tile), (2, steps.reduce),
     (1, steps.arg_max), (2, if_), (2, loop), (6, matmul), (3, gemm), (4, conv), (3, norm), (2, softmax),
-    (2, pool), (1, prelu), (5, reshape), (2, reshape_like), (2, fill), (2, half_of), (1, shape_as_data), (4, block),
+    (2, pool), (1, prelu), (5, reshape), (2, reshape_like), (2, fill), (2, half_of), (1, shape_as_data),
+    (4, blocks.block), (5, blocks.family),
     (1, data.reshape_to_input), (1, data.slice_by_input), (2, data.sizes_by_input), (2, data.positive), (3, data.rare),
     (1, data.gather_by_input), (1, data.conv_transpose), (2, data.inner_sizes),
 )  # fmt: skip
