@@ -126,7 +126,8 @@ def prelu(m: Maker) -> None:
     x = m.some("f", range(2, 5))
     if x is None or len(set(x.shape[1])) > 1 or x.shape[1][0] < 1:
         return
-    slope = m.parameter("f", m.pick(((x.shape[1][0], *[1] * (x.rank - 2)), (1,))))
+    each, ones = x.shape[1][0], [1] * (x.rank - 2)
+    slope = m.parameter("f", m.pick(((each, *ones), (1, each, *ones), (1,), (1, 1), (1, 1, *ones), ())))
     shape = broadcast(x.shape, slope.shape)
     if shape == x.shape:
         m.add(Value(m.emit("PRelu", [x, slope])[0], "f", x.shape))

@@ -80,8 +80,11 @@ def cast(m: Maker) -> None:
 # two values in
 
 
-def operand(m: Maker, x: Value) -> Value | None:
-    """A second operand that broadcasts with x: another value, or a stored one of less, equal or more rank."""
+def operand(m: Maker, x: Value, own: bool = False) -> Value | None:
+    """A second operand that broadcasts with x: another value, or a stored one of less, equal or more rank.
+
+    `own`: a stored one is used nowhere else.
+    """
     if m.chance(0.45):
         fit = [v for v in m.values if v.kind == x.kind and broadcast(x.shape, v.shape) is not None and v.elements < 999]
         return m.pick(fit) if fit else None
@@ -91,7 +94,7 @@ def operand(m: Maker, x: Value) -> Value | None:
     shape = shape[m.between(0, len(shape)) :]
     if m.chance(0.2):
         shape = [1] * m.between(1, 2) + shape
-    return m.parameter(x.kind, tuple(shape))
+    return m.parameter(x.kind, tuple(shape), own=own)
 
 
 def binary(m: Maker) -> None:
@@ -123,7 +126,7 @@ def divide(m: Maker) -> None:
 def compare(m: Maker) -> None:
     fit = [v for v in m.values if v.exact and v.kind in ("f" if m.opset < 9 else "fqi")]
     x = m.pick(fit) if fit else None
-    y = operand(m, x) if x is not None else None
+    y = operand(m, x, own=True) if x is not None else None
     if x is None or y is None or not y.exact:
         return
     ops = ["Greater", "Less"] + (["Equal"] if x.kind in "qi" or m.opset >= 11 else [])

@@ -209,11 +209,13 @@ class Maker:
             return self.numbers.integers(0, 4, shape).astype(kind)
         return self.numbers.standard_normal(shape).astype(kind)
 
-    def parameter(self, kind: str, shape: tuple[int, ...], array: np.ndarray[Any, Any] | None = None) -> Value:
+    def parameter(
+        self, kind: str, shape: tuple[int, ...], array: np.ndarray[Any, Any] | None = None, own: bool = False
+    ) -> Value:
         """A stored tensor: an earlier one of this form now and then, else a new initializer or Constant."""
         dims = tuple((d,) * 3 for d in shape)
         same = [p for p in self.parameters if p.kind == kind and p.shape == dims]
-        if array is None and same and self.chance(0.3):
+        if array is None and same and not own and self.chance(0.3):
             return self.pick(same)
         if array is None:
             array = self.special(kind, shape) if self.wild and self.chance(0.2) else self.array(kind, shape)
@@ -225,7 +227,7 @@ class Maker:
             self.nodes.append(helper.make_node("Constant", [], [value.name], value=tensor))
         else:
             self.stored.append(tensor)
-        if not self.depth:
+        if not self.depth and not own:
             self.parameters.append(value)
         return value
 

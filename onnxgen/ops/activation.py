@@ -99,7 +99,7 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
         per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
         count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
         if source.nbytes == count * source.dtype.itemsize:
-            flat = source if len(shape) == 1 else source.reshape((count,))
+            flat = source if len(source.shape) == 1 else source.reshape((count,))
             module = b.module("prelu", b.call("nn.PReLU", unless(count, 1)), weight=flat)
             if module is not None:
                 return b("m(x)", m=module, x=X)
