@@ -67,6 +67,9 @@ GRAPHS = {
             else_branch = q () => (float[N, 2] q1) { q1 = Mul(x, z) }> }""",
     "a slope of rank 2 and one element": """
         (float[N, 2] x) => (float[a, b] y) <float[1, 1] w = {0.25}> { y = PRelu(x, w) }""",
+    "only the size is asked of what a submodule makes": """
+        (float[N, 2] x) => (int64[2] y) <float[2] "a.w" = {1.5, 2}> {
+            ["/a/Mul"] s = Mul(x, "a.w")  ["/a/NonZero"] z = NonZero(s)  y = Shape(z) }""",
     "only the size is asked of what a loop collects": """
         (float[N, 2] x) => (float[a, b] v, int64[2] y) <int64 n = {3}, bool c = {1}> {
             s = Abs(x)  z = NonZero(s)  y = Shape(z)

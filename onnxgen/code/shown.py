@@ -15,23 +15,29 @@ def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str
     """The first value with each named dim alone, by the dim's name; not those of the inputs, which are always there."""
     found: dict[str, str | None] = {}
     for argument in inputs:
-        found.update(dict.fromkeys(_named(infos, argument.value)))
+        found.update(dict.fromkeys(named_dims(infos, argument.value)))
     for statement in body:
         for value in assigned(statement):
-            for name in _named(infos, value):
+            for name in named_dims(infos, value):
                 found.setdefault(name, value)
     return {name: value for name, value in found.items() if value is not None}
 
 
-def makers(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
-    """The values that have to exist before the sizes in these expressions can be told (`where`: see `shown`)."""
+def needed_dims(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
+    """The dims in these expressions that a value has to show (`where`: see `shown`)."""
     if not where:
         return set()
     sizes = (node for tree in expressions for node in walk(tree) if isinstance(node, SizeOf))
-    return {where[name] for size in sizes for name in symbols(size.dim) if name in where}
+    return {name for size in sizes for name in symbols(size.dim) if name in where}
 
 
-def _named(infos: Mapping[str, Info], value: str) -> list[str]:
+def makers(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
+    """The values that have to exist before the sizes in these expressions can be told."""
+    return {where[name] for name in needed_dims(expressions, where)}
+
+
+def named_dims(infos: Mapping[str, Info], value: str) -> list[str]:
+    """The named dims that a tensor has as an axis each."""
     facts = infos.get(value, Info())
     if facts.kind != "tensor" or facts.shape is None:
         return []

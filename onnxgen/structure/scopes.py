@@ -24,9 +24,9 @@ from onnxgen.code.module_def import (
     expressions,
     used,
 )
-from onnxgen.code.quote import MemberRef, Ref, SizeOf, refs, walk
+from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
-from onnxgen.code.shown import shown
+from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import module_part, printable
 from onnxgen.structure.order import components, topological
@@ -109,11 +109,10 @@ class Splitter:
 
     def _fill(self, scope: Scope, statements: list[Statement], flat: bool) -> None:
         """Put `statements` into a scope, those of deeper scopes as calls of submodules."""
-        returned = {r for o in scope.outputs for r in refs(o)}
-        scope.body = statements if flat else self._split(scope, statements, returned)
+        scope.body = statements if flat else self._split(scope, statements, _Wanted(scope.outputs, self.shown))
 
-    def _split(self, scope: Scope, statements: list[Statement], returned: set[str]) -> list[Statement]:
-        """A block of a scope, with what belongs to deeper scopes as calls; `returned`: the values used after it."""
+    def _split(self, scope: Scope, statements: list[Statement], wanted: _Wanted) -> list[Statement]:
+        """A block of a scope, with what belongs to deeper scopes as calls; `wanted`: what is used after it."""
         keys = [self._key(s, len(scope.path)) for s in statements]
         while True:
             units = _units(statements, keys)
@@ -125,19 +124,34 @@ class Splitter:
         # before any branch is split: what is a submodule here is none of a branch's own
         self.claimed.update(unit.key for unit in units if unit.key is not None)
         order = topological(_edges(units, self.shown))
-        needed = _needed_after(units, order, returned)
+        results: list[list[str]] = []
+        for index in reversed(order):
+            results.append(self._results(units[index], wanted))
+            wanted.add(units[index].statements)
         body: list[Statement] = []
-        for position, index in enumerate(order):
-            unit = units[index]
+        for index in order:
+            unit, outputs = units[index], results.pop()
             if unit.key is not None:
-                body.append(self._call(unit.key, unit.statements, needed[position]))
+                body.append(self._call(unit.key, unit.statements, outputs))
                 continue
             for statement in unit.statements:
                 if isinstance(statement, If):  # a loop's body reads what it assigns later, and stays as it is
                     for block in blocks(statement):
-                        block[:] = self._split(scope, block, set(statement.targets))
+                        block[:] = self._split(scope, block, _Wanted([Ref(t) for t in statement.targets], self.shown))
                 body.append(statement)
         return body
+
+    def _results(self, unit: Unit, wanted: _Wanted) -> list[str]:
+        """What a submodule returns: the values used after it, and of the dims used those that no such value has."""
+        if unit.key is None:
+            return []
+        made = list(dict.fromkeys(name for s in unit.statements for name in s.targets))
+        results = [name for name in made if name in wanted.values]
+        if wanted.dims:
+            has = {dim for name in results for dim in named_dims(self.module.infos, name)}
+            makers = {self.shown[dim] for dim in wanted.dims if dim not in has}
+            results = [name for name in made if name in wanted.values or name in makers]
+        return results
 
     def _key(self, statement: Statement, level: int) -> Path | None:
         """The submodule of the scope at this level that a statement goes to; what is no class is looked through."""
@@ -161,9 +175,8 @@ class Splitter:
             if id(statement) in inside:
                 keys[i] = self._key(statement, len(unit.key))
 
-    def _call(self, path: Path, statements: list[Statement], needed: set[str]) -> Assign:
+    def _call(self, path: Path, statements: list[Statement], outputs: list[str]) -> Assign:
         """Make a child scope of these statements, and the statement that calls it."""
-        outputs = list(dict.fromkeys(name for s in statements for name in s.targets if name in needed))
         made: set[str] = set()
         inputs: dict[str, None] = {}
         for statement in statements:
@@ -184,6 +197,20 @@ class Splitter:
                 return argument
         kind = self.module.infos[name].kind
         return Input(name, {"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(kind, "Tensor"))
+
+
+class _Wanted:
+    """What is used after a place in the code, seen from the end: values, and dims that some value has to show."""
+
+    def __init__(self, outputs: list[ast.expr], where: dict[str, str]) -> None:
+        self.where = where
+        self.values = {r for o in outputs for r in refs(o)}
+        self.dims = needed_dims(outputs, where)
+
+    def add(self, statements: list[Statement]) -> None:
+        for statement in statements:
+            self.values.update(used(statement))
+            self.dims |= needed_dims(expressions(statement), self.where)
 
 
 @dataclass
@@ -248,17 +275,6 @@ def _units(statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
     return units
 
 
-def _needed_after(units: list[Unit], order: list[int], returned: set[str]) -> list[set[str]]:
-    """For each position, the values used by later units or returned."""
-    needed = set(returned)
-    result: list[set[str]] = []
-    for index in reversed(order):
-        result.append(set(needed))
-        for statement in units[index].statements:
-            needed.update(used(statement))
-    return result[::-1]
-
-
 def _edges(units: list[Unit], where: dict[str, str]) -> list[list[int]]:
     """For each unit the units that must come before it: those that make what it uses, or reassign it.
 
@@ -275,10 +291,6 @@ def _edges(units: list[Unit], where: dict[str, str]) -> list[list[int]]:
         needs = {m for name in names for m in makers.get(name, []) if m != i}
         before.append(sorted(needs))
     return before
-
-
-def sizes(statement: Statement) -> list[SizeOf]:
-    return [n for e in expressions(statement) for n in walk(e) if isinstance(n, SizeOf)]
 
 
 def count_uses(body: list[Statement], outputs: list[ast.expr]) -> Counter[str]:
