@@ -57,8 +57,11 @@ class Homes:
         if found is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
             return (root,) if root == label or root in self._roots else None
-        is_own = bool(label) and label not in self._folded
-        return seen_from(scope, found) if name in self.shared and not is_own else found
+        return seen_from(scope, found) if name in self.shared and not self.is_exact(label) else found
+
+    def is_exact(self, label: str) -> bool:
+        """Whether a further name is the tensor's very own, as those by Identity are."""
+        return bool(label) and label not in self._folded
 
     def source_path(self, source: Source, scope: Path) -> Path | None:
         """The same of a tensor in a state dict, if it is made of one tensor of the file."""

@@ -25,7 +25,7 @@ from onnxgen.options import Options
 from onnxgen.passes.trainable import ROOT, stored_values
 from onnxgen.places import settle
 from onnxgen.reader.origin import param_path, siblings
-from onnxgen.stored import folded_from, stored
+from onnxgen.stored import folded_from, is_uniform, stored
 from onnxgen.twins import Twins
 from onnxgen.wayback import Source
 
@@ -47,7 +47,7 @@ class Members:
         self._by_path: dict[Path, Member] = {}
         # by what they are made of: each with the scope that asked first
         self._modules: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
-        self._parameters: dict[tuple[ir.Value, bool, str], list[tuple[Path, Member]]] = {}
+        self._parameters: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array stays alive with its buffer: a large one is told from others by its `id`
@@ -124,12 +124,13 @@ class Members:
             path, own = self._homes.path(name, label, b.scope), (*member.path, key)
             if path is None or path == own or not (label or siblings(path, own)):
                 return ast.Attribute(MemberRef(member), key, ast.Load())
-        made = self._parameters.setdefault((value, transposed, label), [])
+        tensor = stored(value)
+        assert tensor is not None
+        is_merged = is_uniform(tensor) and not self._homes.is_exact(label)
+        made = self._parameters.setdefault((value, transposed, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
-            tensor = stored(value)
-            assert tensor is not None
-            path, named = self._parameter_path(b.scope, name, label, role(b.node))
+            path, named = self._parameter_path(b.scope, name, label, role(b.node), is_merged)
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
             build = initial(source, b.node, value)
@@ -137,13 +138,17 @@ class Members:
             made.append((b.scope, known))
         return MemberRef(known)
 
-    def _parameter_path(self, scope: Path, name: str, label: str, part: str) -> tuple[Path, bool]:
+    def _parameter_path(self, scope: Path, name: str, label: str, part: str, is_merged: bool) -> tuple[Path, bool]:
+        """`is_merged`: it may have been another layer's with the same values, whose name tells the last part only."""
         found = self._homes.path(name, label, scope)
+        clean = tuple(module_part(p) for p in scope)
         if found is not None:
             path = tuple(module_part(p) for p in found)
+            depth = min(len(clean), len(path) - 1)
+            if is_merged and path[:depth] != clean[:depth]:
+                return (*clean, path[-1]), False
             if path not in self._by_path:
                 return path, True
-        clean = tuple(module_part(p) for p in scope)
         if NOISE.match(name) or "/" in name:
             return (*clean, part), False
         return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
@@ -163,7 +168,7 @@ class Members:
 
     def named_buffer(self, scope: Path, value: ir.Value) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
-        made = self._parameters.setdefault((value, False, ""), [])
+        made = self._parameters.setdefault((value,), [])
         known = _known(made, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""

@@ -33,6 +33,14 @@ def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
     return None
 
 
+def is_uniform(tensor: ir.TensorProtocol) -> bool:
+    """A vector of equal numbers, as layers start with: before training, those of several layers are equal by chance."""
+    if tensor.size < 2 or max(tensor.shape.numpy()) != tensor.size:
+        return False
+    array = tensor.numpy()
+    return bool((array == array.flat[0]).all())
+
+
 def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
     """A list of ints that is an attribute or a constant input, by the opset."""
     if attribute in node.attributes:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxgen.options import Options
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import folded_from, stored
+from onnxgen.stored import folded_from, is_uniform, stored
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
@@ -156,7 +156,7 @@ def _decide(
         return True, role
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
-    path = param_path(name)
+    path = param_path(folded_from(value) or name)
     named = path is not None or ROOT in value.meta
     if not named and tensor.size == 1:
         return False, "a one-element constant without a parameter's name"
@@ -164,7 +164,7 @@ def _decide(
         if any(i.op_type in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the input's mean or deviation"
         form = _form(tensor)
-        if form:
+        if form and not (keeps_state and _is_fresh(tensor)):
             return False, form
     return True, f"parameter {name}" if named else "reaches an output differentiably"
 
@@ -176,7 +176,7 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     and any norm in a file by PyTorch, whose exporters keep the names of parameters.
     """
     tensor = stored(value)
-    if tensor is None or param_path(value.name or "") is not None or tensor.size < 1:
+    if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
         return False
     by_pytorch = graph.meta.get("producer") == "pytorch"
     norms = NORMS if by_pytorch else {"InstanceNormalization"}
@@ -229,6 +229,11 @@ def _form(tensor: ir.TensorProtocol) -> str:
     if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(array):
         return "a geometric progression (the frequencies of a positional encoding)"
     return ""
+
+
+def _is_fresh(tensor: ir.TensorProtocol) -> bool:
+    """A vector of ones or of zeros, as layers start with: in a file that stores constants apart, this is no mask."""
+    return is_uniform(tensor) and tensor.numpy().flat[0] in (0, 1)
 
 
 def _is_mask(flat: NDArray[Any]) -> bool:
