@@ -23,6 +23,12 @@ def same(values: Sequence[Any]) -> Any:
     return values[0] if len(set(values)) == 1 else tuple(values)
 
 
+def _without_zeros(bias: Arg | None) -> Arg | None:
+    """None for a bias of constant zeros, which an exporter writes for a layer without one."""
+    constant = None if bias is None else bias.constant
+    return bias if constant is None or bool(constant.any()) else None
+
+
 @op("Conv")
 def conv(
     b: Builder,
@@ -37,6 +43,7 @@ def conv(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> ast.expr:
+    B = _without_zeros(B)
     kernel = _kernel(b, W, kernel_shape)
     n = _spatial_axes(b, kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n
@@ -81,6 +88,7 @@ def conv_transpose(
     strides: list[int] | None = None,
 ) -> ast.expr:
     """torch pads both ends alike: what one end has more is cut from the result."""
+    B = _without_zeros(B)
     kernel = _kernel(b, W, kernel_shape)
     n = _spatial_axes(b, kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n

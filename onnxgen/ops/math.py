@@ -202,6 +202,8 @@ def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None)
     low, high = _bound(b, input, min, -1), _bound(b, input, max, 1)
     if low is None and high is None:
         return input.expr
+    if input.is_float and min is not None and max is not None and (min.scalar, max.scalar) == (0, 6):
+        return b("F.relu6(x)", x=input)
     bounds = [x for x in (low, high) if x is not None]
     if len(bounds) == 2 and isinstance(low, Arg) != isinstance(
         high, Arg

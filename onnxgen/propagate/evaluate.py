@@ -24,13 +24,14 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     if operation is None or n.node.domain not in STANDARD:
         return n.inferred
     from_shape = n.op in evaluate_layout.FROM_SHAPE
-    if not from_shape and any(i is not None and i.data is None for i in n.inputs):
+    asked = n.inputs[:1] if n.op in evaluate_layout.FROM_FIRST else n.inputs
+    if not from_shape and any(i is not None and i.data is None for i in asked):
         return n.inferred
     if not all(_small(facts, min(limit, LARGE)) for facts in n.inferred[:1]):
         return n.inferred
     try:
         with np.errstate(all="ignore"):
-            inputs = [] if from_shape else [None if i is None else i.data for i in n.inputs]
+            inputs = [] if from_shape else [None if i is None else i.data for i in asked]
             found = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
     except NONSENSE:
         return n.inferred

@@ -234,4 +234,5 @@ TABLE: dict[str, Operation] = {
     "OneHot": _one_hot,
 }
 
+FROM_FIRST = ("CastLike",)  # of their other inputs they ask for the type
 FROM_SHAPE = ("Shape", "Size", "EyeLike")  # they ask for the shape of their input alone

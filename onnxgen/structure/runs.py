@@ -21,6 +21,7 @@ from onnxgen.structure.scopes import Scope, count_uses
 # functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
 AS_MODULE = {
     "F.relu": "nn.ReLU",
+    "F.relu6": "nn.ReLU6",
     "torch.sigmoid": "nn.Sigmoid",
     "torch.tanh": "nn.Tanh",
     "F.gelu": "nn.GELU",
