@@ -1,6 +1,7 @@
 """Random graphs (`graph_layers.make`): generated, run at three sizes, and held to onnxruntime, as a tree and flat.
 
-`python -m tests.test_random_graphs FIRST LAST` tries a range of seeds, and prints the smallest graph of each failure.
+`python -m tests.test_random_graphs FIRST LAST [FOLDER]` tries a range of seeds, and prints the smallest graph of each
+failure (and saves it in the folder).
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ def _failure(case: Case) -> tuple[str, str]:
             return f"{type(error).__name__} {what}", traceback.format_exc()
 
 
-def main(first: int, last: int) -> None:
+def main(first: int, last: int, folder: Path | None = None) -> None:
+    """Try the seeds of a range; the two first failures of each kind are printed (and saved), made small."""
     seen: dict[str, int] = {}
     for seed in range(first, last):
         case = make(seed)
@@ -180,10 +182,11 @@ def main(first: int, last: int) -> None:
         small = smallest(case, kind)
         print("=" * 40, f"seed {seed}: {kind}\n{_failure(small)[1][-900:] or trace[-900:]}", flush=True)
         print(onnx.printer.to_text(small.model)[:2500], flush=True)
-        onnx.save(small.model, f"/tmp/r3/{seed}.onnx")
+        if folder is not None:
+            onnx.save(small.model, folder / f"{seed}.onnx")
     print(seen)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:4]))
