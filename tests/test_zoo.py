@@ -1,7 +1,11 @@
-"""The zoo is what it says: every case exports or is refused as recorded, and the file computes what the module does."""
+"""The zoo is what it says: every case exports or is refused as recorded, and the file computes what the module does.
+
+What is generated from the file is then held to the module, too (`tests.zoo.road`).
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,9 +21,9 @@ from torch import Tensor, nn
 
 from tests.zoo import ZOO, Entry
 from tests.zoo.export import CASES, DYNAMO_OPSETS, Case, as_recorded, export, quiet
+from tests.zoo.road import RANDOM, Road
 
 WHOLE = bool(os.environ.get("ONNXGEN_WHOLE_ZOO"))
-RANDOM = {"Dropout", "RandomUniformLike", "RandomNormalLike", "RandomUniform", "RandomNormal", "Bernoulli"}
 
 
 def cases() -> Iterator[Any]:
@@ -63,6 +67,7 @@ def test_exports_and_agrees(name: str, case: Case, tmp_path: Path) -> None:
         return
     model = export(entry, path, case.exporter, case.opset, case.training)
     assert model.training == case.training
+    road = Road(name, entry, case, path, copy.deepcopy(model), tmp_path)  # an export takes longer than all the rest
     file = onnx.load(path)
     assert {o.domain: o.version for o in file.opset_import}[""] == case.opset
     assert tuple(i.name for i in file.graph.input) == entry.input_names
@@ -78,6 +83,7 @@ def test_exports_and_agrees(name: str, case: Case, tmp_path: Path) -> None:
     elif not RANDOM & {n.op_type for n in file.graph.node} and (case.exporter == "dynamo" or case.opset >= 14):
         # onnxruntime has no batch statistics before opset 14; a random file has no result to compare.
         assert agrees(path, entry, as_recorded(model, case.exporter), 3)
+    road.check()
 
 
 def batch_norms(file: onnx.ModelProto) -> list[bool]:

@@ -40,12 +40,15 @@ class Entry:
     static_in_dynamo: frozenset[str] = frozenset()
 
     def make(self) -> nn.Module:
-        """The network with seeded weights; norms and biases are moved off their initial zeros and ones."""
+        """The network with seeded weights; norms and biases are moved off their initial zeros and ones.
+
+        Tables that are no part of the state dict (the frequencies of a rotary embedding) stay what they are.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.build()
             with torch.no_grad():
-                for tensor in (*model.parameters(), *model.buffers()):
+                for tensor in model.state_dict().values():
                     if tensor.is_floating_point() and tensor.ndim == 1 and tensor.numel() > 1:
                         tensor.add_(torch.rand_like(tensor) * 0.2)  # positive: a running variance stays one
         return model
