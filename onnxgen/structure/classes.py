@@ -11,7 +11,6 @@ from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Stateme
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
-from onnxgen.propagate.dims import Sym
 from onnxgen.propagate.info import Info
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import layout
@@ -64,10 +63,12 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     for scope in order:
         missing = resolve_sizes(scope, module.infos)
         if missing and scope is root:
-            names = ", ".join(printable(str(dim)) for _, dim in missing)
+            names = ", ".join(printable(str(size.dim)) for size in missing if isinstance(size, SizeOf))
             raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
         if missing:
-            _pass_sizes(callers[id(scope)], scope, [dim for _, dim in missing])
+            call = callers[id(scope)].value
+            assert isinstance(call, ast.Call)
+            call.args.extend(missing)
     for scope in order:
         collect_runs(scope, module.roles)
     classes = Classes(module, root)
@@ -176,11 +177,6 @@ def _callers(scopes: list[Scope]) -> dict[int, Assign]:
                 if isinstance(function.member.build.func, ClassRef):
                     found[id(function.member.build.func.scope)] = statement
     return found
-
-
-def _pass_sizes(caller: Assign, scope: Scope, dims: list[Sym]) -> None:
-    assert isinstance(caller.value, ast.Call)
-    caller.value.args.extend(SizeOf(dim) for dim in dims)
 
 
 def _bottom_up(scopes: list[Scope]) -> list[Scope]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement
-from onnxgen.code.quote import DeviceOf, Ref, SizeOf, literal, quote, refs, rewrite, walk
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, walk
 from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol
 from onnxgen.propagate.info import Info
 from onnxgen.structure.scopes import Scope
 
 
-def resolve_sizes(scope: Scope, infos: dict[str, Info]) -> list[tuple[Input, Sym]]:
-    """Resolve every size and device in a scope; returns the `int` arguments that had to be added, and their dims."""
+def resolve_sizes(scope: Scope, infos: dict[str, Info]) -> list[SizeOf | DeviceOf]:
+    """Resolve every size and device in a scope; returns what the arguments that had to be added stand for."""
     return _Sizes(scope, infos).run()
 
 
@@ -30,14 +30,19 @@ class _Sizes:
         self.where: dict[Sym, tuple[str, int]] = {}  # the latest tensor with such a dim
         self.tensors: list[str] = []
         self.added: dict[Sym, Input] = {}
+        self.device: Input | None = None
 
-    def run(self) -> list[tuple[Input, Sym]]:
+    def run(self) -> list[SizeOf | DeviceOf]:
         for argument in self.scope.inputs:
             self._see(argument.value)
         self._block(self.scope.body)
         self.scope.outputs = [self._expression(o) for o in self.scope.outputs]
         self.scope.inputs.extend(self.added.values())
-        return [(argument, dim) for dim, argument in self.added.items()]
+        sizes: list[SizeOf | DeviceOf] = [SizeOf(dim) for dim in self.added]
+        if self.device is None:
+            return sizes
+        self.scope.inputs.append(self.device)
+        return [*sizes, DeviceOf()]
 
     def _see(self, name: str) -> None:
         facts = self.infos.get(name, Info())
@@ -89,8 +94,21 @@ class _Sizes:
         return changed
 
     def _device(self, near: list[str]) -> ast.expr:
+        """The device of a tensor at hand, else of a parameter, else an argument: the caller's problem."""
         name = near[0] if near else self.tensors[0] if self.tensors else None
-        return ast.Constant("cpu") if name is None else quote("x.device", x=Ref(name))
+        if name is not None:
+            return quote("x.device", x=Ref(name))
+        for member in self.scope.members:
+            if member.kind != "module" or member.keys:
+                key = next(iter(member.keys), "")
+                own = ast.Attribute(MemberRef(member), key, ast.Load()) if key else MemberRef(member)
+                return quote("x.device", x=own)
+        if not self.scope.path:  # nothing at all that could be moved
+            return ast.Constant("cpu")
+        if self.device is None:
+            self.infos["device."] = Info(kind="device")
+            self.device = Input("device.", "torch.device")
+        return Ref(self.device.value)
 
     def _size(self, dim: Sym, near: list[str]) -> ast.expr:
         found = self._direct(dim, near)

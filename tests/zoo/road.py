@@ -120,6 +120,7 @@ class Road:
             self.assert_takes_the_originals_weights()
             if self.case.training:
                 self.assert_trains()
+        self.assert_moves()
         outputs = _run(self.model.eval(), self.entry.inputs(3))
         run = Run(self.generated, self.module, self.model, outputs)
         assert_finite_gradients(run)
@@ -143,6 +144,11 @@ class Road:
         kept = {str(v.name) for v in stored if str(v.name).count(".") >= 2 and _is_state(v)} & read
         lost = {n for n in kept if not any(k.startswith(n.rpartition(".")[0] + ".") for k in keys)}
         assert not lost, f"not in their modules: {sorted(lost)}; keys: {sorted(keys)}"
+
+    def assert_moves(self) -> None:
+        """Nothing is bound to a device: on another one (torch's "meta" refuses to meet the CPU's tensors) it runs."""
+        inputs = tuple(x.to("meta") for x in self.entry.inputs(3))
+        assert all(y.device.type == "meta" for y in _run(copy.deepcopy(self.model).to("meta"), inputs))
 
     def assert_outputs(self, batch: int) -> None:
         """Evaluation agrees with the original's."""
