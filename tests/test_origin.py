@@ -144,6 +144,21 @@ def test_a_whole_block_called_twice(write: Write) -> None:
     assert found["/block_1/fc/MatMul"] == "block.fc" and found["/block_1/act_1/Relu"] == "block.act"
 
 
+def test_a_node_that_says_nothing_stands_between_its_neighbours(write: Write) -> None:
+    """A rewriting tool's nodes have no metadata; in the root, they would tear the module in two."""
+    nodes = [
+        conv("/body/fc1/MatMul", "onnx::a", "x", "h"),
+        node("Relu", ["h"], ["r"], name="added_1"),
+        node("Neg", ["r"], ["n"], name="added_2"),
+        conv("/body/fc2/MatMul", "onnx::b", "n", "m"),
+        node("Abs", ["m"], ["t"], name="added_3"),
+        conv("/head/MatMul", "onnx::c", "t"),
+    ]
+    found = scopes(write(model(nodes, [weight(f"onnx::{n}", 4, 4) for n in "abc"])))
+    assert found["added_1"] == found["added_2"] == "body"
+    assert found["added_3"] == ""
+
+
 @pytest.mark.parametrize(
     ("name", "scope"),
     [

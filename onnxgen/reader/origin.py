@@ -11,7 +11,8 @@ Three kinds of evidence, the strongest first:
 3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They go stale where
    it fuses nodes. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
 
-Scopes are raw text, cleaned by `names.module_part` when they become attributes.
+A node that has none stands where its neighbours do (`reader.between`). Scopes are raw text, cleaned by
+`names.module_part` when they become attributes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.reader.between import place_between
 from onnxgen.reader.callnames import one_module
 from onnxgen.stored import folded_from
 
@@ -99,6 +101,7 @@ def note_origin(model: ir.Model) -> None:
         scope = recorded[node] or ()
         mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
         node.meta["scope"] = _choose(recorded[node], mine, at_home)
+    place_between(nodes, {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"})
     model.meta["classes"] = classes
 
 
