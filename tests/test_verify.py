@@ -212,6 +212,19 @@ def test_sizes_that_the_oracle_refuses(tmp_path: Path) -> None:
     assert any("onnxruntime refused inputs with a=" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 1, 0, 0]])
+def test_sizes_hold_the_windows_of_pools(tmp_path: Path, pads: list[int]) -> None:
+    """Over less than a window onnxruntime pools what is there; torch, and so the generated file, raises."""
+    nodes = [h.make_node("MaxPool", [f"x{i}"], [f"x{i + 1}"], kernel_shape=[2, 2], strides=[2, 2]) for i in range(3)]
+    nodes.append(h.make_node("AveragePool", ["x3"], ["y"], kernel_shape=[3, 3], pads=pads))
+    ins, outs = [VI("x0", T.FLOAT, [1, 1, "h", "w"])], [VI("y", T.FLOAT, [1, 1, "a", "b"])]
+    path = save(tmp_path / "pools.onnx", nodes, ins, outs)
+    generate(path, tmp_path / "pools.py")
+    report = verify(path, tmp_path / "pools.py")
+    assert report.agrees, report.problems()
+    assert all(min(r.sizes.values()) >= (24 if sum(pads) == 0 else 16) for r in report.runs)
+
+
 def test_every_branch_is_taken(tmp_path: Path) -> None:
     """A number that decides which branch runs is each constant that it is compared with, and something else."""
     number = h.make_tensor("k", T.INT64, [], [16000])

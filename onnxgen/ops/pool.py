@@ -22,7 +22,7 @@ class Window:
     """The geometry of a pool: one entry a spatial axis.
 
     Attributes:
-        kernel: the size of the window; `min(kernel, size)` where the input may be smaller than it.
+        kernel: the size of the window; that of the input where it is known to be smaller.
         begins, ends: padding.
         overhang: what the last window reaches past the padded end, if the output size is rounded up (negative: what it
             leaves over).
@@ -99,10 +99,11 @@ def window(
 
 
 def _clipped(size: Dim, kernel: int, stride: int) -> Dim:
-    """The window over an axis that may be shorter: onnxruntime, not the text, then has one, of what is there."""
-    if kernel == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
-        return kernel
-    return dim_min(kernel, size)
+    """The window over an axis that is shorter: onnxruntime, not the text, then has one, of what is there.
+
+    An axis of unknown size is taken to hold a window: torch says so loudly where it does not.
+    """
+    return size if isinstance(size, int) and kernel - stride < size < kernel else kernel
 
 
 def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:

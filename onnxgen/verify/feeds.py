@@ -27,7 +27,8 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
     """Sizes for the dynamic dims, by symbol, in the order in which a run tries them.
 
     The first axis is taken for a batch. The first candidates give different symbols different sizes, so that an axis
-    taken for another shows; the later ones are for graphs whose dims must agree, or be large.
+    taken for another shows; the later ones are for graphs whose dims must agree, or be large. Where a pool's window
+    would not fit, onnxruntime makes it smaller and torch raises: such sizes show nothing.
     """
     kinds: dict[str, str] = {}
     for _, _, facts in graph.inputs:
@@ -44,6 +45,7 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
     candidates = usual[run % len(usual) :] + usual[: run % len(usual)]
     candidates += [dict.fromkeys(kinds, size) for size in (1, 2, 4, 8)]
     candidates += [_spread(kinds, batch, n, n, 0) for n in (32, 64, 128, 224, 256, 512) for batch in (batches[0], 1)]
+    candidates = [c for c in candidates if _holds_windows(graph, c)] or candidates
     seen: list[Sizes] = []
     for candidate in candidates:
         if candidate not in seen and _bearable(graph, candidate):
@@ -65,6 +67,12 @@ def _bearable(graph: Graph, candidate: Sizes) -> bool:
     return all(
         math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
     ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
+
+
+def _holds_windows(graph: Graph, candidate: Sizes) -> bool:
+    """Every pool's input has room for its window, as far as that is known."""
+    names = candidate.keys()
+    return all(evaluate(size, candidate) >= least for size, least in graph.windows if names >= set(symbols(size)))
 
 
 def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.trainable import subgraphs
-from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.dims import Dim, Sym
 from onnxgen.propagate.info import Info, info
 from onnxgen.stored import stored
 
@@ -71,6 +71,7 @@ class Graph:
         branches: it has control flow, so a run need not reach every parameter.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
+        windows: dynamic sizes that a pool slides over, each with the least that holds a window.
     """
 
     inputs: list[tuple[str, ir.TypeProtocol | None, Info]]
@@ -83,6 +84,7 @@ class Graph:
     branches: bool = False
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
+    windows: list[tuple[Sym, int]] = field(default_factory=list)
 
     @property
     def training(self) -> bool:
@@ -102,6 +104,7 @@ def examine(model: ir.Model) -> Graph:
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)
+        found.windows.extend(_windows(node))
         found.chooses = found.chooses or node.op_type == "If"
         found.branches = found.branches or any(True for _ in subgraphs(node))
         for value in (*node.inputs, *node.outputs):
@@ -148,6 +151,25 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
     mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None
     tensor = stored(mode) if mode is not None else None
     return tensor is not None and bool(np.asarray(tensor.numpy()).any())
+
+
+def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
+    kernel, auto = node.attributes.get("kernel_shape"), node.attributes.get("auto_pad")
+    if node.op_type not in ("MaxPool", "AveragePool", "LpPool") or kernel is None:
+        return
+    how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel.as_ints())
+    if how.startswith("SAME"):  # padded to what the window needs
+        return
+    dilations, pads = _ints(node, "dilations") or [1] * n, _ints(node, "pads") if how == "NOTSET" else []
+    both = [sum(pads[i::n]) for i in range(n)]
+    for size, k, d, pad in zip((info(node.inputs[0]).shape or ())[2:], kernel.as_ints(), dilations, both):
+        if isinstance(size, Sym):
+            yield size, (k - 1) * d + 1 - pad
+
+
+def _ints(node: ir.Node, name: str) -> list[int]:
+    attribute = node.attributes.get(name)
+    return [] if attribute is None else list(attribute.as_ints())
 
 
 def _int(node: ir.Node, name: str) -> int:

@@ -91,18 +91,21 @@ def test_max_pool_of_bytes(dtype: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize("shape", [(1, 2, 1, 4), (1, 2, 2, 1), (1, 2, 1, 1)])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_images_smaller_than_the_window(op: str, shape: tuple[int, ...], dynamic: bool) -> None:
-    """The last stages of networks on tiny images; `torch` itself refuses them."""
-    run_node(op, [floats(*shape)], {"kernel_shape": [2, 2], "strides": [2, 2]}, dynamic=dynamic)
+def test_images_smaller_than_the_window(op: str, shape: tuple[int, ...]) -> None:
+    """The last stages of networks on tiny images: onnxruntime makes the window smaller, torch itself refuses them."""
+    attrs = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    run_node(op, [floats(*shape)], attrs)
+    with pytest.raises(RuntimeError, match="Output size is too small"):  # loud, for the line that its author wrote
+        run_node(op, [floats(*shape)], attrs, dynamic=True)
 
 
 def test_plain_pools_are_torch_calls() -> None:
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     ran = run_node("MaxPool", [floats(1, 2, 9, 9)], attrs, dynamic=True)
     assert "F.max_pool2d(i0, 3, stride=2, padding=1)" in ran.forward
-    ran = run_node("AveragePool", [floats(1, 2, 8, 8)], {"kernel_shape": [2, 2], "strides": [2, 2]})
-    assert "F.avg_pool2d(i0, 2)" in ran.forward
+    halved = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    for dynamic in (False, True):
+        assert "F.avg_pool2d(i0, 2)" in run_node("AveragePool", [floats(1, 2, 8, 8)], halved, dynamic=dynamic).forward
 
 
 @given(ints(1, 3, 2), st.booleans())
