@@ -107,7 +107,7 @@ def compose(
         frame.embedded = embed_bytes(tensors, {})
     source = render(frame, classes, options.templates)
     digest = code_digest(source)
-    fingerprint = _fingerprint(digest, tensors, record, options)
+    fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, "wayback": json.dumps(record)}
@@ -135,11 +135,15 @@ def _nbytes(tensor: Source | NDArray[Any]) -> int:
     return int(tensor.nbytes)
 
 
-def _fingerprint(digest: str, tensors: Tensors, record: dict[str, Any], options: Options) -> str:
-    """What ties a module to its sidecar: code, keys, shapes, dtypes, way back and options, but no weight bytes."""
+def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
+    """What ties a module to its sidecar: code, keys, shapes, dtypes and options, but no weight bytes.
+
+    Nor the way back, which only the sidecar has: two files of one network that name their tensors differently give the
+    very same module, which either sidecar fits.
+    """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
     chosen = {k: str(v) for k, v in options.__dict__.items() if k not in ("weights", "limits", "templates")}
-    text = json.dumps([__version__, digest, layout, record, chosen], sort_keys=True)
+    text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

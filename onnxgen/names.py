@@ -44,6 +44,13 @@ _MODULE_ATTRIBUTES = """
     """
 MODULE_ATTRIBUTES: frozenset[str] = frozenset(_MODULE_ATTRIBUTES.split())
 
+# How the field writes the names of its networks: `resnet18.onnx` holds a ResNet18.
+_WELL_KNOWN = """
+    AlexNet CLIP CNN ConvNeXt DCGAN DeiT DenseNet DistilBert EfficientNet GAN GCN GoogLeNet GPT GRU LSTM MLP MobileNet
+    RegNet ResNet ResNeXt RNN ShuffleNet SqueezeNet SSD UNet VAE VGG ViT YOLO YOLOX
+    """
+_SPELLING = {name.lower(): name for name in _WELL_KNOWN.split()}
+
 _PLAIN = re.compile(r"[ !#-&(-\[\]-_a-~]*")  # printable ASCII but for quotes and backslashes
 _BUILTINS = frozenset(dir(builtins))
 
@@ -105,6 +112,15 @@ def class_name(text: str, fallback: str = "Model") -> str:
     if name[0].isdigit():
         name = fallback + name
     return name + fallback if _taken_by_python(name) or name in RESERVED else name
+
+
+def network_name(stem: str) -> str:
+    """A network's file name as its class would be called: "resnet18" makes `ResNet18`, "mnist_cnn" `MnistCNN`.
+
+    What has capitals is left as it is.
+    """
+    words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * LENGTH])
+    return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
 def is_class_name(text: str) -> bool:

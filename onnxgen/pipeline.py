@@ -16,6 +16,7 @@ from onnxgen.code.copied import helper_names
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Generated, Report, compose
 from onnxgen.lower import lower
+from onnxgen.names import network_name
 from onnxgen.notes import inference_notes
 from onnxgen.options import Options
 from onnxgen.output import Output
@@ -115,7 +116,7 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:
     if options.class_name in helper_names():
         raise OnnxgenError(f"class name {options.class_name!r} means something else already")
-    return options.class_name or model.meta.get("classes", {}).get((), "") or path.stem
+    return options.class_name or model.meta.get("classes", {}).get((), "") or network_name(path.stem)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from onnxgen.names import (
     class_name,
     identifier,
     module_part,
+    network_name,
     printable,
 )
 from onnxgen.paths import helpers_dir, templates_dir
@@ -141,6 +142,23 @@ def test_module_part_keeps_what_it_can(text: str, expected: str) -> None:
 )
 def test_class_name(text: str, expected: str) -> None:
     assert class_name(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("stem", "expected"),
+    [
+        ("resnet18", "ResNet18"),
+        ("mnist_cnn", "MnistCNN"),
+        ("unet_nearest", "UNetNearest"),
+        ("my-resnet50-v1.5", "MyResNet50V15"),
+        ("ResNET", "ResNET"),
+        ("cnnet", "Cnnet"),
+        ("model", "Model"),
+        ("", "Model"),
+    ],
+)
+def test_network_name(stem: str, expected: str) -> None:
+    assert network_name(stem) == expected
 
 
 def test_namer_gives_each_name_once() -> None:

@@ -16,6 +16,7 @@ from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.norms import norms
 from onnxgen.passes.recurrent import recurrent
+from onnxgen.passes.sequences import sequences
 from onnxgen.passes.trainable import trainable
 from onnxgen.propagate import propagate
 
@@ -31,6 +32,7 @@ PASSES: list[Pass] = [
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types
     known,  # shapes computed beside the data would count as users of it
+    sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers
     norms,  # LayerNorm and RMSNorm spelled out
