@@ -39,6 +39,8 @@ class Options:
         flat: one class, no nested modules.
         trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
         frozen: a regular expression; tensors whose ONNX name it finds are not trained.
+        dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
+            `dropout.matches`; of several patterns that match one module the last counts).
         shard_size: bytes past which the sidecar is written as several files with an index.
         templates: a folder with Jinja templates that override onnxgen's own.
         limits: see `Limits`.
@@ -52,6 +54,7 @@ class Options:
     flat: bool = False
     trainable: str | None = None
     frozen: str | None = None
+    dropout: Mapping[str, float] = field(default_factory=dict)
     shard_size: int = 5_000_000_000
     templates: Path | None = None
     limits: Limits = Limits()
@@ -65,6 +68,11 @@ class Options:
                 re.compile(pattern or "")
             except re.error as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+        for scope, p in self.dropout.items():
+            if not scope or not 0 <= p < 1:
+                raise OnnxgenError(
+                    f"--dropout {scope}={p:g}: a module path, and a probability from 0 up to 1, are needed"
+                )
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
         if self.class_name is not None and not is_class_name(self.class_name):

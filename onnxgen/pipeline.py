@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxgen.code.copied import helper_names
+from onnxgen.dropout import add_dropout
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Generated, Report, compose
 from onnxgen.lower import lower
@@ -52,6 +53,7 @@ def build(path: Path, options: Options, out: Path, progress: Progress | None = N
     with timed(report, "lower"):
         module = lower(model, options, _class_name(model, path, options))
     with timed(report, "structure"):
+        add_dropout(module, options.dropout)
         classes = structure(module, options)
     with timed(report, "render"):
         return compose(model, module, classes, path, out, options, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,18 @@ def input_shapes(_: object, __: object, given: tuple[str, ...]) -> dict[str, tup
         if not equals or not name or not all(re.fullmatch(r"-1|\?|\d+", d) for d in parts):
             raise click.BadParameter(f"{text!r} is not like NAME=1,3,224,224")
         found[name] = tuple(-1 if d == "?" else int(d) for d in parts)
+    return found
+
+
+def dropout(_: object, __: object, given: tuple[str, ...]) -> dict[str, float]:
+    """`("encoder.*=0.1",)` to `{"encoder.*": 0.1}`."""
+    found: dict[str, float] = {}
+    for text in given:
+        scope, equals, p = text.rpartition("=")
+        if not equals or not scope or not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", p.strip()):
+            raise click.BadParameter(f"{text!r} is not like SCOPE=0.1")
+        found.pop(scope, None)  # given again it counts from here
+        found[scope] = float(p)
     return found
 
 
@@ -51,6 +64,13 @@ _GENERATION = [
     click.option("--flat", is_flag=True, help="One class, no nested modules."),
     click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
     click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
+    click.option(
+        "--dropout",
+        metavar="SCOPE=P",
+        multiple=True,
+        callback=dropout,
+        help="Put a Dropout after a module (a path with * for one part, ** for any); may be repeated.",
+    ),
     click.option(
         "--shard-size",
         metavar="SIZE",
@@ -91,5 +111,4 @@ def saying_options(function: Function) -> Function:
 
 def take_options(given: dict[str, Any]) -> Options:
     """The `Options` among a command's arguments, which they are removed from."""
-    names = ("class_name", "weights", "dtype", "embed", "input_shapes", "flat", "trainable", "frozen", "shard_size")
-    return Options(**{name: given.pop(name) for name in (*names, "templates")})
+    return Options(**{f.name: given.pop(f.name) for f in fields(Options) if f.name in given})
