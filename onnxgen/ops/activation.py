@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from onnxgen.code.quote import unless
+from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Lowering, op, register_function
+from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -37,21 +38,37 @@ for _name, _template in UNARY.items():
 @op("Softplus")
 def softplus(b: Builder, X: Arg) -> ast.expr:
     # F.softplus is linear past its threshold, which is not what ln(exp(x) + 1) rounds to in float64
-    return (
-        b("F.softplus(x)", x=X)
-        if X.dtype is not None and X.dtype.itemsize <= 4
-        else b("F.softplus(x, threshold=40)", x=X)
-    )
+    return b.call("F.softplus", X, threshold=OMIT if _is_narrow(X) else 40)
+
+
+def _is_narrow(x: Arg) -> bool:
+    return x.dtype is not None and x.dtype.itemsize <= 4
+
+
+@op("Softplus", domain=DOMAIN)
+def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
+    """`softplus(beta * x) / beta`"""
+    return b.call("F.softplus", x, beta=unless(shortest(beta, x.dtype), 1.0), threshold=OMIT if _is_narrow(x) else 40)
+
+
+@op("LogSigmoid", domain=DOMAIN)
+def log_sigmoid(b: Builder, x: Arg) -> ast.expr:
+    return b("F.logsigmoid(x)", x=x)
+
+
+@op("Glu", domain=DOMAIN)
+def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
+    return b.call("F.glu", x, dim=unless(_last(axis, x.rank), -1))
 
 
 @op("Elu")
 def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.elu", X, alpha=unless(alpha, 1.0))
+    return b.call("F.elu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
 @op("Celu")
 def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b.call("F.celu", X, alpha=unless(alpha, 1.0))
+    return b.call("F.celu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
 @op("Selu")
@@ -60,24 +77,24 @@ def selu(
 ) -> ast.expr:
     if abs(alpha - 1.6732632423543772) < 1e-6 and abs(gamma - 1.0507009873554805) < 1e-6:
         return b("F.selu(x)", x=X)
-    return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=alpha, gamma=gamma)
+    return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=shortest(alpha, X.dtype), gamma=shortest(gamma, X.dtype))
 
 
 @op("LeakyRelu")
 def leaky_relu(b: Builder, X: Arg, *, alpha: float = 0.01) -> ast.expr:
-    return b.call("F.leaky_relu", X, unless(alpha, 0.01))
+    return b.call("F.leaky_relu", X, unless(shortest(alpha, X.dtype), 0.01))
 
 
 @op("ThresholdedRelu")
 def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b("F.threshold(x, alpha, 0.0)", x=X, alpha=alpha)
+    return b("F.threshold(x, alpha, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
 
 
 @op("HardSigmoid")
 def hard_sigmoid(b: Builder, X: Arg, *, alpha: float = 0.2, beta: float = 0.5) -> ast.expr:
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return b("F.hardsigmoid(x)", x=X)
-    return b("(alpha * x + beta).clamp(0.0, 1.0)", x=X, alpha=alpha, beta=beta)
+    return b("(alpha * x + beta).clamp(0.0, 1.0)", x=X, alpha=shortest(alpha, X.dtype), beta=shortest(beta, X.dtype))
 
 
 @op("Gelu", since=20)
@@ -87,7 +104,9 @@ def gelu(b: Builder, X: Arg, *, approximate: str = "none") -> ast.expr:
 
 @op("Swish", since=24)
 def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b("F.silu(x)", x=X) if alpha == 1.0 else b("x * torch.sigmoid(alpha * x)", x=X, alpha=alpha)
+    return (
+        b("F.silu(x)", x=X) if alpha == 1.0 else b("x * torch.sigmoid(alpha * x)", x=X, alpha=shortest(alpha, X.dtype))
+    )
 
 
 @op("PRelu")

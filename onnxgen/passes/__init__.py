@@ -7,9 +7,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.activations import activations
 from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
-from onnxgen.passes.gelu import gelu
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
@@ -37,7 +37,7 @@ PASSES: list[Pass] = [
     recurrent,  # LSTM, GRU and RNN as torch's layers
     norms,  # LayerNorm and RMSNorm spelled out
     group_norm,  # GroupNorm spelled out
-    gelu,  # GELU spelled out
+    activations,  # GELU, SiLU and their like spelled out
     attention,  # before Linear, which also starts from MatMul
     linear,  # MatMul + Add: one nn.Linear
 ]

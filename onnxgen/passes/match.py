@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -31,13 +32,19 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def is_number(value: ir.Value | None, number: float) -> bool:
-    """Whether a value is the constant `number`, as near as float32 (or, for float16 files, that) can say it."""
+    """Whether a value is the constant `number`, see `is_close`."""
     found = scalar(value)
-    return found is not None and math.isclose(found, number, rel_tol=2e-3 if _half(value) else 1e-5)
+    return found is not None and value is not None and is_close(found, number, value)
 
 
-def _half(value: ir.Value | None) -> bool:
-    return info(value).dtype == ir.DataType.FLOAT16
+# how near a constant must be to the number that it stands for, in the precision of a file
+NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 8e-3}
+
+
+def is_close(found: float, number: float, near: ir.Value) -> bool:
+    """Whether a constant is `number`, as near as the type of a value beside it can say it."""
+    dtype = info(near).dtype
+    return math.isclose(found, number, rel_tol=NEAR.get(dtype, 1e-5) if dtype is not None else 1e-5)
 
 
 def factors(value: ir.Value) -> list[ir.Value]:
@@ -82,3 +89,35 @@ def square_of(value: ir.Value | None) -> ir.Value | None:
     if node.op_type == "Pow":
         return node.inputs[0] if is_number(node.inputs[1], 2.0) else None
     return node.inputs[0] if node.inputs[0] is node.inputs[1] else None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is reduced, over which axes (counted from the front, sorted), and whether they are kept (1.0) or not."""
+
+    x: ir.Value
+    axes: tuple[int, ...]
+    keepdims: float
+
+
+def reduction(value: ir.Value | None, op_type: str) -> Reduction | None:
+    """A reduction over axes that are known, of a tensor whose rank is; GlobalAveragePool is a mean, too."""
+    node = made_by(value, op_type)
+    if node is None and op_type == "ReduceMean":
+        node = made_by(value, "GlobalAveragePool")
+    x = node.inputs[0] if node is not None else None
+    rank = info(x).rank
+    if node is None or x is None or not rank:
+        return None
+    if node.op_type == "GlobalAveragePool":
+        return Reduction(x, tuple(range(2, rank)), 1.0)
+    keepdims = float(node.attributes["keepdims"].value) if "keepdims" in node.attributes else 1.0
+    if "axes" in node.attributes:
+        axes = [int(a) for a in node.attributes["axes"].value]
+    else:
+        given = node.inputs[1] if len(node.inputs) > 1 else None
+        constant = info(given).constant
+        if given is not None and constant is None or "noop_with_empty_axes" in node.attributes and given is None:
+            return None
+        axes = [int(a) for a in constant.reshape(-1)] if constant is not None else list(range(rank))
+    return Reduction(x, tuple(sorted({a % rank for a in axes})), keepdims) if axes else None

@@ -1,0 +1,196 @@
+"""Activations spelled out in elementary operators become the standard operators of their names.
+
+GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv 1710.05941; with a factor
+of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681. HardSwish: Howard et al. 2019, arXiv 1905.02244.
+
+In float, a spelling may overflow where the function does not: `log(1 + exp(x))` is inf from 89 on, softplus is x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
+from onnxgen.passes.match import is_close, made_by
+from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.propagate.info import info
+
+POSITIVE = "(Greater(x, 0) | GreaterOrEqual(x, 0) | Less(0, x) | LessOrEqual(0, x))"
+NEGATIVE = "(Less(x, 0) | LessOrEqual(x, 0) | Greater(0, x) | GreaterOrEqual(0, x))"
+
+Guard = Callable[[Match], bool]
+
+
+def _always(match: Match) -> bool:
+    return True
+
+
+def _to(
+    op_type: str,
+    version: int,
+    *spellings: str,
+    given: dict[str, float] | None = None,
+    bound: tuple[str, ...] = (),
+    guard: Guard = _always,
+    domain: str = "",
+    **constants: float,
+) -> Idiom:
+    """A function of `x` alone; its attributes are numbers that are `given`, or that the spelling binds."""
+
+    def build(match: Match) -> ir.Node | None:
+        if not same_as(match) or not guard(match):
+            return None
+        values = {**(given or {}), **{name: match.number(name) for name in bound}}
+        if info(match.tensor("x")).dtype == ir.DataType.DOUBLE and any(
+            float(np.float32(v)) != v for v in values.values()
+        ):
+            return None  # attributes are float32
+        attributes = [ir.AttrFloat32(name, value) for name, value in values.items()]
+        return ir.Node(domain, op_type, [match.tensor("x")], attributes, version=version)
+
+    return Idiom(tuple(Pattern(s, numbers=constants) for s in spellings), build)
+
+
+def _gelu(approximate: str, *spellings: str) -> Idiom:
+    constants = {"root": math.sqrt(0.5), "tanh": math.sqrt(2 / math.pi), "cube": math.sqrt(2 / math.pi) * 0.044715}
+
+    def build(match: Match) -> ir.Node | None:
+        attributes = [ir.AttrString("approximate", approximate)]
+        return ir.Node("", "Gelu", [match.tensor("x")], attributes, version=20) if same_as(match) else None
+
+    return Idiom(tuple(Pattern(s, numbers=constants) for s in spellings), build)
+
+
+def _clamp(match: Match) -> ir.Node | None:
+    """Clip with its bounds as attributes, as up to opset 10; one that is such already stays."""
+    low, high = match.number("low"), match.number("high")
+    if match.root.op_type == "Clip" and len(match.inside) == 1 or not -math.inf < low < high < math.inf:
+        return None
+    attributes = [ir.AttrFloat32("min", low), ir.AttrFloat32("max", high)]
+    return ir.Node("", "Clip", [match.tensor("x")], attributes, version=6) if same_as(match) else None
+
+
+def _prelu(match: Match) -> ir.Node | None:
+    return ir.Node("", "PRelu", [match.tensor("x"), match.tensor("a")], version=16) if same_as(match) else None
+
+
+def _glu(match: Match) -> ir.Node | None:
+    """Both halves of one Split and nothing else (Dauphin et al. 2017, arXiv 1612.08083)."""
+    a, b = match.tensor("a"), match.tensor("b")
+    split = made_by(a, "Split")
+    if split is None or list(split.outputs) != [a, b] or split.inputs[0] is None or len(a.uses()) + len(b.uses()) > 2:
+        return None
+    shape, first, second = (info(v).shape for v in (split.inputs[0], a, b))
+    axis = split.attributes["axis"].value if "axis" in split.attributes else 0
+    if (
+        shape is None
+        or first is None
+        or second is None
+        or first[axis] != second[axis]
+        or a.is_graph_output()
+        or b.is_graph_output()
+    ):
+        return None
+    return ir.Node(DOMAIN, "Glu", [split.inputs[0]], [ir.AttrInt64("axis", axis % len(shape))], version=1)
+
+
+def _softplus(match: Match) -> ir.Node | None:
+    """`softplus(beta * x) / beta`, or x where `beta * x` is past a threshold."""
+    x, beta = match.tensor("x"), match.number("beta")
+    one = beta * match.number("inverse")
+    if beta <= 0 or not is_close(one, 1.0, x) or not _is_linear_past(match) or not same_as(match):
+        return None
+    return ir.Node(DOMAIN, "Softplus", [x], [ir.AttrFloat32("beta", beta)], version=1)
+
+
+def _is_linear_past(match: Match) -> bool:
+    """Past 20 softplus is x to float32's precision, past 40 to float64's."""
+    wide = info(match.tensor("x")).dtype == ir.DataType.DOUBLE
+    return "threshold" not in match.bound or match.number("threshold") >= (40 if wide else 20)
+
+
+def _is_leak(match: Match) -> bool:
+    return 0 < match.number("alpha") < 1
+
+
+def _is_positive(match: Match) -> bool:
+    return match.number("alpha") > 0
+
+
+def _is_selu(match: Match) -> bool:
+    x = match.tensor("x")
+    return is_close(match.number("alpha"), 1.6732632423543772, x) and is_close(
+        match.number("gamma"), 1.0507009873554805, x
+    )
+
+
+# what is a part of others comes before them; of two spellings with the same last operator, the more special one
+TABLE = Table(
+    [
+        Idiom((Pattern("Clip(x, low, high)"),), _clamp),
+        _gelu("none", "0.5 * x * (1 + Erf(root * x))", "x * (0.5 + 0.5 * Erf(root * x))"),
+        _gelu(
+            "tanh",
+            "0.5 * x * (1 + Tanh(tanh * (x + 0.044715 * x ** 3)))",
+            "0.5 * x * (1 + Tanh(tanh * x * (1 + 0.044715 * x ** 2)))",
+            "0.5 * x * (1 + Tanh(tanh * x + cube * x ** 3))",
+        ),
+        _to("Sigmoid", 13, "1 / (1 + Exp(-x))"),
+        _to("Swish", 24, "x * Sigmoid(x)", "x / (1 + Exp(-x))"),
+        _to("Swish", 24, "x * Sigmoid(alpha * x)", bound=("alpha",), guard=_is_positive),
+        _to("Softplus", 22, "Log(1 + Exp(x))", "Relu(x) + Softplus(-Abs(x))"),
+        _to("Softplus", 22, "Where(Greater(x, threshold), x, Softplus(x))", guard=_is_linear_past),
+        Idiom(
+            (
+                Pattern("inverse * Softplus(beta * x)"),
+                Pattern("Where(Greater(y, threshold), x, inverse * Softplus(y))", {"y": "beta * x"}),
+            ),
+            _softplus,
+        ),
+        _to("LogSigmoid", 1, "Log(Sigmoid(x))", "-Softplus(-x)", domain=DOMAIN),
+        _to("Mish", 18, "x * Tanh(Softplus(x))"),
+        _to("HardSigmoid", 22, "Clip(x + 3, 0, 6) / 6", "Clip(x / 6 + 0.5, 0, 1)", given={"alpha": 1 / 6}),
+        _to("HardSwish", 14, "x * Clip(x + 3, 0, 6) / 6", "x * Clip(x / 6 + 0.5, 0, 1)"),
+        _to("HardSwish", 14, "x * HardSigmoid(x, alpha=sixth)", sixth=1 / 6),
+        _to("LeakyRelu", 16, "Max(x, alpha * x)", bound=("alpha",), guard=_is_leak),
+        _to(
+            "LeakyRelu",
+            16,
+            "Relu(x) - alpha * Relu(-x)",
+            f"Where({POSITIVE}, x, alpha * x)",
+            f"Where({NEGATIVE}, alpha * x, x)",
+            bound=("alpha",),
+        ),
+        Idiom(
+            (
+                Pattern("Relu(x) - a * Relu(-x)"),
+                Pattern("Relu(x) + 0.5 * a * (x - Abs(x))"),
+                Pattern(f"Where({POSITIVE}, x, a * x)"),
+                Pattern(f"Where({NEGATIVE}, a * x, x)"),
+            ),
+            _prelu,
+        ),
+        _to("Elu", 22, f"Where({POSITIVE}, x, Exp(x) - 1)", "Relu(x) + Exp(Clip(x, -inf, 0)) - 1"),
+        _to(
+            "Elu",
+            22,
+            f"Where({POSITIVE}, x, alpha * (Exp(x) - 1))",
+            f"Where({NEGATIVE}, alpha * (Exp(x) - 1), x)",
+            "Relu(x) + alpha * (Exp(Clip(x, -inf, 0)) - 1)",
+            bound=("alpha",),
+        ),
+        _to("Selu", 22, "gamma * Elu(x, alpha=alpha)", bound=("alpha", "gamma"), guard=_is_selu),
+        _to("Softsign", 22, "x / (1 + Abs(x))"),
+        Idiom((Pattern("a * Sigmoid(b)"),), _glu),
+    ]
+)
+
+
+def activations(model: ir.Model, options: Options) -> None:
+    """Rewrite every activation that is spelled out."""
+    TABLE.rewrite(model)

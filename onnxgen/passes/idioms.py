@@ -1,0 +1,52 @@
+"""What the tables of idioms share: an idiom is some spellings and the node that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.rewrite import replace
+from onnxgen.propagate.info import info
+
+FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+DOMAIN = "onnxgen"  # of layers and functions of torch's that ONNX has no operator for
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """Spellings of one function, and what becomes of a match: the node, or None if it is not the function after all."""
+
+    patterns: tuple[Pattern, ...]
+    build: Callable[[Match], ir.Node | None]
+
+
+class Table:
+    """Idioms by the operators that may be the last of a spelling: every node is looked at once."""
+
+    def __init__(self, idioms: Sequence[Idiom]) -> None:
+        self.by_root: dict[str, list[tuple[Pattern, Idiom]]] = {}
+        for idiom in idioms:
+            for pattern in idiom.patterns:
+                for root in dict.fromkeys(pattern.root.roots):
+                    self.by_root.setdefault(root, []).append((pattern, idiom))
+
+    def rewrite(self, model: ir.Model) -> None:
+        """Put the node of the first idiom that matches in the place of each spelling, producers first."""
+        for node in list(model.graph.all_nodes()):
+            if node.graph is None or node.domain != "" or info(node.outputs[0]).dtype not in FLOATS:
+                continue
+            for pattern, idiom in self.by_root.get(node.op_type, ()):
+                match = pattern.match(node)
+                new = idiom.build(match) if match is not None else None
+                if new is not None:
+                    replace(node, new)
+                    break
+
+
+def same_as(match: Match, name: str = "x") -> bool:
+    """Whether the result has the type and shape of a tensor that was matched: no constant has broadcast it."""
+    x, y = info(match.tensor(name)), info(match.root.outputs[0])
+    return x.shape is not None and x.shape == y.shape and x.dtype == y.dtype
