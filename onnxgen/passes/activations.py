@@ -83,20 +83,13 @@ def _glu(match: Match) -> ir.Node | None:
     """Both halves of one Split and nothing else (Dauphin et al. 2017, arXiv 1612.08083)."""
     a, b = match.tensor("a"), match.tensor("b")
     split = made_by(a, "Split")
-    if split is None or list(split.outputs) != [a, b] or split.inputs[0] is None or len(a.uses()) + len(b.uses()) > 2:
+    if split is None or list(split.outputs) != [a, b] or any(v.is_graph_output() or len(v.uses()) > 1 for v in (a, b)):
         return None
-    shape, first, second = (info(v).shape for v in (split.inputs[0], a, b))
+    x, first, second = split.inputs[0], info(a).shape, info(b).shape
     axis = split.attributes["axis"].value if "axis" in split.attributes else 0
-    if (
-        shape is None
-        or first is None
-        or second is None
-        or first[axis] != second[axis]
-        or a.is_graph_output()
-        or b.is_graph_output()
-    ):
+    if x is None or first is None or second is None or first[axis] != second[axis]:
         return None
-    return ir.Node(DOMAIN, "Glu", [split.inputs[0]], [ir.AttrInt64("axis", axis % len(shape))], version=1)
+    return ir.Node(DOMAIN, "Glu", [x], [ir.AttrInt64("axis", axis % len(first))], version=1)
 
 
 def _softplus(match: Match) -> ir.Node | None:
