@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
+from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
 from onnxgen.passes.group_norm import group_norm
@@ -18,8 +19,6 @@ from onnxgen.passes.norms import norms
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.trainable import trainable
-from onnxgen.passes.unbind import unbind
-from onnxgen.passes.views import views
 from onnxgen.propagate import propagate
 
 Pass = Callable[[ir.Model, Options], None]
@@ -37,12 +36,11 @@ PASSES: list[Pass] = [
     sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers
-    unbind,  # the parts of a packed projection; after the layers whose states are cut up by Slices
-    views,  # chains of reshapes that hide a transpose
     norms,  # LayerNorm and RMSNorm spelled out
     group_norm,  # GroupNorm spelled out
     activations,  # GELU, SiLU and their like spelled out
     attention,  # before Linear, which also starts from MatMul
+    added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
 ]
 

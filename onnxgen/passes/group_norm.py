@@ -7,13 +7,13 @@ with scale and bias of shape [C, 1, 1].
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by, other
 from onnxgen.passes.rewrite import only_user, replace
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.passes.steps import flattened
+from onnxgen.propagate.info import info
 
 
 def group_norm(model: ir.Model, options: Options) -> None:
@@ -39,7 +39,7 @@ def _rewrite(node: ir.Node) -> None:
     scale, bias = other(scale_node, after.outputs[0]), other(bias_node, scale_node.outputs[0])
     if scale is None or bias is None or _trimmed(scale) != affine or _trimmed(bias) != affine:
         return
-    inputs = [x, _flat(scale, bias_node), _flat(bias, bias_node)]
+    inputs = [x, flattened(scale, bias_node), flattened(bias, bias_node)]
     epsilon = node.attributes["epsilon"].value if "epsilon" in node.attributes else 1e-5
     attributes = [ir.AttrInt64("num_groups", groups), ir.AttrFloat32("epsilon", epsilon)]
     replace(bias_node, ir.Node("", "GroupNormalization", inputs, attributes, version=21), origin=node)
@@ -57,17 +57,3 @@ def _groups(node: ir.Node) -> int | None:
     if scale is None or bias is None or not bool((scale == 1).all()) or bool(bias.any()):
         return None
     return int(scale.size)
-
-
-def _flat(value: ir.Value, before: ir.Node) -> ir.Value:
-    """[C, 1, 1] as [C]."""
-    size = int(np.prod([d for d in info(value).shape or () if isinstance(d, int)]))
-    shape = ir.Value(name=f"{value.name}.size", const_value=ir.tensor(np.asarray([size], np.int64)))
-    set_info(shape, Info(ir.DataType.INT64, (1,), np.asarray([size], np.int64)))
-    made = ir.Node("", "Reshape", [value, shape], version=14, num_outputs=1)
-    made.meta["scope"] = before.meta.get("scope", ())
-    made.outputs[0].name = f"{value.name}.flat"
-    set_info(made.outputs[0], Info(info(value).dtype, (size,)))
-    assert before.graph is not None
-    before.graph.insert_before(before, made)
-    return made.outputs[0]

@@ -44,12 +44,15 @@ def linear(model: ir.Model, options: Options) -> None:
 
 
 def _bias(node: ir.Node) -> tuple[ir.Value | None, ir.Node]:
-    """The stored vector that is added to a MatMul's result, if there is one, and the node that does it."""
+    """The stored vector, perhaps [1, out], that is added to a product, if there is one, and the node that does it."""
     add = only_user(node.outputs[0])
     if add is None or add.op_type != "Add" or add.domain != "":
         return None, node
     other = add.inputs[1] if add.inputs[0] is node.outputs[0] else add.inputs[0]
-    columns = info(node.inputs[1]).shape
-    if other is None or columns is None or info(other).shape != columns[1:] or not _is_stored(other):
+    columns, shape, rank = info(node.inputs[1]).shape, info(other).shape, info(node.inputs[0]).rank
+    if other is None or columns is None or shape is None or rank is None or not _is_stored(other):
+        return None, node
+    ones = shape[:-1]  # CNTK's biases are [1, out]
+    if shape[-1:] != columns[1:] or any(d != 1 for d in ones) or len(shape) > rank:
         return None, node
     return other, add

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import Info, set_info
+from onnxgen.propagate.info import Info, info, set_info
 
 
 def insert(before: ir.Node, new: ir.Node) -> None:
@@ -24,21 +23,24 @@ def constant(before: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int
     return node.outputs[0]
 
 
-def known_ints(dims: Sequence[Dim]) -> ir.Value:
-    """A value whose elements are known: the shape that a Reshape is given, of numbers and symbolic dims."""
-    value = ir.Value(name="sizes", type=ir.TensorType(ir.DataType.INT64))
-    data = np.empty(len(dims), object)
-    data[:] = dims
-    symbolic = any(not isinstance(d, int) for d in dims)
-    set_info(value, Info(ir.DataType.INT64, (len(dims),), data if symbolic else data.astype(np.int64)))
-    return value
-
-
 def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:
     node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], version=13)
     insert(before, node)
     node.outputs[0].name = f"{value.name}.transposed"
     set_info(node.outputs[0], facts)
+    return node.outputs[0]
+
+
+def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
+    """[1, C, 1, 1] as [C]: all elements of a static shape, in one axis."""
+    if info(value).rank == 1:
+        return value
+    size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
+    node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
+    node.meta["scope"] = before.meta.get("scope", ())
+    insert(before, node)
+    node.outputs[0].name = f"{value.name}.flat"
+    set_info(node.outputs[0], Info(info(value).dtype, (size,)))
     return node.outputs[0]
 
 
