@@ -11,6 +11,10 @@ from onnxgen.code.quote import OMIT, shortest
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.passes.attention import default_scale
+from onnxgen.passes.match import made_by
+from onnxgen.passes.rewrite import only_user
+from onnxgen.passes.views import LONGEST, VIEWS
+from onnxgen.propagate.info import info
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -41,13 +45,25 @@ def attention(
     if not plain or not same_heads or any(b.wants(i) for i in (1, 2, 3)) or (is_causal and attn_mask is not None):
         raise b.error("this form of attention is not supported yet", "export the model with opset 22 or older")
     for arg, name in ((Q, "q"), (K, "k"), (V, "v"), (attn_mask, "mask")):
-        b.role(arg, name)
+        _name(b, arg, name)
     return b.call(
         "F.scaled_dot_product_attention", Q, K, V,
         attn_mask=OMIT if attn_mask is None else _mask(b, Q, attn_mask),
         is_causal=True if is_causal else OMIT,
         scale=_scale(Q, scale),
     )  # fmt: skip
+
+
+def _name(b: Builder, arg: Arg | None, name: str) -> None:
+    """Call an input by its role, and what it is a mere view of."""
+    b.role(arg, name)
+    value = None if arg is None else arg.value
+    for _ in range(LONGEST):
+        node = made_by(value, *VIEWS)
+        value = None if node is None else node.inputs[0]
+        if value is None or only_user(value) is None:
+            return
+        b.role(Arg(b, info(value), value), name)
 
 
 def _mask(b: Builder, q: Arg, mask: Arg) -> Any:

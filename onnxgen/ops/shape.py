@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.passes.linear import DOMAIN
 from onnxgen.propagate.dims import Dim, product
 
 if TYPE_CHECKING:
@@ -166,19 +167,36 @@ def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
 
 @op("Split", renames={"num_outputs": "num_outputs"})
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
-    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18)."""
+    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
+
+    Equal parts of an axis of known size are `chunk`.
+    """
     count = len(b.node.outputs)
-    dim = unless(axis, 0)
-    if split is not None:
-        sizes = split.ints
-        given: Any = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 else list(sizes)
-        return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), given, dim=dim))
+    size = None if input.shape is None else input.shape[axis]
+    sizes = None if split is None else split.ints
+    dim = unless(_from_end(input, axis), 0)
+    if isinstance(size, int) and size and size % count == 0 and set(sizes or [size // count]) == {size // count}:
+        if split is None or sizes is not None:
+            return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
     part: Any
-    if input.shape is None:
+    if split is not None:
+        part = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 else list(sizes)
+    elif size is None:
         part = b("(x.shape[i] + k) // c", x=input, i=axis, k=count - 1, c=count)
     else:
-        part = (input.shape[axis] + count - 1) // count
+        part = (size + count - 1) // count
     return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
+
+
+def _from_end(x: Arg, axis: int) -> int:
+    """The last of several axes is called -1."""
+    return -1 if x.rank is not None and x.rank > 1 and axis % x.rank == x.rank - 1 else axis
+
+
+@op("Unbind", domain=DOMAIN)
+def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
+    """Every element of an axis; it has as many as the node has outputs."""
+    return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
 
 
 @op("Expand")

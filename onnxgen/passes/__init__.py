@@ -19,6 +19,8 @@ from onnxgen.passes.norms import norms
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.trainable import trainable
+from onnxgen.passes.unbind import unbind
+from onnxgen.passes.views import views
 from onnxgen.propagate import propagate
 
 Pass = Callable[[ir.Model, Options], None]
@@ -36,6 +38,8 @@ PASSES: list[Pass] = [
     sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers
+    unbind,  # the parts of a packed projection; after the layers whose states are cut up by Slices
+    views,  # chains of reshapes that hide a transpose
     norms,  # LayerNorm and RMSNorm spelled out
     group_norm,  # GroupNorm spelled out
     activations,  # GELU, SiLU and their like spelled out

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
 
 
@@ -21,6 +23,16 @@ def constant(before: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int
     node.outputs[0].name = name
     set_info(node.outputs[0], Info(ir.DataType.INT64, array.shape, array.astype(np.int64)))
     return node.outputs[0]
+
+
+def known_ints(dims: Sequence[Dim]) -> ir.Value:
+    """A value whose elements are known: the shape that a Reshape is given, of numbers and symbolic dims."""
+    value = ir.Value(name="sizes", type=ir.TensorType(ir.DataType.INT64))
+    data = np.empty(len(dims), object)
+    data[:] = dims
+    symbolic = any(not isinstance(d, int) for d in dims)
+    set_info(value, Info(ir.DataType.INT64, (len(dims),), data if symbolic else data.astype(np.int64)))
+    return value
 
 
 def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:

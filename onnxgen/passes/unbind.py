@@ -1,0 +1,152 @@
+"""All parts of one axis, taken one by one, are one `unbind` or one Split: `q, k, v = qkv.unbind(0)`.
+
+    Split to size 1 and Squeeze      the legacy exporter's `unbind`
+    Slice of one and Squeeze         the dynamo exporter's
+    Gather of 0, 1, 2, ...           `qkv[0], qkv[1], qkv[2]`
+    Slice of each piece              the legacy exporter's `chunk`, and `x[:, :8], x[:, 8:]`
+
+ONNX has no operator with an output for each element of an axis, so the pass writes `onnxgen.Unbind(x)`.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.linear import DOMAIN
+from onnxgen.passes.rewrite import drop, only_user
+from onnxgen.passes.steps import known_ints
+from onnxgen.propagate.info import info, set_info
+from onnxgen.stored import stored
+
+MOST = 8  # parts that are unpacked in one line
+_Range = tuple[int, int, int]  # axis, start, end
+
+
+def unbind(model: ir.Model, options: Options) -> None:
+    """Rewrite the users of every value that take it apart between them."""
+    for graph in model.graphs():
+        values = [*graph.inputs, *(o for node in graph for o in node.outputs)]
+        for value in values:
+            if len(value.uses()) > 1 and stored(value) is None and info(value).data is None:
+                _take_apart(value)
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "Split" and node.domain == "" and node.graph is not None:
+            _unbind_split(node)
+
+
+def _take_apart(value: ir.Value) -> None:
+    """Where every user takes a piece of one axis, and the pieces lie side by side, write one node for all."""
+    users = [use.node for use in value.uses()]
+    found = [_piece(node, value) for node in users]
+    axes = {piece[0] for piece in found if piece is not None}
+    places = {(node.graph, node.meta.get("scope", ())) for node in users}
+    shape, producer = info(value).shape, value.producer()
+    if None in found or len(axes) != 1 or len(places) != 1 or shape is None or value.is_graph_output():
+        return
+    if producer is not None and producer.graph is not users[0].graph:
+        return
+    pieces = sorted({piece for piece in found if piece is not None})
+    axis = pieces[0][0]
+    positions = [pieces.index(piece) for piece in found if piece is not None]
+    whole = pieces[0][1] == 0 and pieces[-1][2] == shape[axis]
+    if not 2 <= len(pieces) <= MOST or not whole or any(a[2] != b[1] for a, b in zip(pieces, pieces[1:])):
+        return
+    ends = [node if node.op_type == "Gather" else squeezed(node.outputs[0], axis) for node in users]
+    single = all(end == start + 1 for _, start, end in pieces)
+    attributes = [ir.AttrInt64("axis", axis)]
+    if single and all(end is not None for end in ends):
+        new = ir.Node(DOMAIN, "Unbind", [value], attributes, num_outputs=len(pieces), version=1)
+        kept = [end for end in ends if end is not None]
+    elif all(node.op_type == "Slice" for node in users):
+        sizes = known_ints([end - start for _, start, end in pieces])
+        new = ir.Node("", "Split", [value, sizes], attributes, num_outputs=len(pieces), version=13)
+        kept = users
+    else:
+        return
+    if not any(end.outputs[0].is_graph_output() for end in kept):
+        _put(new, value, kept, positions)
+
+
+def _piece(node: ir.Node, value: ir.Value) -> _Range | None:
+    """The axis and range that a Slice of step 1, or a Gather of one element, takes; None if it is neither."""
+    shape = info(value).shape
+    if shape is None or node.domain != "" or node.inputs[0] is not value or any(i is value for i in node.inputs[1:]):
+        return None
+    if node.op_type == "Gather":
+        constant = info(node.inputs[1]).constant
+        axis = int(node.attributes["axis"].value) % len(shape) if "axis" in node.attributes else 0
+        size = shape[axis]
+        if constant is None or constant.ndim != 0 or not isinstance(size, int):
+            return None
+        index = int(constant)
+        index += size if index < 0 else 0
+        return (axis, index, index + 1) if 0 <= index < size else None
+    return _sliced(node, len(shape)) if node.op_type == "Slice" else None
+
+
+def _sliced(node: ir.Node, rank: int) -> _Range | None:
+    starts, ends, axes = (_ints(node, i, key) for i, key in ((1, "starts"), (2, "ends"), (3, "axes")))
+    steps = _ints(node, 4, "steps") if len(node.inputs) > 4 and node.inputs[4] is not None else [1]
+    if starts is None or ends is None or len(starts) != 1 or steps != [1]:
+        return None
+    if axes is None and ("axes" in node.attributes or (len(node.inputs) > 3 and node.inputs[3] is not None)):
+        return None
+    axis = (axes[0] if axes else 0) % rank
+    size = (info(node.inputs[0]).shape or ())[axis]
+    if not isinstance(size, int):
+        return None
+    start, end, _ = slice(starts[0], ends[0]).indices(size)
+    return (axis, start, end) if start < end else None
+
+
+def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
+    if attribute in node.attributes:
+        return [int(v) for v in node.attributes[attribute].value]
+    constant = info(node.inputs[index]).constant if index < len(node.inputs) else None
+    return None if constant is None else [int(v) for v in constant.reshape(-1)]
+
+
+def squeezed(value: ir.Value, axis: int) -> ir.Node | None:
+    """The node that takes this axis away, if it is all that uses the value."""
+    node, rank = only_user(value), info(value).rank
+    if node is None or node.op_type != "Squeeze" or node.domain != "" or rank is None:
+        return None
+    axes = _ints(node, 1, "axes")
+    return node if axes is not None and [a % rank for a in axes] == [axis] else None
+
+
+def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int]) -> None:
+    """Place `new` right after the value that it takes apart; each output stands for what the nodes `ends` made."""
+    producer, graph = value.producer(), ends[0].graph
+    assert graph is not None
+    if producer is not None:
+        graph.insert_after(producer, new)
+    else:
+        graph.insert_before(graph[0], new)
+    new.name, new.meta["scope"] = ends[0].name, ends[0].meta.get("scope", ())
+    for i, (end, position) in enumerate(zip(ends, positions)):
+        old, fresh = end.outputs[0], new.outputs[position]
+        if position not in positions[:i]:
+            fresh.name, fresh.type, fresh.shape = old.name, old.type, old.shape
+            set_info(fresh, info(old))
+        ir.convenience.replace_all_uses_with(old, fresh)
+        drop(end)
+
+
+def _unbind_split(node: ir.Node) -> None:
+    """A Split into single elements whose every part loses its axis at once."""
+    x, shape = node.inputs[0], info(node.inputs[0]).shape
+    if x is None or shape is None:
+        return
+    axis = int(node.attributes["axis"].value) % len(shape) if "axis" in node.attributes else 0
+    parts = [(i, o) for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()]
+    sizes = {(info(o).shape or (None,) * len(shape))[axis] for _, o in parts}
+    ends = [squeezed(o, axis) for _, o in parts]
+    kept = [end for end in ends if end is not None and not end.outputs[0].is_graph_output()]
+    if sizes != {1} or shape[axis] != len(node.outputs) or len(kept) < len(ends) or len(node.outputs) > MOST:
+        return
+    if len({(end.graph, end.meta.get("scope", ())) for end in (*kept, node)}) > 1:
+        return
+    new = ir.Node(DOMAIN, "Unbind", [x], [ir.AttrInt64("axis", axis)], num_outputs=len(node.outputs), version=1)
+    _put(new, x, kept, [i for i, _ in parts])

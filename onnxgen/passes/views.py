@@ -1,0 +1,225 @@
+"""Chains of Reshape, Transpose, Squeeze and Unsqueeze that amount to less are written as what they amount to.
+
+Exporters write a swap of two axes as three nodes where torch's kernel does so (dynamo turns the keys of attention in
+rank 3), and flatten and turn in steps. A chain is followed by the *factors* of its axes: a Reshape merges and splits
+runs of them, a Transpose permutes them, and axes of size 1 have none. What comes out is one split, one permutation and
+one merge at most; it is written where those are fewer nodes than the chain has.
+
+One such permutation has a name: SpaceToDepth is written as a Reshape to [N, C, H, r, W, r], a Transpose and a Reshape,
+and so is DepthToSpace before opset 11 (Shi et al. 2016, arXiv 1609.05158).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.passes.rewrite import drop, only_user, replace
+from onnxgen.passes.steps import insert, known_ints
+from onnxgen.propagate.dims import Dim, exact_div, product
+from onnxgen.propagate.info import Info, Shape, info, set_info
+from onnxgen.stored import stored
+
+VIEWS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
+LONGEST = 16  # nodes of one chain
+
+
+@dataclass(eq=False)
+class _Factor:
+    """A factor of an axis's size; split in two where a Reshape cuts through it."""
+
+    size: Dim
+    parts: list[_Factor] = field(default_factory=list)
+
+    def leaves(self) -> list[_Factor]:
+        return [leaf for part in self.parts for leaf in part.leaves()] if self.parts else [self]
+
+
+_Axes = list[list[_Factor]]
+
+
+def views(model: ir.Model, options: Options) -> None:
+    """Rewrite every chain that ends here (the last first: its producers may go with it)."""
+    for node in reversed(list(model.graph.all_nodes())):
+        if node.graph is not None and _is_view(node):
+            following = only_user(node.outputs[0])
+            if following is None or not _continues(following, node):
+                _rewrite(node)
+
+
+def _is_view(node: ir.Node) -> bool:
+    return node.op_type in VIEWS and node.domain == "" and info(node.outputs[0]).data is None
+
+
+def _continues(node: ir.Node, before: ir.Node) -> bool:
+    same_place = node.graph is before.graph and node.meta.get("scope", ()) == before.meta.get("scope", ())
+    return same_place and _is_view(node) and node.inputs[0] is before.outputs[0]
+
+
+def _rewrite(last: ir.Node) -> None:
+    chain = [last]
+    while len(chain) < LONGEST:
+        source = chain[0].inputs[0]
+        before = None if source is None else source.producer()
+        if before is None or not _is_view(before) or only_user(before.outputs[0]) is not chain[0]:
+            break
+        if not _continues(chain[0], before):
+            break
+        chain.insert(0, before)
+    x = chain[0].inputs[0]
+    if len(chain) < 2 or x is None or stored(x) is not None:
+        return
+    followed = _follow(chain)
+    if followed is None:
+        return
+    steps = _named(*followed) or _steps(*followed, info(x).shape or ())
+    if len(steps) < len(chain):
+        _write(last, x, steps)
+
+
+# ------------------------------------------------------------------------------------------- from nodes to factors
+
+
+def _follow(chain: list[ir.Node]) -> tuple[_Axes, _Axes] | None:
+    """The factors of the source's axes and of the result's, as far split as the chain asks for."""
+    shape = info(chain[0].inputs[0]).shape
+    if shape is None:
+        return None
+    source: _Axes = [[] if d == 1 else [_Factor(d)] for d in shape]
+    axes = source
+    for node in chain:
+        target = info(node.outputs[0]).shape
+        if target is None:
+            return None
+        if node.op_type == "Transpose":
+            given = node.attributes.get("perm")
+            perm = [int(p) for p in given.value] if given is not None else list(reversed(range(len(axes))))
+            axes = [axes[p] for p in perm]
+        else:
+            regrouped = _regroup([leaf for axis in axes for f in axis for leaf in f.leaves()], target)
+            if regrouped is None:
+                return None
+            axes = regrouped
+    return _leaves(source), _leaves(axes)
+
+
+def _leaves(axes: _Axes) -> _Axes:
+    return [[leaf for factor in axis for leaf in factor.leaves()] for axis in axes]
+
+
+def _regroup(factors: list[_Factor], shape: Shape) -> _Axes | None:
+    """The same factors in the same order as axes of these sizes; None if the sizes cut where no factor can be split."""
+    pending = list(reversed(factors))
+    axes: _Axes = []
+    for size in shape:
+        axis: list[_Factor] = []
+        rest: Dim = size
+        while rest != 1:
+            factor = pending.pop() if pending else None
+            after = None if factor is None else exact_div(rest, factor.size)
+            if factor is not None and after is None:
+                share = exact_div(factor.size, rest)
+                if share is not None:
+                    factor.parts = [_Factor(rest), _Factor(share)]
+                    pending.append(factor.parts[1])
+                    factor, after = factor.parts[0], 1
+            if factor is None or after is None:
+                return None
+            axis.append(factor)
+            rest = after
+        axes.append(axis)
+    return None if pending else axes
+
+
+# ------------------------------------------------------------------------------------------- from factors to nodes
+
+_Step = tuple[str, tuple[Dim, ...] | int, str]  # operator, its shape, permutation or block size, and mode
+
+
+def _named(source: _Axes, target: _Axes) -> list[_Step] | None:
+    """SpaceToDepth or DepthToSpace, if that is what the chain is."""
+    if len(source) != 4 or len(target) != 4 or source[0] != target[0]:
+        return None
+    for name, deep, flat in (("DepthToSpace", source, target), ("SpaceToDepth", target, source)):
+        rows, columns = flat[2][len(deep[2]) :], flat[3][len(deep[3]) :]
+        if flat[2] != deep[2] + rows or flat[3] != deep[3] + columns or len(rows) != 1 or len(columns) != 1:
+            continue
+        block = rows[0].size
+        if not isinstance(block, int) or block != columns[0].size:
+            continue
+        for mode, channels in (("CRD", [*flat[1], *rows, *columns]), ("DCR", [*rows, *columns, *flat[1]])):
+            if deep[1] == channels:
+                return [(name, block, mode)]
+    return None
+
+
+def _steps(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
+    """A split of the source's axes, a permutation and a merge, each only where it does something."""
+    result = tuple(product(leaf.size for leaf in axis) for axis in target)
+    perm = _permutation(source, target)
+    if perm is not None:
+        return [("Transpose", perm, "")] if perm != tuple(range(len(perm))) else []
+    follows = {id(a): b for axis in source for a, b in zip(axis, axis[1:])}
+    groups: list[list[_Factor]] = []
+    for axis in target:
+        for position, leaf in enumerate(axis):
+            if position and follows.get(id(axis[position - 1])) is leaf:
+                groups[-1].append(leaf)
+            else:
+                groups.append([leaf])
+    place = {id(leaf): i for i, leaf in enumerate(leaf for axis in source for leaf in axis)}
+    order = sorted(groups, key=lambda group: place[id(group[0])])
+    split = tuple(product(leaf.size for leaf in group) for group in order)
+    turn = tuple(order.index(group) for group in groups)
+    turned = tuple(split[i] for i in turn)
+    steps: list[_Step] = [("Reshape", split, "")] if turn != tuple(range(len(turn))) and split != shape else []
+    if turn != tuple(range(len(turn))):
+        steps.append(("Transpose", turn, ""))
+        return steps + ([("Reshape", result, "")] if turned != result else [])
+    return [("Reshape", result, "")] if shape != result else []
+
+
+def _permutation(source: _Axes, target: _Axes) -> tuple[int, ...] | None:
+    """The permutation of whole axes that the chain is; axes of size 1 stay in their order."""
+    if len(source) != len(target):
+        return None
+    left = list(range(len(source)))
+    perm: list[int] = []
+    for axis in target:
+        found = next((i for i in left if source[i] == axis), None)
+        if found is None:
+            return None
+        left.remove(found)
+        perm.append(found)
+    return tuple(perm)
+
+
+def _write(last: ir.Node, x: ir.Value, steps: list[_Step]) -> None:
+    """Put the steps in the place of the chain that ends with `last`."""
+    if not steps:
+        ir.convenience.replace_all_uses_with(last.outputs[0], x)
+        drop(last)
+        return
+    for i, (name, what, mode) in enumerate(steps):
+        node = _node(name, what, mode, x)
+        if i == len(steps) - 1:
+            replace(last, node)
+            return
+        insert(last, node)
+        node.meta["scope"], node.name = last.meta.get("scope", ()), last.name
+        shape = info(x).shape or ()
+        made = what if name == "Reshape" else tuple(shape[p] for p in what)  # type: ignore[union-attr, index]
+        x, facts = node.outputs[0], Info(info(x).dtype, made)  # type: ignore[arg-type]
+        x.name = f"{last.outputs[0].name}.{i}"
+        set_info(x, facts)
+
+
+def _node(name: str, what: tuple[Dim, ...] | int, mode: str, x: ir.Value) -> ir.Node:
+    if isinstance(what, int):
+        attributes = [ir.AttrInt64("blocksize", what), ir.AttrString("mode", mode)]
+        return ir.Node("", name, [x], attributes, version=13 if name == "DepthToSpace" else 28)
+    if name == "Transpose":
+        return ir.Node("", name, [x], [ir.AttrInt64s("perm", [int(p) for p in what])], version=13)  # type: ignore[arg-type]
+    return ir.Node("", name, [x, known_ints(what)], version=13)
