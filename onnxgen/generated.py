@@ -23,6 +23,7 @@ from onnxgen.code.render import Frame, aligned, code_digest, render, with_finger
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.structure.classes import ClassSource
@@ -92,7 +93,7 @@ def compose(
     report: Report,
 ) -> Generated:
     """Put source, weights and report together."""
-    tensors, record = _tensors(module, options)
+    tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
@@ -115,8 +116,8 @@ def compose(
     return Generated(source, tensors, metadata, weights, report, reads)
 
 
-def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, Any]]:
-    """The sidecar's tensors, and the way back from them to the ONNX tensors."""
+def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:
+    """The sidecar's tensors, and the way back from them to the ONNX tensors (not to those that were made here)."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
@@ -128,7 +129,9 @@ def _tensors(module: ModuleDef, options: Options) -> tuple[Tensors, dict[str, An
     for member in module.members:
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    return tensors, way_back(sources, copies)
+    made = frozenset(name for norm in restored for name in norm.made)
+    known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
+    return tensors, way_back(known, copies, folds(restored, sources))
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:
@@ -165,8 +168,9 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)
+    made = frozenset(name for norm in model.meta.get(RESTORED, []) for name in norm.made)
     for value in stored_values(model.graph):
-        if "trainable" in value.meta:
+        if "trainable" in value.meta and value.name not in made:
             trained, reason = value.meta["trainable"]
             if trained and value not in taken:
                 trained, reason = False, "only a branch that is never taken uses it"

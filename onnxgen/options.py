@@ -39,6 +39,8 @@ class Options:
         flat: one class, no nested modules.
         trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
         frozen: a regular expression; tensors whose ONNX name it finds are not trained.
+        restore_batchnorm: put BatchNorm layers that an export for inference folded into convolutions back, as the
+            identity (see `passes.folded`).
         dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
             `dropout.matches`; of several patterns that match one module the last counts).
         shard_size: bytes past which the sidecar is written as several files with an index.
@@ -54,6 +56,7 @@ class Options:
     flat: bool = False
     trainable: str | None = None
     frozen: str | None = None
+    restore_batchnorm: bool = False
     dropout: Mapping[str, float] = field(default_factory=dict)
     shard_size: int = 5_000_000_000
     templates: Path | None = None

@@ -6,7 +6,8 @@ slicing narrows it, reshaping splits and merges its axes, concatenating sets blo
 continue each other merge again. Whatever order an exporter shuffled the gates of an LSTM into, shuffling them back
 therefore ends in the identity, with no pattern to be recognised.
 
-The inverse of a strided view is the same view, written to: that is all that `way_back` records and `rebuild` does.
+The inverse of a strided view is the same view, written to: that is all that `way_back` records and `rebuild` does. One
+thing more is undone: a BatchNorm that was put back beside its layer is folded in again (`Fold`).
 """
 
 from __future__ import annotations
@@ -207,12 +208,49 @@ def concat(sources: Sequence[Source], axis: int) -> Source:
     return Source(shape, first.dtype, tidy(pieces), empty)
 
 
+@dataclass(frozen=True)
+class Fold:
+    """A layer's tensor that its ONNX tensor has with a BatchNorm folded in, which the state dict has apart.
+
+    Attributes:
+        norm: the BatchNorm's path in the state dict.
+        epsilon: of the BatchNorm.
+        part: what the state-dict tensor is: the layer's "weight", its "bias", or the "norm bias" (of a layer without).
+        axis, groups: where a weight's output channels lie; with several groups they are counted within each.
+    """
+
+    norm: str
+    epsilon: float
+    part: str
+    axis: int = 0
+    groups: int = 1
+
+    def apply(self, value: Array, get: Callable[[str], Array]) -> Array:
+        """The folded tensor, in float64: `weight * s`, or `norm.bias + (bias - norm.running_mean) * s`."""
+        gain, mean, variance = (
+            get(f"{self.norm}.{key}").astype(np.float64) for key in ("weight", "running_mean", "running_var")
+        )
+        scale, wide = gain / np.sqrt(variance + self.epsilon), value.astype(np.float64)
+        if self.part == "norm bias":
+            return wide - mean * scale
+        if self.part == "bias":
+            return get(f"{self.norm}.bias").astype(np.float64) + (wide - mean) * scale
+        if value.shape[self.axis] * self.groups != scale.size or value.shape[0] % self.groups:
+            raise OnnxgenError(f"{self.norm!r} is not of the size it was generated with")
+        if self.axis:  # [in, out / groups, ...]
+            wide = wide.reshape(self.groups, -1, *value.shape[1:])
+            return (wide * scale.reshape(self.groups, 1, -1, *[1] * (value.ndim - 2))).reshape(value.shape)
+        return wide * scale.reshape(-1, *[1] * (value.ndim - 1))
+
+
 _Use = tuple[str, Source, Piece]  # a key, what it is made of, and the piece of one ONNX tensor in it
 
 # ---- the record ----------------------------------------------------------------------------------------------------
 
 
-def way_back(keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = ()) -> dict[str, Any]:
+def way_back(
+    keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = (), folds: Mapping[str, Fold] | None = None
+) -> dict[str, Any]:
     """For each ONNX tensor that the state dict is made of: how it is made of the state dict. JSON-able.
 
     An entry is the key itself where the ONNX tensor is that state-dict tensor, else
@@ -237,7 +275,7 @@ def way_back(keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = (
         others: dict[str, list[_Use]] = {}
         for use in found:
             (primary if covered.add(use[2]) else others.setdefault(use[0], [])).append(use)
-        entries = [_entry(group) for group in (primary, *others.values())]
+        entries = [_entry(group, folds or {}) for group in (primary, *others.values())]
         record[name] = entries[0] if len(entries) == 1 else entries
     return record
 
@@ -277,6 +315,8 @@ def rebuild(
         out = np.array(original, dtype, order="C").reshape(found["shape"])
     for part in reversed(found["parts"]):  # where parts overlap the first one wins
         value = get(part["key"])
+        if "fold" in part:
+            value = Fold(**part["fold"]).apply(value, get)
         if "slice" in part:
             value = value[tuple(slice(start, stop) for start, stop in part["slice"])]
         if value.size != math.prod(part["size"]):
@@ -286,20 +326,22 @@ def rebuild(
     return out
 
 
-def _entry(uses: list[_Use]) -> Any:
+def _entry(uses: list[_Use], folds: Mapping[str, Fold]) -> Any:
     key, source, piece = uses[0]
-    if len(uses) == 1 and source.is_identity and source.dtype not in WIDER:
+    if len(uses) == 1 and key not in folds and source.is_identity and source.dtype not in WIDER:
         return key
     entry: dict[str, Any] = {"shape": list(piece.tensor.shape.numpy()), "dtype": ir.DataType(piece.tensor.dtype).name}
-    entry["parts"] = [_part(*use) for use in uses if math.prod(use[2].shape)]
+    entry["parts"] = [_part(*use, folds.get(use[0])) for use in uses if math.prod(use[2].shape)]
     if not _covers([piece for _, _, piece in uses]):
         entry["partial"] = True
     return entry
 
 
-def _part(key: str, source: Source, piece: Piece) -> dict[str, Any]:
+def _part(key: str, source: Source, piece: Piece, fold: Fold | None) -> dict[str, Any]:
     atoms = merged(itertools.chain(*piece.axes))
     part: dict[str, Any] = {"key": key}
+    if fold is not None:
+        part["fold"] = vars(fold)
     if piece.shape != source.shape:
         part["slice"] = [[low, low + size] for low, size in zip(piece.at, piece.shape, strict=True)]
     if piece.offset:

@@ -65,6 +65,9 @@ _GENERATION = [
     click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
     click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
     click.option(
+        "--restore-batchnorm", is_flag=True, help="Put back BatchNorm layers that the export folded into convolutions."
+    ),
+    click.option(
         "--dropout",
         metavar="SCOPE=P",
         multiple=True,

@@ -11,6 +11,7 @@ from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
 from onnxgen.passes.expand import expand
+from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
@@ -46,6 +47,7 @@ PASSES: list[Pass] = [
     attention,  # before Linear, which also starts from MatMul
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
+    restore_batchnorm,  # last: no idiom has a norm of ours in it
 ]
 
 

@@ -194,6 +194,11 @@ def _call_scope(name: str, known: set[Scope]) -> Scope:
     return _slash_path(name + "/") or ()
 
 
+def recorded_scope(node: ir.Node) -> Scope | None:
+    """The scope that PyTorch's dynamo exporter recorded on a node, whatever else its name or parameters say."""
+    return _metadata_scope(node, {})
+
+
 def _metadata_scope(node: ir.Node, classes: dict[Scope, str]) -> Scope | None:
     """The scope that PyTorch's dynamo exporter recorded on a node; notes the classes on the way."""
     paths = _strings(node.metadata_props.get(_SCOPES))
