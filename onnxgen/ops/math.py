@@ -12,6 +12,7 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op, register_function
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
+from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -40,6 +41,9 @@ def _unary(template: str) -> Callable[..., ast.expr]:
 
 for _name, _template in UNARY.items():
     register_function(_name, _unary(_template), renames={"input": "X"})
+
+
+register_function("Rsqrt", _unary("torch.rsqrt(x)"), domain=DOMAIN)
 
 
 @op("Abs")

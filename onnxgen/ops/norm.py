@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import MemberRef, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -202,6 +203,23 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
         if module is not None:
             return b("m(x)", m=module, x=X)
     return b.call("F.layer_norm", X, tuple(shape), scale, *([bias] if bias is not None else []), eps=unless(eps, 1e-5))
+
+
+@op("Normalize", domain=DOMAIN)
+def normalize(b: Builder, x: Arg, *, axis: int, p: int, epsilon: float) -> ast.expr:
+    """`x / max(norm(x), eps)` along an axis."""
+    dim = _axis(axis, x)
+    return b.call("F.normalize", x, p=unless(p, 2), dim=unless(dim, 1), eps=unless(shortest(epsilon), 1e-12))
+
+
+@op("CosineSimilarity", domain=DOMAIN)
+def cosine_similarity(b: Builder, x: Arg, y: Arg, *, axis: int, epsilon: float) -> ast.expr:
+    return b.call("F.cosine_similarity", x, y, dim=unless(_axis(axis, x), 1), eps=unless(shortest(epsilon), 1e-8))
+
+
+def _axis(axis: int, x: Arg) -> int:
+    """The last axis is -1 to a person."""
+    return -1 if x.rank is not None and x.rank > 2 and axis == x.rank - 1 else axis
 
 
 @op("Dropout", renames={"is_test": "_"})

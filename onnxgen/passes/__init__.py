@@ -10,15 +10,18 @@ from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
+from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
+from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.sequences import sequences
+from onnxgen.passes.softmax import softmax
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
@@ -41,9 +44,13 @@ PASSES: list[Pass] = [
     recurrent,  # LSTM, GRU and RNN as torch's layers
     unbind,  # the parts of a packed projection; after the layers whose states are cut up by Slices
     views,  # chains of reshapes that hide a transpose
+    broadcasts,  # an Expand before what broadcasts would hide a pattern, too
     norms,  # LayerNorm and RMSNorm spelled out
     group_norm,  # GroupNorm spelled out
     activations,  # GELU, SiLU and their like spelled out
+    softmax,  # softmax, log_softmax and logsumexp spelled out; before attention, which looks for them
+    normalise,  # vectors divided by their norms
+    reciprocal_roots,  # what the norms have left
     attention,  # before Linear, which also starts from MatMul
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear

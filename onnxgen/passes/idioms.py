@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.pattern import DOMAIN, Match, Pattern
 from onnxgen.passes.rewrite import replace
 from onnxgen.propagate.info import info
 
+__all__ = ["DOMAIN", "Idiom", "Table", "same_as"]
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-DOMAIN = "onnxgen"  # of layers and functions of torch's that ONNX has no operator for
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
 - `Clip(x, low, high)` and `Relu(x)` are clamps in any spelling, infinite bounds being none.
 - `ReduceMean(x, axes)` and its siblings keep the axes that they reduce. A third argument is `keepdims`, bound or given.
 - Any other call is that operator with those inputs, `name=...` its attributes; Max and Min take theirs in any order.
+  `onnxgen_Name(x)` is one of our own.
 - `p | q` is either. `where` says what a tensor of the pattern is itself made of.
 """
 
@@ -22,9 +23,10 @@ from itertools import permutations
 import onnx_ir as ir
 
 from onnxgen.passes.algebra import as_clamp, as_product, as_sum
-from onnxgen.passes.match import is_close, made_by, reduction, scalar
+from onnxgen.passes.match import is_close, reduction, scalar
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
+DOMAIN, OWN = "onnxgen", "onnxgen_"  # the domain of what torch has and ONNX has not
 COMMUTATIVE = ("Max", "Min")
 ROOTS = {
     "product": ("Mul", "Div", "Neg", "Reciprocal", "Sqrt", "Pow"),
@@ -306,8 +308,8 @@ def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
     if term.kind == "reduction":
         yield from _match_reduction(value, term, bound)
         return
-    node = made_by(value, term.name)
-    if node is None or len(node.inputs) != len(term.parts):
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != _qualified(term.name) or len(node.inputs) != len(term.parts):
         return
     inputs = [i for i in node.inputs if i is not None]
     for order in permutations(inputs) if term.name in COMMUTATIVE else [tuple(inputs)]:
@@ -318,6 +320,11 @@ def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
         for argument, (part, _) in zip(order, term.parts):
             ways = _each(ways, argument, part)
         yield from ways
+
+
+def _qualified(name: str) -> tuple[str, str]:
+    """(domain, operator)"""
+    return (DOMAIN, name.removeprefix(OWN)) if name.startswith(OWN) else ("", name)
 
 
 def _match_reduction(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
