@@ -156,6 +156,8 @@ def _decide(
         return True, role
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
+    if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
+        return True, "bias of a product with a weight"
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT in value.meta
     if not named and tensor.size == 1:
@@ -184,6 +186,16 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     if not slots or not all(op in norms and index in (1, 2) for op, index in slots):
         return False
     return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
+
+
+def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is added to a product with a stored matrix, one element a column: be they zeros, or only one."""
+    if node.op_type != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
+        return False
+    operand = node.inputs[1 - index]
+    product = None if operand is None else operand.producer()
+    matrix = stored(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None
+    return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and not _form(matrix)
 
 
 def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:

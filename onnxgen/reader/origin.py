@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from onnxgen.reader.between import place_between
 from onnxgen.reader.callnames import one_module
+from onnxgen.reader.conventions import layer_of, regrouped
 from onnxgen.stored import folded_from
 
 Scope = tuple[str, ...]
@@ -43,6 +44,7 @@ _PASSING = frozenset(
         "DequantizeLinear",
     }
 )
+_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # how Paddle numbers layers and their tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
 
@@ -52,6 +54,8 @@ def param_path(name: str) -> tuple[str, ...] | None:
     A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
     """
     if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name):
+        return None
+    if _PADDLE.fullmatch(name):
         return None
     parts = tuple(name.split("."))
     if not 2 <= len(parts) <= _MAX_PARTS or not all(parts) or all(part.isdigit() for part in parts):
@@ -95,6 +99,9 @@ def note_origin(model: ir.Model) -> None:
         {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
     )
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
+    by_torch = homes or classes or any((node.name or "").startswith("/") for node in nodes)
+    if not by_torch and model.producer_name != "pytorch":
+        recorded = _by_other_conventions(recorded)
     at_home = {(path, recorded[node]) for node in nodes for path in params[node]}
     users = Counter(path for paths in params.values() for path in paths)
     for node in nodes:
@@ -103,6 +110,17 @@ def note_origin(model: ir.Model) -> None:
         node.meta["scope"] = _choose(recorded[node], mine, at_home)
     place_between(nodes, {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"})
     model.meta["classes"] = classes
+
+
+def _by_other_conventions(recorded: dict[ir.Node, Scope | None]) -> dict[ir.Node, Scope | None]:
+    """The scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
+    layers = dict(recorded)
+    for node, scope in recorded.items():
+        names = [layer_of(name, node.op_type) for name in _roots(node)] if not scope else []
+        if names and names[0] is not None and len(set(names)) == 1:
+            layers[node] = names[0]
+    groups = regrouped(scope for scope in layers.values() if scope)
+    return {node: groups.get(scope, scope) if scope else scope for node, scope in layers.items()}
 
 
 def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scope, Scope | None]]) -> Scope:
