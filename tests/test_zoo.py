@@ -27,17 +27,27 @@ WHOLE = bool(os.environ.get("ONNXGEN_WHOLE_ZOO"))
 
 
 VARIANTS = {"resnet_bottleneck", "unet_nearest", "unet_bilinear", "gru_tagger", "encoder_prenorm"}
+LARGE = {
+    "resnet50",
+    "mobilenet_v3",
+    "efficientnet",
+    "densenet",
+    "convnext",
+    "swin",
+    *(n for n in ZOO if n.startswith("hf_")),
+}
 
 
 def cases() -> Iterator[Any]:
     """Every network in every case. A dynamo export takes seconds, so by default a network has two of its four: one
     opset in evaluation and the other in training mode, the other way round for the next network; and a variant of
-    another network has one."""
+    another network has one. A large one has none, and no old opset: `test_zoo_training.py` has it, too."""
     for number, name in enumerate(ZOO):
         for case in CASES:
             skipped = case.exporter == "dynamo" and (
                 (DYNAMO_OPSETS.index(case.opset) + case.training + number) % 2 or (case.training and name in VARIANTS)
             )
+            skipped = skipped or (name in LARGE and (case.exporter, case.opset) != ("legacy", 17))
             marks = pytest.mark.skipif(bool(skipped) and not WHOLE, reason="only with ONNXGEN_WHOLE_ZOO=1")
             yield pytest.param(name, case, id=f"{name}-{case}", marks=marks)
 
@@ -59,7 +69,12 @@ def agrees(path: Path, entry: Entry, model: nn.Module, batch: int) -> bool:
     inputs = entry.inputs(batch)
     expected, got = run_torch(model, inputs), run_onnx(path, entry, inputs)
     assert [y.shape for y in expected] == [y.shape for y in got]
-    return all(np.allclose(a.numpy(), b, rtol=1e-3, atol=1e-5) for a, b in zip(expected, got, strict=True))
+    return all(close(a.numpy(), b) for a, b in zip(expected, got, strict=True))
+
+
+def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """To rounding: what fifty batch norms divide by their own statistics has lost the last digits of the largest."""
+    return np.allclose(a, b, rtol=1e-3, atol=1e-5 + 2e-5 * float(np.abs(a).max()))
 
 
 @pytest.mark.parametrize(("name", "case"), list(cases()))

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 import torch
 from torch import Tensor, nn
 
-from tests.zoo import bert, cnn, gpt2, llama, mlp, norms, resnet, rnn, unet, vit
+from tests.zoo import bert, cnn, convnext, densenet, gpt2, hf, llama, mlp, mobile, norms, resnet, rnn, swin, unet, vit
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,16 @@ def _bert_inputs(batch: int = 2) -> tuple[Tensor, ...]:
     return ids, mask, segment
 
 
+def _clip_inputs(batch: int = 2) -> tuple[Tensor, ...]:
+    """A text fewer than images; the texts end in the vocabulary's last token, where CLIP reads them."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 55, (batch + 1, 7), generator=generator)
+    ids[:, 5] = 56
+    mask = torch.ones_like(ids)
+    mask[:, 6:] = 0
+    return ids, mask, torch.randn(batch, 3, 16, 16, generator=generator)
+
+
 def _image(build: Callable[[], nn.Module], side: int = 16, output: str = "logits", spatial: bool = False) -> Entry:
     """A network over images [batch, 3, side, side]; `spatial`: height and width are dynamic, too."""
     axes = {0: "batch", 2: "height", 3: "width"} if spatial else {0: "batch"}
@@ -100,6 +110,14 @@ def _sequence(build: Callable[[], nn.Module], vocabulary: int, output: str = "lo
     """Token ids [batch, length] to [batch, length, ...], both dims dynamic."""
     axes = {0: "batch", 1: "length"}
     return Entry(build, _tokens(9, vocabulary), ("input_ids",), (output,), {"input_ids": axes, output: axes})
+
+
+def _masked(build: Callable[[], nn.Module], *outputs: str) -> Entry:
+    """Token ids and their mask [batch, length] to [batch, length, ...] and perhaps [batch, ...]."""
+    both = {0: "batch", 1: "length"}
+    names = ("input_ids", "attention_mask")
+    dynamic = {**dict.fromkeys((*names, outputs[0]), both), **dict.fromkeys(outputs[1:], {0: "batch"})}
+    return Entry(build, lambda batch=2: _bert_inputs(batch)[:2], names, outputs, dynamic)
 
 
 ZOO: dict[str, Entry] = {
@@ -163,6 +181,38 @@ ZOO: dict[str, Entry] = {
     ),
     "gpt2": _sequence(gpt2.GPT2LMHeadModel, 61),
     "llama": _sequence(llama.LlamaForCausalLM, 59),
+    "resnet50": _image(lambda: resnet.ResNet(resnet.Bottleneck, (3, 4, 6, 3), 4, 10), 64),
+    "mobilenet_v3": _image(mobile.MobileNetV3, 32),
+    "efficientnet": _image(lambda: mobile.EfficientNet(stochastic_depth_prob=0.0), 64),
+    "densenet": _image(densenet.DenseNet, 32),
+    "convnext": _image(convnext.ConvNeXt, 32),
+    "swin": _image(swin.SwinTransformer, 32),
+    "hf_bert": _masked(hf.Bert, "last_hidden_state", "pooled"),
+    "hf_gpt2": _masked(hf.GPT2, "logits"),
+    "hf_llama": _masked(hf.Llama, "logits"),
+    "hf_t5": _masked(hf.T5Encoder, "last_hidden_state"),
+    "hf_whisper": Entry(
+        hf.WhisperEncoder,
+        _floats(8, 24),
+        ("input_features",),
+        ("last_hidden_state",),
+        {n: {0: "batch"} for n in ("input_features", "last_hidden_state")},
+    ),
+    "hf_clip": Entry(
+        hf.CLIP,
+        _clip_inputs,
+        ("input_ids", "attention_mask", "pixel_values"),
+        ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+        {
+            "input_ids": {0: "texts", 1: "length"},
+            "attention_mask": {0: "texts", 1: "length"},
+            "pixel_values": {0: "images"},
+            "logits_per_image": {0: "images", 1: "texts"},
+            "logits_per_text": {0: "texts", 1: "images"},
+            "text_embeds": {0: "texts"},
+            "image_embeds": {0: "images"},
+        },
+    ),
     "image_norms": _image(norms.ImageNorms, output="features"),
     "sequence_norms": _simple(norms.SequenceNorms, "x", 5, 12),
     "batch_norms": _simple(norms.BatchNorms, "x", 6, 10),
