@@ -24,6 +24,7 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.bind import bind
 from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
+from onnxgen.passes.trainable import KEPT
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.stored import folded_from, stored, view_source
@@ -170,9 +171,11 @@ class Lowering:
                     self.define(output)
 
     def _known(self, output: ir.Value) -> bool:
-        """Nothing to compute: unused, stored, or its elements are known."""
+        """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
         if not output.name or not self.is_wanted(output):
             return True
+        if output.meta.get(KEPT) and output.producer() is not None:
+            return False
         return info(output).data is not None or stored(output) is not None
 
     def is_wanted(self, output: ir.Value) -> bool:

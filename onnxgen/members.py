@@ -22,9 +22,9 @@ from onnxgen.homes import NOISE, Homes
 from onnxgen.names import identifier, module_part
 from onnxgen.ops.parameter import initial, role
 from onnxgen.options import Options
-from onnxgen.passes.trainable import ROOT, stored_values
+from onnxgen.passes.trainable import KEPT, stored_values
 from onnxgen.places import settle
-from onnxgen.reader.origin import param_path, siblings
+from onnxgen.reader.origin import is_alias, siblings
 from onnxgen.stored import folded_from, is_uniform, stored
 from onnxgen.twins import Twins
 from onnxgen.wayback import Source
@@ -60,16 +60,20 @@ class Members:
 
     def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
+        home, elsewhere = self._home(scope, sources)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
-        vectors = all(len(source.shape) < 2 for source in sources.values())  # norms before training are all equal
-        identity = (role, ast.dump(build), labels, scope if vectors else ())
+        # norms before training are all equal; and a weight may be of several modules, each with a name of its own
+        apart = all(len(s.shape) < 2 for s in sources.values()) or (
+            home is not None and is_alias(scope, home) and self._homes.is_alone(scope)
+        )
+        identity = (role, ast.dump(build), labels, scope if apart else ())
         known = _known(self._modules.setdefault(identity, []), scope) if sources else None
         if known is not None:
             return MemberRef(known)
-        home, elsewhere = self._home(scope, sources)
         if elsewhere:
             return None
-        if home is not None and any(n in self._homes.shared for s in sources.values() for n in s.names):
+        shared = any(n in self._homes.shared for s in sources.values() for n in s.names)
+        if home is not None and (shared or is_alias(scope, home)):
             home = self._own_scope(scope, home)
         path, named = self._module_path(scope, role, home)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
@@ -197,6 +201,7 @@ class Members:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
         used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
         members = [m for m in self.members if id(m) in used]
+        members = [*self._holders(members), *members]
         settle(members)
         taken = {member.path[0] for member in members}
         while self.prefix[:-1] in taken:
@@ -209,6 +214,21 @@ class Members:
             if _is_to_be_read(member):
                 member.build = quote("constant(k)", k=key)
         return members
+
+    def _holders(self, members: list[Member]) -> list[Member]:
+        """Modules that are only there for the name of their weight, which another module is called with: T5's
+        `shared`, whose weight `encoder.embed_tokens` has, too."""
+        keys = {(*member.path, key) for member in members for key in member.keys}
+        found: dict[Path, Member] = {}
+        for member in members:
+            for key, source in member.keys.items() if member.kind == "module" and len(member.keys) == 1 else ():
+                path = tuple(module_part(p) for p in self._homes.path(source.names[0], "", ()) or ())
+                if len(source.shape) < 2 or not source.is_identity or source.label or path[-1:] != (key,):
+                    continue
+                if path not in keys and path[:-1] not in self._by_path and len(path) > 1:
+                    copy = Member(path[:-1], member.build, "module", {key: source}, set(member.frozen), True)
+                    found.setdefault(path, copy)
+        return list(found.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
         """Stored matrices that are a weight in two places.
@@ -235,15 +255,8 @@ def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:
 
 
 def is_named_buffer(value: ir.Value) -> bool:
-    """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer.
-
-    The legacy exporter names only what is in the state dict; the dynamo exporter records what is not.
-    """
-    return (
-        (param_path(value.name or "") is not None or ROOT in value.meta)
-        and stored(value) is not None
-        and value.metadata_props.get("pkg.torch.export.graph_signature.InputSpec.persistent") != "False"
-    )
+    """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer."""
+    return bool(value.meta.get(KEPT)) and stored(value) is not None
 
 
 def _is_to_be_read(member: Member) -> bool:

@@ -75,6 +75,72 @@ def test_a_tied_matrix_stays_one(case: Case, tmp_path: Path) -> None:
     assert isinstance(model.scale, nn.Parameter)
 
 
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(11, 6)
+        self.out = nn.Linear(6, 6)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.embed_tokens(ids))
+
+
+class Shared(nn.Module):
+    """One table under three names, two of which are called, as in T5; the two are modules of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(11, 6)
+        self.encoder, self.decoder = Half(), Half()
+        self.encoder.embed_tokens.weight = self.decoder.embed_tokens.weight = self.shared.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.encoder(ids).tanh() * self.decoder(ids.transpose(0, 1)).mean((0, 1))
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=str)
+def test_a_weight_that_is_named_after_nobody_who_uses_it(case: Case, tmp_path: Path) -> None:
+    entry = Entry(Shared, lambda n=2: (torch.arange(n * 3).reshape(n, 3),), ("ids",), ("y",), {"ids": {0: "n"}})
+    made = road("", entry, case, tmp_path)
+    made.check()
+    model: Any = made.model
+    assert model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight is model.shared.weight
+
+
+class Table(nn.Module):
+    """A buffer of indices that the state dict keeps, looked at in another shape; and a mask of -100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias_table = nn.Parameter(torch.randn(5, 2))
+        self.register_buffer("index", torch.tensor([[0, 3, 1], [2, 2, 4], [4, 0, 1]]))
+        self.register_buffer("mask", torch.tensor([[0.0, -100.0, 0.0], [0.0, 0.0, -100.0], [0.0, 0.0, 0.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias_table[self.index.view(-1)].view(3, 3, 2).permute(2, 0, 1)
+        return (x + bias + self.mask).softmax(-1)
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Table()
+        self.out = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.attn(x))
+
+
+@pytest.mark.parametrize("case", [CASES[1], Case("dynamo", 18, True)], ids=str)
+def test_buffers_of_the_state_dict_are_kept(case: Case, tmp_path: Path) -> None:
+    entry = Entry(
+        Tables, lambda n=2: (torch.arange(n * 18.0).reshape(n, 2, 3, 3).sin(),), ("x",), ("y",), {"x": {0: "n"}}
+    )
+    made = road("", entry, case, tmp_path)
+    made.check()
+    assert {k for k, _ in made.model.named_buffers()} == {"attn.index", "attn.mask"}
+
+
 def test_siblings_differ_in_numbers_only() -> None:
     assert siblings(("layers", "0", "attn"), ("layers", "12", "attn"))
     assert not siblings(("layers", "0", "attn"), ("layers", "0", "attn"))

@@ -3,7 +3,8 @@
 Exporters compute shapes beside the data: `Shape -> Gather -> Concat -> Reshape`. Once the elements are known, the nodes
 that made them only hide the idioms (a value "with one user" has two). They are removed; their results stay as values
 without a producer, whose elements `propagate.info` has. Nodes that nothing uses go too. Only integers: known floats
-may be stored tensors that are not trained, whose way back goes through the nodes.
+may be stored tensors that are not trained, whose way back goes through the nodes. And no views of a buffer that the
+state dict keeps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.trainable import KEPT
 from onnxgen.propagate.info import info, set_info, shown_dims
 
 
@@ -30,4 +32,6 @@ def known(model: ir.Model, options: Options) -> None:
 
 def _is_known(value: ir.Value) -> bool:
     facts = info(value)
+    if value.meta.get(KEPT):
+        return False
     return facts.data is not None and facts.dtype is not None and not facts.dtype.is_floating_point()

@@ -62,6 +62,8 @@ WEIGHT_INPUTS = {
 NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
+KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
+PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
 
 
@@ -78,6 +80,22 @@ def trainable(model: ir.Model, options: Options) -> None:
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, model.graph, options)
+    _note_kept(model.graph)
+
+
+def _note_kept(graph: ir.Graph) -> None:
+    """Mark what is not computed away although its elements are known: whoever takes it takes the original's buffer.
+
+    The legacy exporter names only what is in the state dict; the dynamo exporter records what is not.
+    """
+    for value in stored_values(graph):
+        named = param_path(value.name or "") is not None or ROOT in value.meta
+        if named and value.metadata_props.get(PERSISTENT) != "False":
+            value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
+    for node in graph.all_nodes():
+        if node.op_type in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
+            for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
+                output.meta[KEPT] = True
 
 
 def _note_root_names(graph: ir.Graph) -> None:
@@ -234,8 +252,8 @@ def _form(tensor: ir.TensorProtocol) -> str:
         return ""
     array = tensor.numpy()
     flat = array.reshape(-1)
-    if _is_mask(flat[:4096]) and _is_mask(flat):
-        return "a mask (only 0, 1, -inf or the lowest number)"
+    if np.unique(flat[:4096]).size <= 4 and _is_mask(flat):
+        return "a mask (only 0, 1 and -inf, the lowest number or another below -100)"
     if flat.size >= 3 and max(array.shape) == flat.size and _is_arange(flat.astype(np.float64)):
         return "evenly spaced numbers"
     if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(array):
@@ -249,9 +267,9 @@ def _is_fresh(tensor: ir.TensorProtocol) -> bool:
 
 
 def _is_mask(flat: NDArray[Any]) -> bool:
+    low = flat.min() if bool((flat == 0).any()) else np.finfo(np.float16).min  # Swin's is -100, BERT's was -10000
     lowest = np.finfo(np.float32).min
-    half = np.finfo(np.float16).min
-    return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | (flat == half)).all())
+    return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | ((flat == low) & (flat <= -100))).all())
 
 
 def _is_geometric(array: NDArray[Any]) -> bool:

@@ -107,6 +107,8 @@ def note_origin(model: ir.Model) -> None:
     for node in nodes:
         scope = recorded[node] or ()
         mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
+        if (node.name or "").startswith("/"):
+            mine = [path for path in mine if not is_alias(scope, path[:-1])]
         node.meta["scope"] = _choose(recorded[node], mine, at_home)
     place_between(nodes, {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"})
     model.meta["classes"] = classes
@@ -136,6 +138,16 @@ def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scop
     while shared < len(shortest) and len({home[shared] for home in homes}) == 1:
         shared += 1
     return shortest[:shared]
+
+
+def is_alias(recorded: Scope, home: Scope) -> bool:
+    """Whether the module that was called is not the one whose name its weight has: T5's `encoder.embed_tokens` takes
+    `shared.weight`, since PyTorch's TorchScript exporter calls a tensor by the first of its names.
+
+    Only where the two have different last names: a path in a node's name can be read in more than one way.
+    """
+    n = min(len(recorded), len(home))
+    return n > 0 and recorded[:n] != home[:n] and recorded[-1] != home[-1]
 
 
 def _constants(node: ir.Node) -> list[list[str]]:
