@@ -27,6 +27,7 @@ from onnxgen.options import Options
 from onnxgen.passes.trainable import KEPT
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
+from onnxgen.roles import find_roles
 from onnxgen.stored import folded_from, stored, view_source
 from onnxgen.wayback import Source
 
@@ -46,6 +47,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     state.problems.raise_if_any()
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
+    find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
     name = options.class_name or class_name(name)
     return ModuleDef(

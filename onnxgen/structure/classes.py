@@ -12,13 +12,16 @@ from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
 from onnxgen.propagate.info import Info
+from onnxgen.structure.clues import Clues, agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import layout
-from onnxgen.structure.naming import Names, nest
+from onnxgen.structure.naming import Names
+from onnxgen.structure.nesting import nest
 from onnxgen.structure.parameters import Parameter, cut, merge
 from onnxgen.structure.runs import collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sizes import resolve_sizes
+from onnxgen.structure.unpacked import unpack_shapes
 
 INDENT = "    "
 COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
@@ -70,8 +73,11 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             assert isinstance(call, ast.Call)
             call.args.extend(missing)
     for scope in order:
+        unpack_shapes(scope, module)
         collect_runs(scope, module.roles)
-    classes = Classes(module, root)
+        drop_copies(scope)
+        nest(scope, module)
+    classes = Classes(module, root, agree(module, order))
     for level in _levels(order):
         classes.add(level)
     return classes.made
@@ -80,8 +86,8 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
 class Classes:
     """The classes of a file, made level by level: those that use no others first."""
 
-    def __init__(self, module: ModuleDef, root: Scope) -> None:
-        self.module, self.root = module, root
+    def __init__(self, module: ModuleDef, root: Scope, clues: dict[int, Clues]) -> None:
+        self.module, self.root, self.clues = module, root, clues
         self.namer = Namer(RESERVED | helper_names() | {module.name})
         self.made: list[ClassSource] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
@@ -115,7 +121,7 @@ class Classes:
         found: dict[str, tuple[list[Scope], ClassSource]] = {}
         for scope in level:
             writer = self.writers[id(scope)] = _ClassWriter(self.module, scope, self.built, self.writers)
-            source = writer.write()
+            source = writer.write(self.clues[id(scope)])
             key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
             if scope is self.root or key not in found:
                 found[key if scope is not self.root else ""] = ([scope], source)
@@ -232,10 +238,8 @@ class _ClassWriter:
         self.layout = layout(scope.path, scope.members, scope.containers, self._text)
         self.reach = self.layout.reach
 
-    def write(self) -> ClassSource:
-        drop_copies(self.scope)
-        nest(self.scope)
-        self.names = Names(self.scope, self.module.infos, self.module.hints, self.module.roles).run()
+    def write(self, clues: Clues) -> ClassSource:
+        self.names = Names(self.scope, self.module.infos, clues).run()
         made = ClassSource("", [".".join(self.scope.path)])
         for target, value in self.layout.lines:
             text = self._text(value)

@@ -5,6 +5,9 @@ Loops and branches assign the values they carry by plain copies; most of those c
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
+
 from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
 from onnxgen.code.quote import Ref, refs, rewrite
 from onnxgen.structure.scopes import Scope
@@ -64,10 +67,21 @@ def _mentioned(statement: Statement) -> set[str]:
 
 
 def _rename(statement: Statement, old: str, new: str) -> None:
-    def change(tree: object) -> Ref | None:
+    def change(tree: ast.AST) -> Ref | None:
         return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
 
-    statement.targets = tuple(new if t == old else t for t in statement.targets)
+    def retarget(one: Statement) -> None:
+        one.targets = tuple(new if t == old else t for t in one.targets)
+        for block in blocks(one):
+            for inner in block:
+                retarget(inner)
+
+    retarget(statement)
+    replace_in(statement, change)
+
+
+def replace_in(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
+    """Rewrite every expression of a statement, nested blocks included (see `quote.rewrite`)."""
     if isinstance(statement, Assign):
         statement.value = rewrite(statement.value, change)
         return
@@ -78,4 +92,4 @@ def _rename(statement: Statement, old: str, new: str) -> None:
         statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
     for block in blocks(statement):
         for inner in block:
-            _rename(inner, old, new)
+            replace_in(inner, change)

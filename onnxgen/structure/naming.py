@@ -1,150 +1,76 @@
-"""Local variables: `x` is reused along a chain, others only where two values live at once; short chains are nested."""
+"""Local variables: `x` is reused along a chain, others are named by what they are, and only where two live at once."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Container, Iterable
 
 from onnxgen.code.copied import helper_names
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, assigned, blocks, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
 from onnxgen.names import RESERVED, identifier
 from onnxgen.propagate.info import Info
-from onnxgen.structure.scopes import ClassRef, Scope, count_uses
+from onnxgen.roles import called, seen_through
+from onnxgen.structure.clues import Clues, input_name
+from onnxgen.structure.nesting import LINE, as_reached
+from onnxgen.structure.scopes import ClassRef, Scope
 
-MAX_DEPTH = 3  # calls and operators nested in one expression
-SPARE = ("x", "y", "z", "h", "u", "v", "w")
+SPARE = ("x", "y", "z")
 _ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
-
-
-def nest(scope: Scope) -> None:
-    """Put each value that is used once, in the very next statement, into that statement."""
-    uses = count_uses(scope.body, scope.outputs)
-    for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
-        if count > 1:  # carried around a loop, or made by both branches: it stays where it is assigned
-            uses[name] += 2
-    scope.body = _nest(_follow(scope.body, uses), uses)
-    while scope.body and isinstance(scope.body[-1], Assign) and len(scope.outputs) == 1:
-        last = scope.body[-1]
-        output = scope.outputs[0]
-        if len(last.targets) != 1 or uses[last.targets[0]] != 1 or not _fits(last.value, output, last.targets[0]):
-            break
-        scope.outputs = [_inline(output, last.targets[0], last.value)]
-        scope.body.pop()
-
-
-def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
-    """A statement that only reshapes one value used nowhere else comes right after the one that makes it.
-
-    Exporters write the projections of q, k and v first and then split all three into heads.
-    """
-    carried = {name for s in block if not isinstance(s, Assign) for name in s.targets}
-    followers: dict[str, Assign] = {}
-    for statement in block:
-        if isinstance(statement, Assign) and len(statement.targets) == 1:
-            needed = refs(statement.value)
-            members = any(isinstance(n, MemberRef) for n in walk(statement.value))
-            alone = len(set(needed)) == 1 and uses[needed[0]] == len(needed)
-            if alone and not members and statement.targets[0] not in carried:
-                followers[needed[0]] = statement
-    made: list[Statement] = []
-    moved: set[int] = set()
-    for statement in block:
-        if id(statement) in moved:
-            continue
-        made.append(statement)
-        while len(statement.targets) == 1 and isinstance(statement, Assign) and statement.targets[0] in followers:
-            statement = followers.pop(statement.targets[0])
-            moved.add(id(statement))
-            made.append(statement)
-    return made
-
-
-def _nest(block: list[Statement], uses: Counter[str]) -> list[Statement]:
-    made: list[Statement] = []
-    for statement in block:
-        for inner in blocks(statement):
-            inner[:] = _nest(inner, uses)
-        while made and isinstance(statement, (Assign, If)):
-            before = made[-1]
-            holder = statement.value if isinstance(statement, Assign) else statement.test
-            if not isinstance(before, Assign) or len(before.targets) != 1 or uses[before.targets[0]] != 1:
-                break
-            if not _fits(before.value, holder, before.targets[0]):
-                break
-            merged = _inline(holder, before.targets[0], before.value)
-            if isinstance(statement, Assign):
-                statement.value = merged
-            else:
-                statement.test = merged
-            made.pop()
-        made.append(statement)
-    return made
-
-
-def _fits(inner: ast.expr, outer: ast.expr, name: str) -> bool:
-    """Whether `inner` may stand in `outer` where `name` does: evaluated at the same point, and still readable."""
-    if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
-        return False
-    if isinstance(outer, Ref):
-        return True
-    merged = _inline(outer, name, inner)
-    return depth(merged) <= MAX_DEPTH and _heavy_calls(merged) <= 1 and len(ast.dump(merged)) < 1500
-
-
-def _heavy_calls(tree: ast.expr) -> int:
-    """How many layers with a weight matrix, or classes of our own, an expression calls: a line has one at most."""
-    count = 0
-    for node in walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, MemberRef):
-            member = node.func.member
-            count += any(len(s.shape) > 1 for s in member.keys.values()) or not member.keys and _is_class(member.build)
-    return count
-
-
-def _is_class(build: ast.expr) -> bool:
-    """A class of the file, or a container of layers that is called as one."""
-    return isinstance(build, ast.Attribute) or (isinstance(build, ast.Call) and isinstance(build.func, ClassRef))
-
-
-def _under_comprehension(tree: ast.expr) -> bool:
-    return any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda)) for n in ast.walk(tree))
-
-
-def _inline(outer: ast.expr, name: str, inner: ast.expr) -> ast.expr:
-    changed: ast.expr = rewrite(outer, lambda n: inner if isinstance(n, Ref) and n.value == name else None)
-    return changed
+ACTIVATIONS = frozenset(
+    "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
+)
+# what the results of functions are called
+RESULTS = {
+    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": "gate",
+    "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
+    "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
+    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
+}  # fmt: skip
+SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices"), "split": (), "unbind": (), "chunk": ()}
+# parts of a network that say nothing of what comes out of them
+VAGUE = frozenset(
+    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
+    "constant self attn self_attn mlp ffn out output input features part seq sequential h".split()
+)
+SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
 
 
 class Names:
     """Gives every value of one class body a local name; two values share one only if they never live at once."""
 
-    def __init__(self, scope: Scope, infos: dict[str, Info], hints: dict[str, str], roles: dict[str, str]) -> None:
-        self.scope, self.infos, self.hints, self.roles = scope, infos, hints, roles
+    def __init__(self, scope: Scope, infos: dict[str, Info], clues: Clues) -> None:
+        self.scope, self.infos, self.clues = scope, infos, clues
         self.names: dict[str, str] = {}
         self.busy: dict[str, str] = {}  # name -> the value that has it now
+        self.numbered: dict[str, set[str]] = {}  # base -> the values that had to share it
         self.reserved = RESERVED | helper_names()
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
+        self.joined = joined(scope, infos)
 
     def run(self) -> dict[str, str]:
         """The local name of every value."""
+        has_main = False
         for argument in self.scope.inputs:
-            self._take(argument.value, self._wanted_argument(argument.value, argument.annotation))
+            wanted = self._wanted_argument(argument, has_main)
+            self._take(argument.value, wanted)
+            has_main = has_main or "x" in wanted
         self._block(self.scope.body, [r for o in self.scope.outputs for r in refs(o)])
+        self._number()
         return self.names
 
-    def _wanted_argument(self, value: str, annotation: str) -> list[str]:
-        """The root's arguments have the graph's names, and so have token ids and the like wherever they go."""
-        if self.scope.path and value in self.roles:
-            return [self.roles[value]]
-        hint = identifier(self.hints.get(value, value).removeprefix("size."))
-        dtype = self.infos.get(value, Info()).dtype
-        is_data = dtype is None or dtype.is_floating_point()
-        meaningful = not self.scope.path or annotation != "Tensor" or (not is_data and _ROLE.match(hint) is not None)
-        return [hint] if meaningful else [*SPARE[:4], hint]
+    def _wanted_argument(self, argument: Input, has_main: bool) -> list[str]:
+        value = argument.value
+        sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
+        if sure:
+            return [sure]
+        if not has_main:
+            return [*SPARE, "x"]
+        joined = self.joined.get(value)
+        weak = [joined] if joined else [self.clues.own[value]] if value in self.clues.own else []
+        return [*weak, *SPARE[1:], *weak, "x"]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
         """`after`: values used after the block; `kept`: values from outside it, which live on whatever it does."""
@@ -186,10 +112,11 @@ class Names:
     def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
-                if name not in self.arguments or self.scope.path:
+                if name not in self.arguments or self.scope.path or self.names[name] in SPARE:
                     del self.busy[self.names[name]]
 
     def _take(self, value: str, wanted: list[str]) -> None:
+        """The first wanted name that is free; else the last one, numbered."""
         for name in wanted:
             if name not in self.busy and name not in self.reserved:
                 break
@@ -198,16 +125,134 @@ class Names:
             while f"{base}{n}" in self.busy or f"{base}{n}" in self.reserved:
                 n += 1
             name = f"{base}{n}"
+            self.numbered.setdefault(base, set()).add(name)
         self.names[value] = name
         self.busy[name] = value
 
+    def _number(self) -> None:
+        """Where there is a second of a name the first gets a number too: `skip1`, `skip2`."""
+        taken = set(self.names.values())
+        fixed = {self.names[a] for a in self.arguments}
+        for base in self.numbered:
+            if base not in SPARE and base not in fixed and f"{base}1" not in taken | self.reserved:
+                self.names = {v: f"{base}1" if name == base else name for v, name in self.names.items()}
+
     def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
+        """Names for what a statement makes, best first."""
         if not is_used:
             return ["_"]
-        role = self.roles.get(value, "")
-        if role and role != "x":
-            return [role]
-        hint = self.hints.get(value, value)
+        hint = self.clues.hints.get(value, value)
         if not self.scope.path and value in self.returned and _ROLE.match(hint) and len(hint) <= 24:
             return [identifier(hint)]
-        return list(SPARE)
+        role = self.clues.roles.get(value, "x")
+        if role != "x":
+            return [role]
+        if value in self.joined:
+            return [self.joined[value]]
+        weak, vague = ([n for n in names if self._fits(n, statement)] for names in self._weak(value, statement))
+        first = [*weak, "x"] if isinstance(statement, Assign) and not used(statement) else ["x", *weak]
+        return [*first, "y", *vague, "z", *(weak or ["x"])]
+
+    def _fits(self, name: str, statement: Statement) -> bool:
+        """Whether a line has room for this name."""
+        if not isinstance(statement, Assign):
+            return True
+        text: ast.expr = rewrite(statement.value, self._shown)
+        return len(name) + len(" = ") + len(ast.unparse(text)) <= LINE
+
+    def _shown(self, node: ast.AST) -> ast.expr | None:
+        if isinstance(node, Ref):
+            return ast.Name(self.names.get(node.value, "x"), ast.Load())
+        return as_reached(node, len(self.scope.path))
+
+    def _weak(self, value: str, statement: Statement) -> tuple[list[str], list[str]]:
+        """Names for a value beside the main one; those that say little of it apart."""
+        own = [self.clues.own[value]] if value in self.clues.own else []
+        if not isinstance(statement, Assign):
+            return own, []
+        if len(statement.targets) > 1:
+            names = SEVERAL.get(called(seen_through(statement.value))[0], ())
+            at = statement.targets.index(value)
+            return [*own, *names[at : at + 1]], []
+        return _of_expression(statement.value, own)
+
+
+def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:
+    """What the expression says of its result: the layer that it comes from, or the function."""
+    node = seen_through(tree)
+    while True:
+        name, operands = called(node)
+        if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
+            return [*weak, "variance"], []
+        if name in RESULTS:
+            return [*weak, RESULTS[name]], []
+        if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
+            node = seen_through(node.left)
+        elif name in ACTIVATIONS and operands:
+            node = seen_through(operands[0])
+        else:
+            break
+    member = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(member, MemberRef) or member.member.path[-1].isdigit():
+        return weak, []
+    last = identifier(member.member.path[-1])
+    if last in SHORTCUTS:
+        return [*weak, "identity" if last.startswith("down") else last.removesuffix("_conv")], []
+    word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last)
+    if not word or word.split("_")[-1] in VAGUE or len(last) > 24:
+        return weak, [last] if re.search(r"[a-z]\d+$", last) and len(last) <= 24 else []
+    return [*weak, last if last[-1].isdigit() else word], []
+
+
+def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
+    """Values that a later one is joined with: `skip` past a change of size, `residual` for arguments that are added."""
+    made: dict[str, int] = {}
+    uses: dict[str, list[int]] = {}
+    for i, statement in enumerate(scope.body):
+        made.update(dict.fromkeys(assigned(statement), i))
+        for name in used(statement):
+            uses.setdefault(name, []).append(i)
+    end = len(scope.body)
+    for name in (r for o in scope.outputs for r in refs(o)):
+        uses.setdefault(name, []).append(end)
+    trees = [list(expressions(s)) for s in scope.body] + [scope.outputs]
+    found: dict[str, str] = {}
+    for name, places in uses.items():
+        how = _join(name, trees[places[-1]])
+        if name not in made:
+            if how and len(places) == 1:
+                found[name] = how
+        elif how == "skip" and places[0] < min(places[-1], end) and _changes(name, scope.body[places[0]], infos):
+            found[name] = how
+    return found
+
+
+def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:
+    """Whether a statement makes something of another spatial size of a value."""
+    mine = infos.get(name, Info()).shape
+    other = infos.get(statement.targets[0], Info()).shape if statement.targets else None
+    return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
+
+
+def _join(name: str, trees: list[ast.expr]) -> str:
+    """How an expression joins a value with what it computes of others: by concatenation or a call, or by a sum."""
+    for node in (n for tree in trees for n in walk(tree)):
+        if not isinstance(node, (ast.Call, ast.BinOp)):
+            continue
+        function, _ = called(node)
+        if function == "cat" and isinstance(node, ast.Call) and node.args:
+            if any(isinstance(n, Ref) and n.value == name for n in ast.iter_child_nodes(node.args[0])):
+                return "skip"
+        if isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
+            if any(isinstance(a, Ref) and a.value == name for a in node.args[1:]):
+                return "skip"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            sides = (node.left, node.right)
+            if any(isinstance(s, Ref) and s.value == name for s in sides) and set(refs(node)) != {name}:
+                return "residual"
+    return ""
+
+
+def _is_own(function: MemberRef) -> bool:
+    build = function.member.build
+    return isinstance(build, ast.Call) and isinstance(build.func, ClassRef)

@@ -6,10 +6,11 @@ A dim that no tensor of the class has becomes an `int` argument of its `forward`
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, expressions
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, walk
-from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol
+from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol, symbol, symbols
 from onnxgen.propagate.info import Info
 from onnxgen.structure.scopes import Scope
 
@@ -27,7 +28,8 @@ def _is_tensor(facts: Info) -> bool:
 class _Sizes:
     def __init__(self, scope: Scope, infos: dict[str, Info]) -> None:
         self.scope, self.infos = scope, infos
-        self.where: dict[Sym, tuple[str, int]] = {}  # the latest tensor with such a dim
+        self.where: dict[Sym, tuple[str, int]] = {}  # the first tensor with such a dim
+        self.asked = _asked(scope)
         self.tensors: list[str] = []
         self.added: dict[Sym, Input] = {}
         self.device: Input | None = None
@@ -51,7 +53,7 @@ class _Sizes:
         self.tensors.append(name)
         for axis, dim in enumerate(facts.shape or ()):
             if isinstance(dim, Sym):
-                self.where[dim] = (name, axis)
+                self.where.setdefault(dim, (name, axis))
 
     def _block(self, block: list[Statement]) -> None:
         for statement in block:
@@ -121,11 +123,15 @@ class _Sizes:
         return total
 
     def _direct(self, dim: Sym, near: list[str]) -> ast.expr | None:
-        """`x.shape[i]` of a tensor that has exactly this dim: of the same statement, or else the latest."""
-        for name in near:
-            for axis, other in enumerate(self.infos[name].shape or ()):
-                if other == dim:
-                    return quote("x.shape[i]", x=Ref(name), i=axis)
+        """`x.shape[i]` of a tensor that has exactly this dim: the first one, but of the same statement if asked once.
+
+        So whoever asks for a dim again finds it at the same place, and it can have a name (see `unpacked`).
+        """
+        if self.asked[dim] < 2 or dim not in self.where:
+            for name in near:
+                for axis, other in enumerate(self.infos[name].shape or ()):
+                    if other == dim:
+                        return quote("x.shape[i]", x=Ref(name), i=axis)
         if dim in self.where:
             name, axis = self.where[dim]
             return quote("x.shape[i]", x=Ref(name), i=axis)
@@ -164,3 +170,10 @@ class _Sizes:
             self.infos[name] = Info(kind="int")
             self.added[dim] = Input(name, "int")
         return Ref(self.added[dim].value)
+
+
+def _asked(scope: Scope) -> Counter[Sym]:
+    """How often the statements of a scope compute with each dim, alone or as a part of another."""
+    trees = [*(e for s in scope.body for e in expressions(s)), *scope.outputs]
+    sizes = [node.dim for tree in trees for node in walk(tree) if isinstance(node, SizeOf)]
+    return Counter(part for dim in sizes for part in {dim, *map(symbol, symbols(dim))})

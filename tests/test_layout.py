@@ -1,0 +1,267 @@
+"""What the code looks like: names of locals, sizes and constants, where lines are split; and that it still computes."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import black
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
+from tests.real import imported
+
+DEFAULTS = Options()
+DYNAMIC = {"x": {0: "batch"}}
+
+
+class Layout:
+    """A network exported by the legacy exporter and generated: `forward[class]` and `init[class]` are its code."""
+
+    def __init__(
+        self,
+        folder: Path,
+        network: nn.Module,
+        *inputs: Tensor,
+        names: tuple[str, ...] = ("x",),
+        dynamic: Mapping[str, Mapping[int, str]] = DYNAMIC,
+        options: Options = DEFAULTS,
+        opset: int = 17,
+    ) -> None:
+        self.path, self.network, self.inputs = folder / "net.onnx", network.eval(), inputs
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                network, inputs, str(self.path), dynamo=False, input_names=list(names), dynamic_axes=dict(dynamic),
+                opset_version=opset, do_constant_folding=False,
+            )  # fmt: skip
+        self.source = generate(self.path, folder / "net.py", options).source
+        self.model = imported(folder / "net.py").Model.from_pretrained().eval()
+        self.init: dict[str, str] = {}
+        self.forward: dict[str, str] = {}
+        for node in ast.parse(self.source).body:
+            for method in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(method, ast.FunctionDef) and method.name in ("__init__", "forward"):
+                    lines = self.source.splitlines()[method.lineno - 1 : method.end_lineno]
+                    (self.init if method.name == "__init__" else self.forward)[node.name] = textwrap.dedent(
+                        "\n".join(lines)
+                    )
+        assert black.format_str(self.source, mode=black.Mode()) == self.source
+        self.agrees(*inputs)
+
+    def agrees(self, *inputs: Tensor) -> None:
+        """The generated module computes what the original does."""
+        expected, got = self.network(*inputs), self.model(*inputs)
+        pairs = zip(expected, got, strict=True) if isinstance(expected, tuple) else [(expected, got)]
+        for a, b in pairs:
+            torch.testing.assert_close(b, a)
+
+
+def body(text: str) -> str:
+    """A function as the tests write it."""
+    return textwrap.dedent(text).strip()
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, keep: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(memory), self.value(memory)
+        scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(keep[:, None] == 0, torch.finfo(torch.float32).min)
+        return scores.softmax(-1) @ v
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.norm = inner, nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        return self.norm(self.inner(x * 2, *(o * 1 for o in others)) + x)
+
+
+def test_attention_written_out(tmp_path: Path) -> None:
+    """Queries, keys, values and scores in a spelling that no idiom takes; the names go along into the submodule."""
+    inputs = torch.randn(2, 3, 8), torch.ones(2, 5, dtype=torch.int64), torch.randn(2, 5, 8)
+    made = Layout(tmp_path, Outer(Attention()), *inputs, names=("x", "keep", "memory"), dynamic={})
+    assert made.forward["Inner"] == body("""
+        def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+            q = self.query(x)
+            k = self.key(memory).transpose(-2, -1)  # [2, 8, 5]
+            v = self.value(memory)
+            scores = q @ k / 2.828427  # [2, 3, 5]
+            mask = keep.unsqueeze(1) == 0  # [2, 1, 5]
+            x = F.softmax(scores.masked_fill(mask, torch.finfo(torch.float32).min), dim=-1)
+            return x @ v
+        """)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        return self.down_proj(torch.exp(gate) * (self.up_proj(x) - gate))
+
+
+def test_what_made_it(tmp_path: Path) -> None:
+    """Beside `x` a value is called by the layer that made it."""
+    made = Layout(tmp_path, Gated(), torch.randn(2, 6))
+    assert made.forward["Net"] == body("""
+        def forward(self, x: Tensor) -> Tensor:
+            gate = self.gate_proj(x)  # [batch, 8]
+            x = torch.exp(gate) * (self.up_proj(x) - gate)
+            return self.down_proj(x)
+        """)
+
+
+class Rotation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("freq", 1 / 100 ** (torch.arange(0, 6, 2) / 6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1], device=x.device).float()[:, None] * self.freq
+        return torch.cat([x[..., :3] * angles.cos(), x[..., 3:] * angles.sin()], dim=-1)
+
+
+def test_angles_and_positions(tmp_path: Path) -> None:
+    made = Layout(tmp_path, Rotation(), torch.randn(2, 4, 6), dynamic={"x": {0: "batch", 1: "length"}})
+    assert made.forward["Net"] == body("""
+        def forward(self, x: Tensor) -> Tensor:
+            positions = torch.arange(x.shape[1], device=x.device).float()
+            angles = positions.unsqueeze(-1) * self.inv_freq  # [length, 3]
+            y = x[..., :3] * torch.cos(angles)  # [batch, length, 3]
+            return torch.cat([y, x[..., 3:] * torch.sin(angles)], dim=-1)
+        """)
+    made.agrees(torch.randn(3, 7, 6))
+
+
+class Half(nn.Module):
+    """A U-Net of two levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inc, self.down1, self.down2 = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+        self.up1, self.up2 = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        a = self.inc(image)
+        b = self.down1(F.max_pool2d(a, 2))
+        x = self.down2(F.max_pool2d(b, 2))
+        x = self.up1(torch.cat([b, F.interpolate(x, scale_factor=2.0)], dim=1))
+        return self.up2(torch.cat([a, F.interpolate(x, scale_factor=2.0)], dim=1))
+
+
+def test_skips_are_numbered(tmp_path: Path) -> None:
+    """What lives past a change of size is a skip; two of them have numbers, both of them."""
+    dynamic = {"image": {0: "batch", 2: "height", 3: "width"}}
+    made = Layout(tmp_path, Half(), torch.randn(1, 1, 10, 10), names=("image",), dynamic=dynamic)
+    assert made.forward["Net"] == body("""
+        def forward(self, image: Tensor) -> Tensor:
+            skip1 = self.inc(image)  # [batch, 2, height - 2, width - 2]
+            skip2 = self.down1(F.max_pool2d(skip1, 2))
+            x = F.interpolate(self.down2(F.max_pool2d(skip2, 2)), scale_factor=2)
+            x = F.interpolate(self.up1(torch.cat([skip2, x], dim=1)), scale_factor=2)
+            return self.up2(torch.cat([skip1, x], dim=1))
+        """)
+    made.agrees(torch.randn(2, 1, 18, 14))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(2, 2, 3, stride=2, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+        self.downsample = nn.Conv2d(2, 2, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.downsample(x)
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + shortcut)
+
+
+def test_shortcuts(tmp_path: Path) -> None:
+    made = Layout(tmp_path, nn.Sequential(Block()), torch.randn(1, 2, 8, 8))
+    assert made.forward["Block"] == body("""
+        def forward(self, x: Tensor) -> Tensor:
+            identity = self.downsample(x)  # [batch, 2, 4, 4]
+            x = F.relu(self.conv1(x))  # [batch, 2, 4, 4]
+            return F.relu(self.conv2(x) + identity)
+        """)
+
+
+class Added(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.norm(self.dense(x) + other)
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.widen = Added(), Added(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.widen(x), x)
+        return self.second(F.gelu(x), x)
+
+
+def test_arguments_by_their_part(tmp_path: Path) -> None:
+    made = Layout(tmp_path, Adds(), torch.randn(2, 4))
+    texts = [text for name, text in made.forward.items() if name != "Net"]
+    assert len(texts) == 1, "names must not tell two equal classes apart"
+    assert texts[0] == body("""
+        def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+            return self.norm(self.dense(x) + residual)
+        """)
+    assert "return self.second(F.gelu(x), x)" in made.forward["Net"]
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+class Sizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, length, _ = tokens.shape
+        x = self.fc(tokens).reshape(batch * length, 4)
+        x = torch.cat([x, torch.zeros(length, 4)])
+        return x.sum(0) + torch.arange(length).sum() + batch
+
+
+def test_sizes_have_the_names_of_dims(tmp_path: Path) -> None:
+    dynamic = {"tokens": {0: "batch", 1: "length"}}
+    made = Layout(tmp_path, Sizes(), torch.randn(2, 3, 4), names=("tokens",), dynamic=dynamic)
+    text = made.forward["Net"]
+    assert "batch, length, _ = tokens.shape" in text
+    assert text.count(".shape") == 1
+    made.agrees(torch.randn(5, 2, 4))
+
+
+class OneSize(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(x.shape[1])
+
+
+def test_a_size_used_once_stays_where_it_is(tmp_path: Path) -> None:
+    made = Layout(tmp_path, OneSize(), torch.randn(2, 3), dynamic={"x": {0: "batch", 1: "length"}})
+    assert "arange(x.shape[1]" in made.forward["Net"] and "length =" not in made.forward["Net"]
+    made.agrees(torch.randn(4, 5))
