@@ -258,7 +258,8 @@ class _Roles:
             return
         role, uses = next(iter(found)), self.uses[name]
         others = [o for o in self.operands[id(uses[0])] if o != name and o not in self.roles]
-        whole = uses[0] is not None and all(self.roles.get(t) == role for t in uses[0].targets)
+        first = uses[0].targets if uses[0] is not None else ()
+        whole = all(self.roles.get(t) == role for t in first) or (role == "qkv" and len(first) == 3)
         if len(uses) > 1 or (whole and not others):
             self.roles[name] = role
         else:

@@ -142,10 +142,10 @@ def test_angles_and_positions(tmp_path: Path) -> None:
     made = Layout(tmp_path, Rotation(), torch.randn(2, 4, 6), dynamic={"x": {0: "batch", 1: "length"}})
     assert made.forward["Net"] == body("""
         def forward(self, x: Tensor) -> Tensor:
+            x1, x2 = x.chunk(2, dim=-1)
             positions = torch.arange(x.shape[1], device=x.device).float()
             angles = positions.unsqueeze(-1) * self.inv_freq  # [length, 3]
-            y = x[..., :3] * torch.cos(angles)  # [batch, length, 3]
-            return torch.cat([y, x[..., 3:] * torch.sin(angles)], dim=-1)
+            return torch.cat([x1 * torch.cos(angles), x2 * torch.sin(angles)], dim=-1)
         """)
     made.agrees(torch.randn(3, 7, 6))
 

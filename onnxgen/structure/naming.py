@@ -28,7 +28,8 @@ RESULTS = {
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
-SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices"), "split": (), "unbind": (), "chunk": ()}
+SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
+PARTS = frozenset(("split", "chunk", "unbind", "tensor_split"))
 # parts of a network that say nothing of what comes out of them
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
@@ -49,6 +50,7 @@ class Names:
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.joined = joined(scope, infos)
+        self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
     def run(self) -> dict[str, str]:
         """The local name of every value."""
@@ -149,6 +151,9 @@ class Names:
             return [role]
         if value in self.joined:
             return [self.joined[value]]
+        if isinstance(statement, Assign) and called(seen_through(statement.value))[0] in PARTS:
+            if sum(t in self.used for t in statement.targets) > 1:
+                return [f"x{statement.targets.index(value) + 1}", "y", "z", "x"]
         weak, vague = ([n for n in names if self._fits(n, statement)] for names in self._weak(value, statement))
         first = [*weak, "x"] if isinstance(statement, Assign) and not used(statement) else ["x", *weak]
         return [*first, "y", *vague, "z", *(weak or ["x"])]
