@@ -148,6 +148,8 @@ def group_normalization(
 ) -> ast.expr:
     """From opset 21 on scale and bias are per channel; in opset 18 they were per group."""
     eps = unless(shortest(epsilon), 1e-5)
+    if is_plain(scale, bias):
+        return b.call("F.group_norm", X, num_groups, eps=eps)
     if b.opset < 21:
         channels = X.shape[1] if X.shape is not None else b("x.shape[1]", x=X)
         each = b("n // g", n=channels, g=num_groups) if not isinstance(channels, int) else channels // num_groups
@@ -254,7 +256,10 @@ def rms_normalization(
     rank = X.known_rank
     shape = None if X.shape is None else X.shape[axis % rank :]
     eps = shortest(epsilon)
-    if shape is None or scale.shape != shape or not all(isinstance(d, int) for d in shape):
+    known = shape is not None and all(isinstance(d, int) for d in shape)
+    if known and is_plain(scale, None):
+        return b.call("F.rms_norm", X, shape, eps=eps)
+    if shape is None or scale.shape != shape or not known:
         normal = b.call("F.rms_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=eps)
         return b("n * s", n=normal, s=scale)
     if scale.source is not None:

@@ -2,7 +2,7 @@
 
     Reshape to [N, groups, -1]; InstanceNormalization with scale 1 and bias 0; Reshape back; Mul by a scale; Add a bias
 
-with scale and bias of shape [C, 1, 1].
+with scale and bias of shape [C, 1, 1], or without both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by, other
 from onnxgen.passes.rewrite import only_user, replace
-from onnxgen.passes.steps import flattened
-from onnxgen.propagate.info import info
+from onnxgen.passes.steps import filled, flattened
+from onnxgen.propagate.info import Shape, info
+from onnxgen.stored import stored
 
 
 def group_norm(model: ir.Model, options: Options) -> None:
-    """Rewrite every spelled-out GroupNorm that has scale and bias."""
+    """Rewrite every spelled-out GroupNorm."""
     for node in list(model.graph.all_nodes()):
         if node.op_type == "InstanceNormalization" and node.domain == "" and node.graph is not None:
             _rewrite(node)
@@ -28,21 +29,38 @@ def _rewrite(node: ir.Node) -> None:
     after = only_user(node.outputs[0])
     if before is None or groups is None or after is None or after.op_type != "Reshape":
         return
-    x, shape = before.inputs[0], info(after.outputs[0]).shape
+    x, shape, grouped = before.inputs[0], info(after.outputs[0]).shape, info(before.outputs[0]).shape
     if x is None or shape is None or info(x).shape != shape or len(shape) < 3 or not isinstance(shape[1], int):
         return
-    scale_node = only_user(after.outputs[0])
-    bias_node = only_user(scale_node.outputs[0]) if scale_node is not None else None
-    if scale_node is None or bias_node is None or scale_node.op_type != "Mul" or bias_node.op_type != "Add":
+    if grouped is None or grouped[:2] != (shape[0], groups) or shape[1] % groups:
         return
-    affine = (shape[1], *[1] * (len(shape) - 2))
-    scale, bias = other(scale_node, after.outputs[0]), other(bias_node, scale_node.outputs[0])
-    if scale is None or bias is None or _trimmed(scale) != affine or _trimmed(bias) != affine:
-        return
-    inputs = [x, flattened(scale, bias_node), flattened(bias, bias_node)]
+    last, inputs = _affine(after, shape, info(x).dtype or ir.DataType.FLOAT)
     epsilon = node.attributes["epsilon"].value if "epsilon" in node.attributes else 1e-5
     attributes = [ir.AttrInt64("num_groups", groups), ir.AttrFloat32("epsilon", epsilon)]
-    replace(bias_node, ir.Node("", "GroupNormalization", inputs, attributes, version=21), origin=node)
+    replace(last, ir.Node("", "GroupNormalization", [x, *inputs], attributes, version=21), origin=node)
+
+
+def _affine(after: ir.Node, shape: Shape, dtype: ir.DataType) -> tuple[ir.Node, list[ir.Value]]:
+    """(the last node of the norm, its scale and bias): ones and zeros where it has none, or only such."""
+    channels = [d for d in shape[1:2] if isinstance(d, int)]
+    scale_node = only_user(after.outputs[0])
+    bias_node = only_user(scale_node.outputs[0]) if scale_node is not None else None
+    if scale_node is not None and bias_node is not None and (scale_node.op_type, bias_node.op_type) == ("Mul", "Add"):
+        scale, bias = other(scale_node, after.outputs[0]), other(bias_node, scale_node.outputs[0])
+        affine = (*shape[1:2], *[1] * (len(shape) - 2))
+        if scale is not None and bias is not None and _trimmed(scale) == affine == _trimmed(bias):
+            return bias_node, [flattened(scale, bias_node), flattened(bias, bias_node)]
+        if _is_all(scale, 1) and _is_all(bias, 0) and info(bias_node.outputs[0]).shape == shape:
+            return bias_node, [filled(bias_node, channels, n, dtype) for n in (1, 0)]
+    return after, [filled(after, channels, n, dtype) for n in (1, 0)]
+
+
+def _is_all(value: ir.Value | None, number: float) -> bool:
+    constant = info(value).constant
+    if constant is None and value is not None and not value.meta.get("trainable", (False,))[0]:
+        tensor = stored(value)
+        constant = tensor.numpy() if tensor is not None else None
+    return constant is not None and bool((constant == number).all())
 
 
 def _trimmed(value: ir.Value) -> tuple[object, ...] | None:

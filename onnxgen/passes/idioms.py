@@ -33,9 +33,14 @@ class Table:
                 for root in dict.fromkeys(pattern.root.roots):
                     self.by_root.setdefault(root, []).append((pattern, idiom))
 
-    def rewrite(self, model: ir.Model) -> None:
-        """Put the node of the first idiom that matches in the place of each spelling, producers first."""
-        for node in list(model.graph.all_nodes()):
+    def rewrite(self, model: ir.Model, users_first: bool = False) -> None:
+        """Put the node of the first idiom that matches in the place of each spelling.
+
+        Producers come first, so that a spelling may be written with the operators that others become; or users, where
+        one that is longer must not lose its beginning to a shorter one.
+        """
+        nodes = list(model.graph.all_nodes())
+        for node in reversed(nodes) if users_first else nodes:
             if node.graph is None or node.domain != "" or info(node.outputs[0]).dtype not in FLOATS:
                 continue
             for pattern, idiom in self.by_root.get(node.op_type, ()):

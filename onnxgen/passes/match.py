@@ -66,31 +66,6 @@ def other(node: ir.Node, value: ir.Value) -> ir.Value | None:
     return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
 
 
-def reduced_last(node: ir.Node, rank: int | None) -> int | None:
-    """How many last axes a ReduceMean reduces, keeping them as 1; None if it reduces others or drops them."""
-    if rank is None or ("keepdims" in node.attributes and not node.attributes["keepdims"].value):
-        return None
-    if "axes" in node.attributes:
-        axes = [int(a) for a in node.attributes["axes"].value]
-    else:
-        constant = info(node.inputs[1]).constant if len(node.inputs) > 1 and node.inputs[1] is not None else None
-        if constant is None:
-            return None
-        axes = [int(a) for a in constant.reshape(-1)]
-    wanted = sorted(a % rank for a in axes)
-    return len(wanted) if wanted and wanted == list(range(rank - len(wanted), rank)) else None
-
-
-def square_of(value: ir.Value | None) -> ir.Value | None:
-    """x, if a value is x squared: `Pow(x, 2)` or `Mul(x, x)`."""
-    node = made_by(value, "Pow", "Mul")
-    if node is None:
-        return None
-    if node.op_type == "Pow":
-        return node.inputs[0] if is_number(node.inputs[1], 2.0) else None
-    return node.inputs[0] if node.inputs[0] is node.inputs[1] else None
-
-
 @dataclass(frozen=True)
 class Reduction:
     """What is reduced, over which axes (counted from the front, sorted), and whether they are kept (1.0) or not."""

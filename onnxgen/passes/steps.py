@@ -25,6 +25,16 @@ def constant(before: ir.Node, array: np.ndarray[tuple[int, ...], np.dtype[np.int
     return node.outputs[0]
 
 
+def filled(before: ir.Node, shape: Sequence[int], number: float, dtype: ir.DataType) -> ir.Value:
+    """A constant of equal numbers."""
+    array = np.full(shape, number, dtype.numpy())
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array))], version=13)
+    insert(before, node)
+    node.outputs[0].name = f"{before.outputs[0].name}.{'ones' if number else 'zeros'}"
+    set_info(node.outputs[0], Info(dtype, array.shape, array))
+    return node.outputs[0]
+
+
 def known_ints(dims: Sequence[Dim]) -> ir.Value:
     """A value whose elements are known: the shape that a Reshape is given, of numbers and symbolic dims."""
     value = ir.Value(name="sizes", type=ir.TensorType(ir.DataType.INT64))

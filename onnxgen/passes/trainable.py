@@ -73,6 +73,8 @@ def trainable(model: ir.Model, options: Options) -> None:
     by_torch = model.producer_name == "pytorch"
     model.graph.meta["producer"] = model.producer_name
     model.graph.meta["state"] = by_torch and any(map(param_path, model.graph.initializers))
+    # torch's dynamo exporter says of each parameter that it is one
+    model.graph.meta["recorded"] = any(SIGNATURE in v.metadata_props for v in model.graph.initializers.values())
     _note_root_names(model.graph)
     inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
     for value in stored_values(model.graph):
@@ -105,7 +107,7 @@ def _note_root_names(graph: ir.Graph) -> None:
     (`onnx::MatMul_24`). The dynamo exporter records what it stores, and calls others `val_3`.
     """
     values = list(graph.initializers.values())
-    if graph.meta["state"] and not any(SIGNATURE in v.metadata_props for v in values):
+    if graph.meta["state"] and not graph.meta["recorded"]:
         values += [o for v in values for u in v.uses() if u.node.op_type == "Identity" for o in u.node.outputs]
         for value in values:
             if re.fullmatch(r"[A-Za-z_]\w*", value.name or "") and not folded_from(value):
@@ -184,7 +186,7 @@ def _decide(
         if any(i.op_type in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the input's mean or deviation"
         form = _form(tensor)
-        if form and not (keeps_state and _is_fresh(tensor)):
+        if form and not (keeps_state and not graph.meta.get("recorded") and _is_fresh(tensor)):
             return False, form
     return True, f"parameter {name}" if named else "reaches an output differentiably"
 
