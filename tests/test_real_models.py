@@ -23,6 +23,7 @@ from tests.real import (
     imported,
     run,
 )
+from tests.stripped import strip
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +46,20 @@ def compare(made: Run, expected: dict[str, Any], values: bool, half: bool) -> No
 
 
 @pytest.mark.parametrize("entry", shared_models("net", "graph"))
-@pytest.mark.parametrize("flat", [False, True], ids=["tree", "flat"])
-def test_agrees_with_onnxruntime(entry: dict[str, Any], flat: bool, refs: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["tree", "flat", "stripped"])
+def test_agrees_with_onnxruntime(entry: dict[str, Any], variant: str, refs: ModuleType, tmp_path: Path) -> None:
+    """As it is, without structure, and without any name in the file: all three compute what onnxruntime does."""
+    path, options = entry["path"], Options(flat=variant == "flat")
+    if variant == "stripped":
+        path = strip(path, tmp_path / "stripped.onnx")
     if "feeds" not in entry:
         # no inputs are known with which onnxruntime runs this graph: it must generate and import all the same
-        generate(entry["path"], tmp_path / "model.py", Options(flat=flat))
+        generate(path, tmp_path / "model.py", options)
         imported(tmp_path / "model.py").Model.from_pretrained()
         assert entry["ort"] != "ok"
         return
     feeds = refs.inputs(entry["path"], recipe=entry["feeds"])
-    made = run(entry["path"], tmp_path, feeds, Options(flat=flat))
+    made = run(path, tmp_path, feeds, options)
     if entry["ort"] == "ok":
         half = computes_in_half(entry["path"])
         expected = reference(refs, entry, feeds)
@@ -66,7 +71,7 @@ def test_agrees_with_onnxruntime(entry: dict[str, Any], flat: bool, refs: Module
                 raise
             compare(made, by_the_letter(entry["path"], feeds), True, half)
     assert_finite_gradients(made)
-    assert_way_back(made, entry["path"])
+    assert_way_back(made, path)
 
 
 @pytest.mark.parametrize("entry", shared_models("broken"))

@@ -1,0 +1,134 @@
+"""What blocks and their parts are called: by the role that their layers play, as the field calls them."""
+
+from __future__ import annotations
+
+from onnxgen.blocks.flow import Flow
+from onnxgen.blocks.kinds import kind
+from onnxgen.blocks.tokens import Token
+
+_SHAPES = {
+    ("conv", "conv"): "BasicBlock",
+    ("point", "conv", "point"): "Bottleneck",
+    ("point", "depth", "point"): "InvertedResidual",
+    ("depth", "point"): "InvertedResidual",
+}
+
+
+def layers(token: Token) -> list[str]:
+    """The kinds of the layers in a token, in order, without what is on the short way of a residual."""
+    if not token.parts:
+        return [token.kind] if token.is_layer else []
+    return [name for part in token.parts if part not in token.skip and part.is_layer for name in layers(part)]
+
+
+def has_attention(token: Token) -> bool:
+    return token.kind in ("attention", "product") or any(has_attention(p) for p in token.parts)
+
+
+def is_cross(token: Token) -> bool:
+    """Whether attention in a region takes its keys from elsewhere: else the region forks right to its projections."""
+    forks = [p for p in token.parts if p.is_region and p.parts[-1].kind == "attention" and p.weight > 1]
+    return (
+        has_attention(token) and not forks and not any(is_cross(p) is False and has_attention(p) for p in token.parts)
+    )
+
+
+def part_name(token: Token) -> str:
+    """A residual part of a block with several."""
+    if has_attention(token):
+        return "attn"
+    found = set(layers(token))
+    if found <= {"linear", "point"}:
+        return "mlp"
+    return "conv_module" if found & {"conv", "depth"} else "branch"
+
+
+def class_of(block: Token) -> str:
+    """The class name of a block."""
+    parts = [p for p in block.parts if p.is_layer]
+    found = layers(block)
+    if any(p.kind == "run" for p in parts):
+        return "Stage"
+    if has_attention(block):
+        return "DecoderLayer" if any(map(has_cross, parts)) and len(parts) > 2 else "TransformerLayer"
+    if block.parts[0].kind in ("deconv", "resize"):
+        return "UpBlock"
+    if block.parts[0].kind == "pool":
+        return "DownBlock"
+    residual = [p for p in parts if p.kind in ("add", "chain")]
+    if residual:
+        return _SHAPES.get(tuple(found), "MlpBlock" if set(found) == {"linear"} else "ResidualBlock")
+    if any(p.kind == "concat" for p in parts):
+        return "BranchBlock"
+    if found == ["depth", "point"]:
+        return "DepthwiseSeparable"
+    if "recurrent" in found:
+        return "RecurrentBlock"
+    return "ConvBlock" if set(found) & {"conv", "point", "depth", "deconv"} else "Block"
+
+
+def has_cross(part: Token) -> bool:
+    return part.is_region and is_cross(part)
+
+
+def base_name(block: Token, several: bool) -> str:
+    """The attribute that holds a block (or a run of `several`), before it is numbered among its like."""
+    name = class_of(block)
+    singular = {"UpBlock": "up", "DownBlock": "down", "Stage": "stage"}.get(name)
+    singular = singular or ("layer" if name.endswith("Layer") else "block")
+    return singular + "s" if several else singular
+
+
+def projections(flow: Flow, nodes: list[int]) -> dict[int, str]:
+    """Names of the layers around an attention: the projections of q, k and v, and the one behind it."""
+    inside = set(nodes)
+    heads = [i for i in nodes if flow.nodes[i].op_type == "Attention"]
+    if len(heads) != 1:
+        return {}
+    found = [_projection(flow, value, inside) for value in flow.nodes[heads[0]].inputs[:3]]
+    names: dict[int, str] = {}
+    if None not in found:
+        sources = [i for i in found if i is not None]
+        short = {1: ("qkv",) * 3, 2: ("q_proj", "kv_proj", "kv_proj"), 3: ("q_proj", "k_proj", "v_proj")}
+        if len(set(sources)) != 2 or sources[1] == sources[2]:
+            names = dict(zip(sources, short[len(set(sources))]))
+    behind = [i for i in nodes if kind(flow, i) == "linear" and i not in names]
+    if names and len(behind) == 1 and behind[0] > heads[0]:
+        names[behind[0]] = "out_proj"
+    return names
+
+
+def _projection(flow: Flow, value: object, inside: set[int]) -> int | None:
+    """The layer that a value comes from, through what only rearranges, scales or turns it."""
+    made = {id(o): i for i in inside for o in flow.nodes[i].outputs}
+    i = made.get(id(value))
+    for _ in range(32):
+        if i is None or kind(flow, i) in ("linear", "attention"):
+            break
+        i = next((j for j in flow.before[i] if j in inside), None)
+    return i if i is not None and kind(flow, i) == "linear" else None
+
+
+def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:
+    """Names of the three layers of a gated feed-forward part, `down(act(gate(x)) * up(x))`."""
+    inside = set(nodes)
+    linear = [i for i in nodes if kind(flow, i) == "linear"]
+    products = [i for i in nodes if kind(flow, i) == "mul" and len(flow.before[i]) == 2]
+    for product in products if len(linear) == 3 else ():
+        sides = [_side(flow, j, inside) for j in flow.before[product]]
+        found = {i for i, _ in sides}
+        if found == set(linear[:2]) and sides[0][1] != sides[1][1]:
+            gate = next(i for i, acts in sides if acts)
+            return {i: "down_proj" if i == linear[2] else "gate_proj" if i == gate else "up_proj" for i in linear}
+    return {}
+
+
+def _side(flow: Flow, i: int, inside: set[int]) -> tuple[int, bool]:
+    """The layer behind one factor of a product, and whether an activation is on the way."""
+    acts = False
+    while kind(flow, i) != "linear" and len(before := [j for j in flow.before[i] if j in inside]) == 1:
+        acts = acts or kind(flow, i) == "act"
+        i = before[0]
+    if kind(flow, i) == "mul" and len(flow.before[i]) == 2:  # x * sigmoid(x)
+        return next((j for j in flow.before[i] if kind(flow, j) == "linear"), i), True
+    return i, acts

@@ -1,0 +1,140 @@
+"""Writes where blocks and their parts lie: `node.meta["scope"]`, as if the exporter had recorded it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from onnxgen.blocks.flow import Flow
+from onnxgen.blocks.repeats import Arranger
+from onnxgen.blocks.roles import base_name, class_of, gates, has_cross, part_name, projections
+from onnxgen.blocks.tokens import Token
+from onnxgen.passes.trainable import subgraphs
+from onnxgen.propagate.info import info
+
+Path = tuple[str, ...]
+_PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
+_PARTS |= {"attn": "Attention", "self_attn": "Attention"}
+_ENDS = ("norm", "drop", "scale")  # around a part of a block, these are the block's own
+
+
+class Writer:
+    """Gives blocks their paths.
+
+    Attributes:
+        classes: class names by path.
+    """
+
+    def __init__(self, flow: Flow, arranger: Arranger, taken: set[str]) -> None:
+        self.flow, self.arranger, self.taken = flow, arranger, taken
+        self.classes: dict[Path, str] = {}
+
+    def sequence(self, tokens: list[Token], path: Path) -> None:
+        """Write the paths of the runs and blocks in a sequence that lies at `path`."""
+        groups = [group for token in tokens if token.kind in ("run", "block") for group in self._groups(token)]
+        bases = [base_name(group[0], len(group) > 1) for group in groups]
+        if bases.count("blocks") > 1:
+            bases = ["stage" if base == "blocks" else base for base in bases]
+        if self.taken and not path:
+            bases = [f"{base}_" if base in self.taken else base for base in bases]
+        counts, turn = Counter(bases), Counter[str]()
+        for base, group in zip(bases, groups):
+            turn[base] += 1
+            name = f"{base}{turn[base]}" if counts[base] > 1 else base
+            for i, block in enumerate(group):
+                here = (*path, name, str(i)) if len(group) > 1 else (*path, name)
+                self.classes[here] = class_of(block)
+                self.block(block, here)
+
+    def _groups(self, token: Token) -> list[list[Token]]:
+        """A run as one group of blocks, or by stages where the size of what they make changes."""
+        if token.kind == "block":
+            return [[token]]
+        groups: list[list[Token]] = []
+        before: object = None
+        for block in token.parts:
+            size = self._size(block)
+            if not groups or size != before:
+                groups.append([])
+            groups[-1].append(block)
+            before = size
+        longer = sum(len(g) > 1 for g in groups)
+        if longer < 2 or 2 * longer < len(groups):
+            return [token.parts]
+        return groups
+
+    def _size(self, block: Token) -> object:
+        """Channels and sides of the map that a block makes; nothing for anything else."""
+        inside = set(block.nodes)
+        last = [i for i in block.nodes if any(j not in inside for j in self.flow.after[i])]
+        shape = info(self.flow.nodes[last[0]].outputs[0]).shape if last else None
+        return tuple(map(str, shape[1:])) if shape is not None and len(shape) > 3 else None
+
+    def block(self, block: Token, path: Path) -> None:
+        """Write the paths of a block's parts."""
+        self._write(block.nodes, path)
+        parts = [p for p in block.parts if p.is_layer]
+        if len(parts) == 1 and parts[0].is_region:
+            self._body(parts[0], path)
+            return
+        roles = [part_name(p) if p.is_region else "" for p in parts]
+        if any(map(has_cross, parts)) and roles.count("attn") > 1:
+            roles = [_attention(p) if role == "attn" else role for p, role in zip(parts, roles)]
+        counts, turn = Counter(roles), Counter[str]()
+        for part, role in zip(parts, roles):
+            if role:
+                turn[role] += 1
+                self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
+        self.sequence(block.parts, path)
+
+    def _body(self, region: Token, path: Path) -> None:
+        """A block that is one region: its layers are the block's own."""
+        own = [p for p in region.parts if p not in region.skip]
+        self._gates(own, path)
+        self._downsample(region.skip, path)
+        self.sequence(self.arranger.arrange(own, top=False), path)
+
+    def _part(self, region: Token, path: Path) -> None:
+        """A residual part of a block: without the norm before it and the addition, which are the block's own."""
+        inner = list(region.parts[:-1]) if region.kind != "chain" else list(region.parts)
+        while inner and inner[0].kind in _ENDS:
+            inner.pop(0)
+        while inner and inner[-1].kind in _ENDS:
+            inner.pop()
+        nodes = sorted(i for p in inner for i in p.nodes)
+        self._write(nodes, path)
+        self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branch")
+        self._gates(inner, path)
+        for i, name in (projections(self.flow, nodes) or gates(self.flow, nodes)).items():
+            self._write([i], (*path, name))
+
+    def _gates(self, parts: list[Token], path: Path) -> None:
+        for part in parts:
+            if part.kind == "gate":
+                self._write(part.nodes, (*path, "se"))
+                self.classes[(*path, "se")] = "SqueezeExcite"
+            elif part.is_region:
+                self._gates(part.parts, path)
+
+    def _downsample(self, tokens: list[Token], path: Path) -> None:
+        if len(tokens) == 1:
+            self._write(tokens[0].nodes, (*path, "downsample"))
+        for n, token in enumerate(tokens if len(tokens) > 1 else ()):
+            self._write(token.nodes, (*path, "downsample", str(n)))
+
+    def _write(self, nodes: list[int], path: Path) -> None:
+        for i in nodes:
+            set_scope(self.flow.nodes[i], path)
+
+
+def _attention(part: Token) -> str:
+    return "cross_attn" if has_cross(part) else "self_attn"
+
+
+def set_scope(node: ir.Node, path: Path) -> None:
+    """Say where a node was written, and with it what its subgraphs hold."""
+    node.meta["scope"] = path
+    for graph in subgraphs(node):
+        for inner in graph:
+            set_scope(inner, path)
