@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxgen.blocks import find_blocks
 from onnxgen.code.copied import helper_names
 from onnxgen.dropout import add_dropout
 from onnxgen.errors import OnnxgenError, Problem
@@ -49,6 +50,7 @@ def build(path: Path, options: Options, out: Path, progress: Progress | None = N
         model = read(path, options)
     with timed(report, "simplify"):
         simplify(model, options)
+        find_blocks(model, options)
         report.notes += inference_notes(model, options)
     with timed(report, "lower"):
         module = lower(model, options, _class_name(model, path, options))

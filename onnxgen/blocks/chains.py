@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnxgen.blocks.tokens import Token
 
 _STAND = ("conv", "point", "depth", "linear")
+_KINDS = 16  # kinds of residual bodies that are looked for
 
 
 @dataclass
@@ -55,7 +56,7 @@ def _bodies(tokens: list[Token]) -> list[_Body]:
             leading = [p.label for p in parts[: at[0]]]
             trailing = [p.label for p in parts[at[-1] + 1 :]]
             found[token.label] = _Body(token.label, [parts[i].label for i in at], leading, trailing)
-    return sorted(found.values(), key=lambda b: -len(b.layers))
+    return sorted(found.values(), key=lambda b: -len(b.layers))[:_KINDS]
 
 
 def _match(tokens: list[Token], layers: list[Hashable], body: _Body) -> int:

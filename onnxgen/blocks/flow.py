@@ -48,7 +48,7 @@ class Flow:
             else:
                 self.nodes.append(node)
         self._constant = constant
-        index = {output: i for i, node in enumerate(self.nodes) for output in node.outputs}
+        index = self._index = {output: i for i, node in enumerate(self.nodes) for output in node.outputs}
         self.before = [list(dict.fromkeys(index[v] for v in taken(node) if v in index)) for node in self.nodes]
         self.after: list[list[int]] = [[] for _ in self.nodes]
         for i, sources in enumerate(self.before):
@@ -74,8 +74,9 @@ class Flow:
         """The inputs of a vertex that are computed."""
         return [v for v in self.nodes[i].inputs if v is not None and v not in self._constant]
 
-    def is_fixed(self, value: ir.Value | None) -> bool:
-        return value is None or value in self._constant
+    def maker(self, value: ir.Value | None) -> int | None:
+        """The vertex that makes a value."""
+        return None if value is None else self._index.get(value)
 
 
 def taken(node: ir.Node) -> Iterator[ir.Value]:

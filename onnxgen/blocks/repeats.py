@@ -13,8 +13,11 @@ from onnxgen.blocks.tokens import Token, Tokenizer
 
 _LONGEST = 64  # tokens in a unit
 _LEVELS = 4  # blocks of blocks
+_KINDS = 64  # kinds of units that are looked for all over a sequence
 _PLAIN = ("conv", "point", "depth", "linear")  # layers that stand in a stretch
 _FEW = 12  # layers, norms and activations that a run needs where a unit has a single layer with a matrix
+
+_Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 @dataclass
@@ -42,19 +45,29 @@ class Arranger:
         `top`: equal regions that stand apart are blocks, too.
         """
         tokens = wrap_chains(self.tokenizer.opened(tokens), self.exits)
+        ways = [self._levels(tokens, inner_first, 6 if top else 4) for inner_first in (True, False)]
+        tokens = min(ways, key=len)
+        return self._singles(tokens) if top else tokens
+
+    def _levels(self, tokens: list[Token], inner_first: bool, least: int) -> list[Token]:
+        """Runs, runs of what has runs in it, and so on; what is left when nothing more is found.
+
+        `inner_first`: (a a b)(a a b) is runs of a first. In (a b a)(a b a) these would lie across two units; which of
+        the two it is shows when all is done: the better reading leaves less. `least`: layers that equal stretches have.
+        """
         for _ in range(_LEVELS):
-            found = self._runs(tokens)
+            found = self._runs(tokens, inner_first)
             if len(found) == len(tokens):
-                found = self._stretches(tokens)
+                found = self._stretches(tokens, least)
             if len(found) == len(tokens):
                 break
             tokens = found
-        return self._singles(tokens) if top else tokens
+        return tokens
 
     def exits(self, tokens: list[Token]) -> int:
-        """How many vertices have users outside of these tokens."""
+        """How many results tokens have: vertices with users outside. The network's outputs count if nothing else is."""
         nodes = {i for t in tokens for i in t.nodes}
-        return sum(any(j not in nodes for j in self.flow.after[i]) for i in nodes)
+        return sum(any(j not in nodes for j in self.flow.after[i]) for i in nodes) or 1
 
     def _block(self, parts: list[Token]) -> Token:
         layers = self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer)))
@@ -63,22 +76,23 @@ class Arranger:
 
     # runs
 
-    def _runs(self, tokens: list[Token]) -> list[Token]:
+    def _runs(self, tokens: list[Token], inner_first: bool) -> list[Token]:
         labels = [t.label for t in tokens]
         chosen: list[tuple[int, int, Token]] = []
         free = np.ones(len(tokens), bool)
-        units: list[list[Hashable]] = []
+        units: list[tuple[Hashable, ...]] = []
         candidates = [r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p)) is not None]
-        for run in sorted(_innermost(candidates, len(tokens)), key=lambda r: (-r.weight, r.period, r.start)):
+        candidates = _innermost(candidates, len(tokens)) if inner_first else candidates
+        for run in sorted(candidates, key=lambda r: (-r.weight, r.period, r.start)):
             end = run.end
             if not free[run.start : end].all():
                 continue
             blocks = [tokens[i : i + run.period] for i in range(run.start, end, run.period)]
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
-            units.append(labels[run.start : run.start + run.period])
+            units.append(tuple(labels[run.start : run.start + run.period]))
             chosen.append((start, end, self._run([self._block(b) for b in blocks])))
-        for unit in units:
+        for unit in list(dict.fromkeys(units))[:_KINDS]:
             for i in _occurrences(labels, unit, free):
                 if self.exits(tokens[i : i + len(unit)]) == 1 and sum(t.weight for t in tokens[i : i + len(unit)]) > 1:
                     free[i : i + len(unit)] = False
@@ -108,16 +122,16 @@ class Arranger:
         return None if best is None else best[1]
 
     def _extend(
-        self, tokens: list[Token], free: object, blocks: list[list[Token]], start: int, end: int
+        self, tokens: list[Token], free: _Mask, blocks: list[list[Token]], start: int, end: int
     ) -> tuple[int, int]:
         """A run goes on where a unit only lacks an activation or the like, as the first or the last often does."""
         unit = blocks[0]
         before = self._alike(tokens[max(0, start - len(unit)) : start][::-1], unit[::-1])
-        if before and self.exits(tokens[start - before : start]) == 1 and _is_free(free, start - before, start):
+        if before and self.exits(tokens[start - before : start]) == 1 and free[start - before : start].all():
             blocks.insert(0, tokens[start - before : start])
             start -= before
         after = self._alike(tokens[end : end + len(unit)], unit)
-        if after and self.exits(tokens[end : end + after]) == 1 and _is_free(free, end, end + after):
+        if after and self.exits(tokens[end : end + after]) == 1 and free[end : end + after].all():
             blocks.append(tokens[end : end + after])
             end += after
         return start, end
@@ -134,10 +148,10 @@ class Arranger:
 
     # parts that stand apart
 
-    def _stretches(self, tokens: list[Token]) -> list[Token]:
+    def _stretches(self, tokens: list[Token], least: int) -> list[Token]:
         """Equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
         labels = [t.label for t in tokens]
-        plain = [t.is_soft or t.kind in _PLAIN for t in tokens]
+        plain = [_is_plain(t) for t in tokens]
         ends = [i for i in range(len(tokens) + 1) if i == len(tokens) or not plain[i]]
         stretches: Counter[tuple[Hashable, ...]] = Counter()
         start = 0
@@ -147,9 +161,9 @@ class Arranger:
             start = end + 1
         chosen: list[tuple[int, int, Token]] = []
         free = np.ones(len(tokens), bool)
-        for unit in sorted((u for u, n in stretches.items() if n > 1), key=lambda u: (-len(u), str(u))):
-            found = [i for i in _occurrences(labels, list(unit), free) if self.exits(tokens[i : i + len(unit)]) == 1]
-            if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < 6:
+        for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_KINDS]:
+            found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
+            if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
                 continue
             for i in found:
                 free[i : i + len(unit)] = False
@@ -193,31 +207,36 @@ def _tandem(labels: list[Hashable]) -> Iterator[tuple[int, int, int]]:
 
 
 def _innermost(runs: list[_Run], size: int) -> list[_Run]:
-    """Runs without those whose unit holds a run itself, which comes first: (a a b)(a a b) is two runs of a, for now.
-
-    But where the inner run lies across two units, as in (a b a)(a b a), only the outer one tells blocks apart.
-    """
-    within = np.zeros(size + 1, np.int64)  # positions that are strictly inside an inner run
-    covered = np.zeros(size + 1, np.int64)
+    """Runs without those that overlap a run of a smaller period."""
+    covered = np.zeros(size, bool)
     kept: list[_Run] = []
     for run in sorted(runs, key=lambda r: (r.period, r.start)):
-        cuts = within[run.start + run.period : run.end : run.period]
-        if not covered[run.start : run.end].any() or cuts.any():
+        if not covered[run.start : run.end].any():
             kept.append(run)
-        within[run.start + 1 : run.end] = 1
-        covered[run.start : run.end] = 1
+        covered[run.start : run.end] = True
     return kept
 
 
 def _is_cut_off(unit: list[Token]) -> int:
-    """How much a unit looks as if it began at the wrong place: with the activation or norm of what comes before, with
-    a pool, or with the blocks of a stage instead of what leads to them."""
-    first, last = unit[0].kind, unit[-1]
+    """How much a unit looks as if it began at the wrong place.
+
+    With the activation or norm of what comes before; amid plain layers, where it has more than those; after what joins
+    a skip; with a pool, or with the blocks of a stage instead of what leads to them.
+    """
+    first, last = unit[0], unit[-1]
     if last.kind == "run":
         return 0
-    if first == "act" or (first == "norm" and last.is_layer and not last.is_region):
+    if first.kind == "act" or (first.kind == "norm" and last.is_layer and not last.is_region):
         return 2
-    return 1 if first in ("norm", "drop", "move", "scale", "pool", "run") else 0
+    if _is_plain(first) and _is_plain(last) and not all(map(_is_plain, unit)):
+        return 2
+    if last.kind.startswith("concat") and not last.is_region:
+        return 2
+    return 1 if first.kind in ("norm", "drop", "move", "scale", "pool", "run") else 0
+
+
+def _is_plain(token: Token) -> bool:
+    return token.is_soft or token.kind in _PLAIN
 
 
 def _is_worth(unit: list[Token], copies: int) -> bool:
@@ -229,23 +248,16 @@ def _is_worth(unit: list[Token], copies: int) -> bool:
     return weight == 1 and len(said) > 1 and len(said) * copies >= _FEW
 
 
-def _occurrences(
-    labels: list[Hashable], unit: list[Hashable], free: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> list[int]:
+def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask) -> list[int]:
     """Where a unit stands, from left to right and without overlaps, among what is free."""
     found: list[int] = []
     starts = [i for i, label in enumerate(labels[: len(labels) - len(unit) + 1]) if label == unit[0]]
     for i in starts:
         if found and i < found[-1] + len(unit):
             continue
-        if labels[i : i + len(unit)] == unit and free[i : i + len(unit)].all():
+        if tuple(labels[i : i + len(unit)]) == unit and free[i : i + len(unit)].all():
             found.append(i)
     return found
-
-
-def _is_free(free: object, start: int, end: int) -> bool:
-    assert isinstance(free, np.ndarray)
-    return bool(free[start:end].all())
 
 
 def _replaced(tokens: list[Token], chosen: list[tuple[int, int, Token]]) -> list[Token]:

@@ -34,10 +34,12 @@ def is_cross(token: Token) -> bool:
 
 
 def part_name(token: Token) -> str:
-    """A residual part of a block with several."""
+    """What a part of a block with several is called."""
     if has_attention(token):
         return "attn"
     found = set(layers(token))
+    if token.kind == "concat":
+        return "dense" if token.is_dense else "branches"
     if found <= {"linear", "point"}:
         return "mlp"
     return "conv_module" if found & {"conv", "depth"} else "branch"
@@ -59,7 +61,7 @@ def class_of(block: Token) -> str:
     if residual:
         return _SHAPES.get(tuple(found), "MlpBlock" if set(found) == {"linear"} else "ResidualBlock")
     if any(p.kind == "concat" for p in parts):
-        return "BranchBlock"
+        return "DenseBlock" if len(parts) == 1 and parts[0].is_dense else "BranchBlock"
     if found == ["depth", "point"]:
         return "DepthwiseSeparable"
     if "recurrent" in found:
@@ -82,31 +84,55 @@ def base_name(block: Token, several: bool) -> str:
 def projections(flow: Flow, nodes: list[int]) -> dict[int, str]:
     """Names of the layers around an attention: the projections of q, k and v, and the one behind it."""
     inside = set(nodes)
-    heads = [i for i in nodes if flow.nodes[i].op_type == "Attention"]
-    if len(heads) != 1:
+    found = [_projection(flow, value, inside) for value in _queries(flow, nodes, inside)]
+    sources = [i for i in found if i is not None]
+    if len(sources) < 3:
         return {}
-    found = [_projection(flow, value, inside) for value in flow.nodes[heads[0]].inputs[:3]]
-    names: dict[int, str] = {}
-    if None not in found:
-        sources = [i for i in found if i is not None]
-        short = {1: ("qkv",) * 3, 2: ("q_proj", "kv_proj", "kv_proj"), 3: ("q_proj", "k_proj", "v_proj")}
-        if len(set(sources)) != 2 or sources[1] == sources[2]:
-            names = dict(zip(sources, short[len(set(sources))]))
+    names = dict.fromkeys(sources, "qkv")
+    if len(names) == 3:
+        names = dict(zip(sources, ("q_proj", "k_proj", "v_proj")))
+    elif len(names) == 2:
+        names = {sources[0]: "q_proj", sources[1]: "kv_proj"} if sources[1] == sources[2] else {}
     behind = [i for i in nodes if kind(flow, i) == "linear" and i not in names]
-    if names and len(behind) == 1 and behind[0] > heads[0]:
+    if names and len(behind) == 1 and behind[0] > max(names):
         names[behind[0]] = "out_proj"
     return names
 
 
-def _projection(flow: Flow, value: object, inside: set[int]) -> int | None:
+def _queries(flow: Flow, nodes: list[int], inside: set[int]) -> list[int]:
+    """The vertices that make q, k and v, of an attention that is one operator or two products."""
+    heads = [i for i in nodes if kind(flow, i) == "attention"]
+    products = [i for i in nodes if kind(flow, i) == "product"]
+    if len(heads) == 1:
+        return [j for value in flow.nodes[heads[0]].inputs[:3] if (j := flow.maker(value)) is not None]
+    if len(products) != 2:
+        return []
+    scores = [j for value in flow.nodes[products[0]].inputs if (j := flow.maker(value)) is not None]
+    values = [j for value in flow.nodes[products[1]].inputs if (j := flow.maker(value)) is not None]
+    return [*scores, *(j for j in values if not _leads(flow, products[0], j, inside))]
+
+
+def _leads(flow: Flow, source: int, target: int, inside: set[int]) -> bool:
+    """Whether a path leads from one vertex to another."""
+    pending, seen = [target], {target}
+    while pending:
+        i = pending.pop()
+        if i == source:
+            return True
+        new = [j for j in flow.before[i] if j in inside and j >= source and j not in seen]
+        seen.update(new)
+        pending.extend(new)
+    return False
+
+
+def _projection(flow: Flow, vertex: int, inside: set[int]) -> int | None:
     """The layer that a value comes from, through what only rearranges, scales or turns it."""
-    made = {id(o): i for i in inside for o in flow.nodes[i].outputs}
-    i = made.get(id(value))
+    i: int | None = vertex
     for _ in range(32):
-        if i is None or kind(flow, i) in ("linear", "attention"):
+        if i is None or i not in inside or kind(flow, i) in ("linear", "attention", "product"):
             break
         i = next((j for j in flow.before[i] if j in inside), None)
-    return i if i is not None and kind(flow, i) == "linear" else None
+    return i if i in inside and i is not None and kind(flow, i) == "linear" else None
 
 
 def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:

@@ -15,7 +15,7 @@ from onnxgen.propagate.info import info
 
 Path = tuple[str, ...]
 _PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
-_PARTS |= {"attn": "Attention", "self_attn": "Attention"}
+_PARTS |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
 _ENDS = ("norm", "drop", "scale")  # around a part of a block, these are the block's own
 
 
@@ -96,18 +96,21 @@ class Writer:
         self.sequence(self.arranger.arrange(own, top=False), path)
 
     def _part(self, region: Token, path: Path) -> None:
-        """A residual part of a block: without the norm before it and the addition, which are the block's own."""
-        inner = list(region.parts[:-1]) if region.kind != "chain" else list(region.parts)
+        """A part of a block: without the norm before it and the addition, which are the block's own."""
+        inner = list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts)
         while inner and inner[0].kind in _ENDS:
             inner.pop(0)
         while inner and inner[-1].kind in _ENDS:
             inner.pop()
         nodes = sorted(i for p in inner for i in p.nodes)
         self._write(nodes, path)
-        self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branch")
-        self._gates(inner, path)
-        for i, name in (projections(self.flow, nodes) or gates(self.flow, nodes)).items():
+        self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branches")
+        names = projections(self.flow, nodes) or gates(self.flow, nodes)
+        for i, name in names.items():
             self._write([i], (*path, name))
+        if not names:
+            self._gates(inner, path)
+            self.sequence(self.arranger.arrange(inner, top=False), path)
 
     def _gates(self, parts: list[Token], path: Path) -> None:
         for part in parts:

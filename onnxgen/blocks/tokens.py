@@ -25,6 +25,7 @@ class Token:
         parts: what it is made of, in order; the merge of a region is the last.
         skip: of a residual region, the layers that the input passes on the short way.
         fork: of a region, the vertex before it.
+        is_dense: the region's input is concatenated to what is made of it.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Token:
     parts: list[Token] = field(default_factory=list)
     skip: list[Token] = field(default_factory=list)
     fork: int = -2
+    is_dense: bool = False
 
     @property
     def is_region(self) -> bool:
@@ -86,7 +88,7 @@ class Tokenizer:
         weight = sum(p.weight for p in parts)
         merge = parts[-1].kind.split()[0]
         fed = region.fork in self.flow.before[region.merge]
-        token = Token(merge, merge, region.nodes, weight, parts, [], region.fork)
+        token = Token(merge, merge, region.nodes, weight, parts, [], region.fork, fed and merge == "concat")
         layers = [p for p in parts if p.is_layer]
         if not layers:
             token.kind = token.label = "act" if merge == "mul" else "move" if merge == "add" else "glue"
@@ -145,8 +147,7 @@ class Tokenizer:
         if token.weight > min(_LARGE, total // 2):
             return False
         inside = Counter(p.label for p in token.parts if p.is_region and p.weight > 1 and not p.is_soft)
-        is_long_skip = token.kind == "concat" and token.fork in self.flow.before[token.nodes[-1]]
-        return not is_long_skip and max(inside.values(), default=0) < 2
+        return not token.is_dense and max(inside.values(), default=0) < 2
 
 
 def collapsed(labels: list[Hashable]) -> list[Hashable]:
