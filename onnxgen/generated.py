@@ -26,7 +26,7 @@ from onnxgen.options import Options
 from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
-from onnxgen.structure.classes import ClassSource
+from onnxgen.structure.writer import ClassSource
 from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, index_path, is_sharded
 

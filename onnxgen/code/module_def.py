@@ -86,7 +86,10 @@ class Assign:
 
 @dataclass
 class If:
-    """A Python `if`; the values that both branches assign are its results."""
+    """A Python `if`; the values that both branches assign are its results.
+
+    Without an `else`, they are variables that have been assigned before and may be assigned again.
+    """
 
     test: ast.expr
     then: list[Statement]
@@ -158,8 +161,8 @@ def used(statement: Statement) -> list[str]:
         for name in refs(expression):
             if name not in inside:
                 found.setdefault(name)
-    if isinstance(statement, Loop):
-        # values carried around the loop are assigned in it but must exist before it
+    if isinstance(statement, Loop) or (isinstance(statement, If) and not statement.orelse):
+        # values carried around the loop, or past a branch, are assigned in it but must exist before it
         found.update(dict.fromkeys(statement.targets))
     return list(found)
 

@@ -17,7 +17,7 @@ from onnxgen._version import __version__
 from onnxgen.code.copied import copied, imported
 from onnxgen.errors import OnnxgenError
 from onnxgen.paths import templates_dir
-from onnxgen.structure.classes import ClassSource
+from onnxgen.structure.writer import ClassSource
 
 LINE_LENGTH = 88
 
@@ -54,7 +54,9 @@ class Frame:
 
 def render(frame: Frame, classes: list[ClassSource], templates: Path | None = None) -> str:
     """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`."""
-    text = "\n".join(line for c in classes for line in [*c.init, *c.arguments, *c.forward, c.returns])
+    text = "\n".join(
+        line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
+    )
     helpers = copied(text)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {
@@ -107,6 +109,7 @@ def _black(source: str) -> str:
 
 # what the frame itself and the classes may use, by the name that it has in a generated file
 _KNOWN = {
+    "Callable": ("collections.abc", "Callable"),
     "F": ("torch.nn.functional", ""),
     "base64": ("base64", ""),
     "json": ("json", ""),

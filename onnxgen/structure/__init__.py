@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.options import Options
-from onnxgen.structure.classes import ClassSource, write_classes
+from onnxgen.structure.classes import write_classes
 from onnxgen.structure.scopes import Splitter
+from onnxgen.structure.writer import ClassSource
 
 
 def structure(module: ModuleDef, options: Options) -> list[ClassSource]:

@@ -4,59 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from onnxgen.code.copied import helper_names
-from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, blocks
-from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite, walk
+from onnxgen.code.module_def import Assign, ModuleDef, blocks
+from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import RESERVED, Namer, class_name, printable
-from onnxgen.propagate.info import Info
-from onnxgen.structure.clues import Clues, agree
-from onnxgen.structure.copies import drop_copies
-from onnxgen.structure.layout import layout
-from onnxgen.structure.naming import Names
-from onnxgen.structure.nesting import nest
-from onnxgen.structure.parameters import Parameter, cut, merge
+from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
+from onnxgen.structure.literals import Signature
 from onnxgen.structure.runs import collect_runs
 from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
+from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes
+from onnxgen.structure.writer import ClassSource, ClassWriter
 
-INDENT = "    "
-COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
-
-
-@dataclass
-class ClassSource:
-    """One class, ready for the template.
-
-    Attributes:
-        name: its final name.
-        paths: the module paths of its instances ("" is the root).
-        init, forward: lines of code, indented relative to the method's body.
-        arguments: of `forward`, each `name: annotation`.
-        returns: the annotation of what `forward` returns.
-        ties: of the root, pairs of attributes that are to be one parameter.
-        parameters: of the constructor.
-    """
-
-    name: str
-    paths: list[str] = field(default_factory=list)
-    init: list[str] = field(default_factory=list)
-    forward: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    returns: str = "Tensor"
-    ties: list[tuple[str, str]] = field(default_factory=list)
-    parameters: list[Parameter] = field(default_factory=list)
-
-    @property
-    def doc(self) -> str:
-        if not self.paths or self.paths == [""]:
-            return ""
-        if len(self.paths) == 1:
-            return f"{self.paths[0]}."
-        return f"{self.paths[0]} to {self.paths[-1]} ({len(self.paths)} uses)."
+ROUNDS = 10  # roles nested in each other, as far as anyone nests them
+MOST_VARIANTS = 8  # of one role; more are no variants of one thing
 
 
 def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[ClassSource]:
@@ -75,10 +41,8 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     for scope in order:
         unpack_shapes(scope, module)
         collect_runs(scope, module.roles)
-        drop_copies(scope)
-        nest(scope, module)
-    classes = Classes(module, root, agree(module, order))
-    for level in _levels(order):
+    classes = Classes(module, root)
+    for level in _levels(order, module):
         classes.add(level)
     return classes.made
 
@@ -86,61 +50,109 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
 class Classes:
     """The classes of a file, made level by level: those that use no others first."""
 
-    def __init__(self, module: ModuleDef, root: Scope, clues: dict[int, Clues]) -> None:
-        self.module, self.root, self.clues = module, root, clues
+    def __init__(self, module: ModuleDef, root: Scope) -> None:
+        self.module, self.root = module, root
         self.namer = Namer(RESERVED | helper_names() | {module.name})
         self.made: list[ClassSource] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
-        self.writers: dict[int, _ClassWriter] = {}
+        self.writers: dict[int, ClassWriter] = {}
+        self.signatures: dict[str, Signature] = {}
+        self.forms = FormMaker(self.built, self.signatures)
 
     def add(self, level: list[Scope]) -> None:
-        """Write the classes of one level: equal ones once, and those that differ in numbers with parameters."""
-        alike: dict[tuple[object, ...], list[tuple[ClassSource, list[Scope]]]] = {}
-        for scope, source in self._distinct(level):
-            body = cut(source.init, [_code(line) for line in source.forward])
-            role = (_role(self.module, scope[0]), body.skeleton, tuple(source.arguments), source.returns)
-            alike.setdefault(role, []).append((source, scope))
-        children = {c.name: tuple(p.name for p in c.parameters) for c in self.made}
-        for group in alike.values():
-            merged = None
-            if len(group) > 1:
-                forwards = [[_code(line) for line in source.forward] for source, _ in group]
-                merged = merge([source.init for source, _ in group], forwards, children)
-            if merged is None:
-                for source, scopes in group:
-                    self._finish(source, [(scope, []) for scope in scopes])
-                continue
-            first = group[0][0]
-            first.init, first.forward, first.parameters = merged.init, merged.forward, merged.parameters
-            first.paths = [path for source, _ in group for path in source.paths]
-            instances = [(s, given) for (_, scopes), given in zip(group, merged.arguments) for s in scopes]
-            self._finish(first, instances)
-
-    def _distinct(self, level: list[Scope]) -> list[tuple[list[Scope], ClassSource]]:
-        """The scopes with one text together; shape comments in which they differ are left out."""
-        found: dict[str, tuple[list[Scope], ClassSource]] = {}
+        """Write the classes of one level: equal scopes once, and variants of one role with parameters."""
         for scope in level:
-            writer = self.writers[id(scope)] = _ClassWriter(self.module, scope, self.built, self.writers)
-            source = writer.write(self.clues[id(scope)])
-            key = "\n".join([*source.init, "--", *source.arguments, *(_code(line) for line in source.forward)])
-            if scope is self.root or key not in found:
-                found[key if scope is not self.root else ""] = ([scope], source)
-                continue
-            scopes, first = found[key]
-            scopes.append(scope)
-            first.paths.extend(source.paths)
-            pairs = zip(first.forward, source.forward)
-            first.forward = [a if a == b else _code(a) for a, b in pairs]
-        return list(found.values())
+            self.writers[id(scope)] = ClassWriter(self.module, scope, self.built, self.writers)
+        if level == [self.root]:
+            source = self.writers[id(self.root)].write(None, [{v: v for v in values(self.root)}], [])
+            source.paths, source.name = [""], self.module.name
+            self.made.append(source)
+            return
+        order = {id(scope): i for i, scope in enumerate(level)}
+        found: list[tuple[list[list[Scope]], Form, Shared]] = []
+        for equal in self._roles(level):
+            found += self._variants(equal)
+        found.sort(key=lambda item: min(order[id(s)] for scopes in item[0] for s in scopes))
+        for groups, form, shared in found:
+            self._finish(groups, form, shared, order)
 
-    def _finish(self, source: ClassSource, instances: list[tuple[Scope, list[str]]]) -> None:
-        """Name a class, and say how each of its instances is made."""
-        scope = instances[0][0]
-        is_root = scope is self.root
-        source.name = self.module.name if is_root else _free_name(self.namer, _class_names(self.module, scope))
+    def _roles(self, level: list[Scope]) -> list[list[list[Scope]]]:
+        """The scopes of each role; those that are equal in everything are together, whatever their role."""
+        equal: dict[str, list[Scope]] = {}
+        for scope in level:
+            equal.setdefault(self.forms.make(scope, 0).exact, []).append(scope)
+        roles: dict[object, list[list[Scope]]] = {}
+        for scopes in equal.values():
+            roles.setdefault(_role(self.module, scopes[0]), []).append(scopes)
+        return list(roles.values())
+
+    def _variants(self, groups: list[list[Scope]]) -> list[tuple[list[list[Scope]], Form, Shared]]:
+        """The classes of one role: as few as the rules of `union` and `parameters` allow."""
+        keys: dict[str, list[list[Scope]]] = {}
+        for group in groups:
+            keys.setdefault(self.forms.make(group[0], 0).key, []).append(group)
+        made: list[tuple[list[list[Scope]], Form, Shared]] = []
+        for alike in sorted(keys.values(), key=lambda g: -len(g[0][0].body)):
+            for n, (before, _, _) in enumerate(made):
+                both = self._shared([before, alike]) if len(keys) <= MOST_VARIANTS else None
+                if both is not None:
+                    made[n] = ([*before, *alike], *both)
+                    break
+            else:
+                one = self._shared([alike])
+                if one is not None:
+                    made.append((alike, *one))
+                else:
+                    for group in alike:
+                        single = self._shared([[group]])
+                        assert single is not None
+                        made.append(([group], *single))
+        return made
+
+    def _shared(self, variants: list[list[list[Scope]]]) -> tuple[Form, Shared] | None:
+        """One class for groups of equal scopes, if there can be one; each group counts as one instance."""
+        forms: dict[str, Form] = {}
+        instance = 0
+        for groups in variants:
+            for group in groups:
+                form = self.forms.make(group[0], instance)
+                instance += 1
+                if form.key in forms:
+                    add(forms[form.key], form)
+                else:
+                    forms[form.key] = form
+        first, *others = forms.values()
+        try:
+            for other in others:
+                unite(first, other)
+            return first, share(first, self.forms)
+        except Differ:
+            return None
+
+    def _finish(self, groups: list[list[Scope]], form: Form, shared: Shared, order: Mapping[int, int]) -> None:
+        """Write and name a class, and say how each of its instances is made."""
+        scope = form.scope
+        writer = self.writers[id(scope)]
+        alike: list[Mapping[str, str]] = []
+        for i, group in enumerate(groups):
+            first = values(group[0])
+            for other in group:
+                own = dict(zip(first, values(other)))
+                alike.append({mine: own[its] for mine, its in form.names[i].items() if its in own})
+        scope.body, scope.outputs = shared.body, shared.outputs
+        source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored)
+        scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
+        source.name = _free_name(self.namer, _class_names(self.module, scopes[0]))
+        source.parameters = shared.parameters
+        source.paths = [".".join(s.path) for s in scopes]
         self.made.append(source)
-        for instance, given in instances:
-            self.built[id(instance)] = ast.parse(f"{source.name}({', '.join(given)})", mode="eval").body
+        positional = tuple(p.name for p in shared.parameters if p.default is None)
+        defaults = {p.name: ast.parse(p.default, mode="eval").body for p in shared.parameters if p.default is not None}
+        self.signatures[source.name] = Signature(positional, defaults)
+        for i, group in enumerate(groups):
+            given = ", ".join(shared.arguments[i])
+            for instance in group:
+                self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
 
 
 def _role(module: ModuleDef, scope: Scope) -> object:
@@ -149,25 +161,33 @@ def _role(module: ModuleDef, scope: Scope) -> object:
     return recorded or tuple(re.sub(r"\d+", "", part) for part in scope.path)
 
 
-def _levels(order: list[Scope]) -> list[list[Scope]]:
-    """The scopes by how deep classes are nested in them, those without any first."""
-    height: dict[int, int] = {}
+def _levels(order: list[Scope], module: ModuleDef) -> list[list[Scope]]:
+    """The scopes by how deep classes are nested in them, those without any first; those of one role together."""
+    inner = {id(s): [n.scope for m in s.members for n in walk(m.build) if isinstance(n, ClassRef)] for s in order}
+    role = {id(scope): _role(module, scope) for scope in order}
+    height = _heights(order, inner, {})
+    for _ in range(ROUNDS):
+        level: dict[object, int] = {}
+        for scope in order:
+            level[role[id(scope)]] = max(level.get(role[id(scope)], 0), height[id(scope)])
+        raised = _heights(order, inner, {key: level[role[key]] for key in role})
+        if raised == height:
+            break
+        height = raised
+    else:  # a role within itself
+        height = _heights(order, inner, {})
     levels: dict[int, list[Scope]] = {}
     for scope in order:
-        inner = [n.scope for m in scope.members for n in walk(m.build) if isinstance(n, ClassRef)]
-        height[id(scope)] = max((height[id(child)] + 1 for child in inner), default=0)
         levels.setdefault(height[id(scope)], []).append(scope)
     return [levels[n] for n in sorted(levels)]
 
 
-def _says_nothing(line: str) -> bool:
-    """`x = x`, which carries a value into a loop that already has its name."""
-    target, _, value = line.partition(" = ")
-    return target == value
-
-
-def _code(line: str) -> str:
-    return line.split("  # ")[0]
+def _heights(order: list[Scope], inner: Mapping[int, list[Scope]], least: Mapping[int, int]) -> dict[int, int]:
+    height: dict[int, int] = {}
+    for scope in order:
+        above = max((height[id(child)] + 1 for child in inner[id(scope)]), default=0)
+        height[id(scope)] = max(above, least.get(id(scope), 0))
+    return height
 
 
 def _callers(scopes: list[Scope]) -> dict[int, Assign]:
@@ -224,133 +244,3 @@ def _free_name(namer: Namer, wanted: list[str]) -> str:
         if name not in namer:
             return namer.take(name)
     return namer.take(wanted[-1]).replace("_", "")
-
-
-class _ClassWriter:
-    """Turns one scope into lines."""
-
-    def __init__(
-        self, module: ModuleDef, scope: Scope, built: dict[int, ast.expr], writers: dict[int, _ClassWriter]
-    ) -> None:
-        self.module, self.scope, self.built, self.writers = module, scope, built, writers
-        self.names: dict[str, str] = {}
-        self.reach: dict[int, ast.expr] = {}
-        self.layout = layout(scope.path, scope.members, scope.containers, self._text)
-        self.reach = self.layout.reach
-
-    def write(self, clues: Clues) -> ClassSource:
-        self.names = Names(self.scope, self.module.infos, clues).run()
-        made = ClassSource("", [".".join(self.scope.path)])
-        for target, value in self.layout.lines:
-            text = self._text(value)
-            made.init.append(f"{self._text(target)} = {text}" if target is not None else text)
-        for argument in self.scope.inputs:
-            made.arguments.append(f"{self.names[argument.value]}: {argument.annotation}")
-        made.forward = self._block(self.scope.body, 0)
-        results = [self._text(o) for o in self.scope.outputs]
-        made.forward.append("return " + ", ".join(results))
-        made.returns = self._returns()
-        if not self.scope.path:
-            made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
-        return made
-
-    def _key(self, member: Member, key: str) -> str:
-        reached = self._member(MemberRef(member))
-        return ast.unparse(ast.Attribute(reached, key, ast.Load()) if key else reached)
-
-    def _returns(self) -> str:
-        kinds = []
-        for output in self.scope.outputs:
-            facts = self.module.infos.get(output.value, Info()) if isinstance(output, Ref) else Info()
-            kinds.append({"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor"))
-        if len(kinds) == 1:
-            return kinds[0]
-        return f"tuple[{', '.join(kinds)}]" if kinds else "None"
-
-    def _block(self, block: list[Statement], level: int) -> list[str]:
-        lines: list[str] = []
-        for statement in block:
-            if isinstance(statement, Assign):
-                line = self._assign(statement, level)
-                if not _says_nothing(line):
-                    lines.append(INDENT * level + line)
-            elif isinstance(statement, If):
-                lines.append(f"{INDENT * level}if {self._text(statement.test)}:")
-                lines.extend(self._block(statement.then, level + 1) or [INDENT * (level + 1) + "pass"])
-                if statement.orelse:
-                    lines.append(f"{INDENT * level}else:")
-                    lines.extend(self._block(statement.orelse, level + 1))
-            else:
-                lines.extend(self._loop(statement, level))
-        return lines
-
-    def _loop(self, loop: Loop, level: int) -> list[str]:
-        inner = INDENT * (level + 1)
-        if loop.iterable is not None:
-            target = ", ".join(self.names[name] for name in loop.turn) or "_"
-            head = f"for {target} in {self._text(loop.iterable)}:"
-        else:
-            head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"
-        lines = [INDENT * level + head]
-        if loop.iterable is not None and loop.stop is not None:
-            lines += [f"{inner}if {self._text(ast.UnaryOp(ast.Not(), loop.stop))}:", f"{inner}{INDENT}break"]
-        return lines + (self._block(loop.body, level + 1) or [inner + "pass"])
-
-    def _assign(self, statement: Assign, level: int) -> str:
-        if not statement.targets:
-            return self._text(statement.value)
-        names = [self.names[t] for t in statement.targets]
-        targets = statement.form.format(*names) if statement.form else ", ".join(names)
-        line = f"{targets} = {self._text(statement.value)}"
-        comment = self._comment(statement)
-        room = COMMENT_COLUMN - 8 - 4 * level
-        return f"{line}  # {comment}" if comment and len(line) + len(comment) + 4 <= room else line
-
-    def _comment(self, statement: Assign) -> str:
-        """The dims of what a statement makes, where they differ from those of what it is made of."""
-        if len(statement.targets) != 1:
-            return ""
-        shape = self.module.infos.get(statement.targets[0], Info()).shape
-        before = [self.module.infos.get(n.value, Info()).shape for n in walk(statement.value) if isinstance(n, Ref)]
-        if not shape or len(shape) < 2 or shape in before:
-            return ""
-        text = ", ".join(printable(str(d), 24) for d in shape)
-        return "" if "." in text or "?" in text else f"[{text}]"
-
-    def _text(self, tree: ast.AST) -> str:
-        return ast.unparse(rewrite(tree, self._final))
-
-    def _final(self, node: ast.AST) -> ast.expr | None:
-        if isinstance(node, Ref):
-            return ast.Name(self.names[node.value], ast.Load())
-        if isinstance(node, MemberRef):
-            return self._member(node)
-        if isinstance(node, ast.Call) and isinstance(node.func, ClassRef):
-            return self.built[id(node.func.scope)]
-        return None
-
-    def _member(self, node: MemberRef) -> ast.expr:
-        member = node.member
-        if id(member) not in self.reach:
-            self.reach[id(member)] = self._through_child(member)
-        return self.reach[id(member)]
-
-    def _through_child(self, member: Member) -> ast.expr:
-        """A member of a submodule that is a class of its own: what leads to the submodule, and from there to it."""
-        for child in self.scope.members:
-            made = child.build
-            if (
-                member.path[: len(child.path)] == child.path
-                and isinstance(made, ast.Call)
-                and isinstance(made.func, ClassRef)
-            ):
-                inner = self.writers[id(made.func.scope)]._member(MemberRef(member))
-                here = self._member(MemberRef(child))
-                return _from(here, inner)
-        raise AssertionError(f"nothing leads from {self.scope.path} to {member.path}")
-
-
-def _from(here: ast.expr, inner: ast.expr) -> ast.expr:
-    """An expression that starts from `self`, seen from where that object is called `here`."""
-    found: ast.expr = rewrite(inner, lambda n: here if isinstance(n, ast.Name) and n.id == "self" else None)
-    return found

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Input, ModuleDef, Statement, assigned, blocks, expressions
-from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.module_def import Input, ModuleDef
 from onnxgen.names import identifier
 from onnxgen.propagate.info import Info
-from onnxgen.structure.scopes import Scope
 
 # what exporters call values that have no name: functions and operators, torch's and ONNX's
 _OPERATIONS = frozenset("""
@@ -30,7 +27,7 @@ _MEANINGFUL = re.compile(r"^[a-z][a-z_]{2,23}$")
 
 @dataclass
 class Clues:
-    """For one scope: what its values are, by id.
+    """For one class: what its values are, by id.
 
     Attributes:
         roles: what each is for sure ("q", "mask").
@@ -68,75 +65,22 @@ def own_name(name: str) -> str:
     return name if _MEANINGFUL.match(name) and len(plain) > 2 and not is_made else ""
 
 
-def agree(module: ModuleDef, scopes: list[Scope]) -> dict[int, Clues]:
-    """The clues of each scope, by `id(scope)`; what equal bodies know differently is settled by the majority."""
-    alike: dict[str, list[tuple[Scope, list[str]]]] = defaultdict(list)
-    for scope in scopes:
-        text, values = _signature(scope)
-        alike[text].append((scope, values))
-    found: dict[int, Clues] = {}
-    for group in alike.values():
-        columns = [
-            (
-                _commonest(module.roles.get(v, "") for v in column),
-                _commonest(module.hints.get(v, v) for v in column),
-            )
-            for column in zip(*(values for _, values in group))
-        ]
-        for scope, values in group:
-            pairs = list(zip(values, columns))
-            found[id(scope)] = Clues(
-                {v: role for v, (role, _) in pairs if role},
-                {v: hint for v, (_, hint) in pairs},
-                {v: own_name(hint) for v, (_, hint) in pairs if own_name(hint)},
-            )
-    return found
+def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
+    """The clues of a class; what its instances know differently is settled by the majority.
+
+    `alike`: for each instance its own values, by those of the class.
+    """
+    columns: dict[str, list[str]] = {}
+    for own in alike:
+        for value, its in own.items():
+            columns.setdefault(value, []).append(its)
+    roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
+    hints = {v: _commonest(module.hints.get(its, its) for its in column) for v, column in columns.items()}
+    own_names = {v: own_name(hint) for v, hint in hints.items()}
+    return Clues(
+        {v: role for v, role in roles.items() if role}, hints, {v: name for v, name in own_names.items() if name}
+    )
 
 
 def _commonest(texts: Iterator[str]) -> str:
     return Counter(texts).most_common(1)[0][0]
-
-
-def _signature(scope: Scope) -> tuple[str, list[str]]:
-    """A scope's code without names of values and numbers, and its values in the order in which they stand there."""
-    made = _Signature(len(scope.path), {a.value: i for i, a in enumerate(scope.inputs)}, [str(len(scope.inputs))])
-    made.block(scope.body)
-    for output in scope.outputs:
-        made.tree(output)
-    return " ".join(made.parts), list(made.values)
-
-
-@dataclass
-class _Signature:
-    level: int
-    values: dict[str, int]
-    parts: list[str]
-
-    def block(self, body: list[Statement]) -> None:
-        for statement in body:
-            nested = blocks(statement)
-            inner = {id(e) for block in nested for s in block for e in expressions(s)}
-            for expression in expressions(statement):
-                if id(expression) not in inner:
-                    self.tree(expression)
-            for block in nested:
-                self.block(block)
-            self.parts.append("=" + ",".join(self._number(v) for v in assigned(statement)))
-
-    def _number(self, value: str) -> str:
-        return str(self.values.setdefault(value, len(self.values)))
-
-    def tree(self, root: ast.expr) -> None:
-        for node in walk(root):
-            if isinstance(node, Ref):
-                self.parts.append(self._number(node.value))
-            elif isinstance(node, MemberRef):
-                self.parts.append(".".join(node.member.path[self.level :]))
-            elif isinstance(node, ast.Attribute):
-                self.parts.append(node.attr)
-            elif isinstance(node, ast.Name):
-                self.parts.append(node.id)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, (str, bool)):
-                self.parts.append(repr(node.value))
-            else:
-                self.parts.append(type(node).__name__)

@@ -1,4 +1,4 @@
-"""Where members live inside one class: what `__init__` assigns, and the expression that reaches each from `self`.
+"""What `__init__` assigns, and the expression that reaches each member from `self`.
 
 Paths between a class and its members that are no class of their own become containers: `nn.ModuleList` where the parts
 are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else.
@@ -7,67 +7,51 @@ are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plai
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from onnxgen.code.module_def import Member, Path
 from onnxgen.code.quote import call, literal, quote
+from onnxgen.structure.tree import Place
 
 SELF = ast.Name("self", ast.Load())
+ITEMS = "layers"  # the local list to which the items of an nn.Sequential are added, where some are optional
 
 
 @dataclass
-class _Place:
-    member: Member | None = None
-    container: Member | None = None
-    below: dict[str, _Place] = field(default_factory=dict)
+class Line:
+    """One statement of `__init__`: `target = value`, or just `value`; under `if flag:` where there is a flag."""
+
+    target: ast.expr | None
+    value: ast.expr
+    flag: str = ""
 
 
 @dataclass
 class Layout:
-    """What `__init__` does, and how to reach each member (by identity).
+    """What `__init__` does, and how to reach each member.
 
     Attributes:
-        lines: (target, value) assignments in order; target None: an expression statement.
+        lines: in order.
         reach: the expression for each member, by `id(member)`.
+        text: prints an expression, to see which are equal.
+        flag: what the lines that are added now are under.
     """
 
-    lines: list[tuple[ast.expr | None, ast.expr]]
+    lines: list[Line]
     reach: dict[int, ast.expr]
     text: Callable[[ast.expr], str]
+    flag: str = ""
+
+    def add(self, target: ast.expr | None, value: ast.expr) -> None:
+        self.lines.append(Line(target, value, self.flag))
 
 
-def layout(
-    path: Path, members: list[Member], containers: Mapping[Path, Member], text: Callable[[ast.expr], str]
-) -> Layout:
-    """Lay out the members of the class at `path`.
-
-    `containers` are the lists that the code uses as a whole; `text` prints an expression (to see which are equal).
-    """
-    root = _Place()
-    for member in members:
-        place = root
-        for part in member.path[len(path) :]:
-            place = place.below.setdefault(part, _Place())
-        place.member = member
-    for at, container in containers.items():
-        place = root
-        for part in at[len(path) :]:
-            place = place.below[part]
-        place.container = container
-    _sort(root)
+def layout(root: Place, text: Callable[[ast.expr], str]) -> Layout:
+    """Lay out what a class registers; `text` prints an expression."""
     made = Layout([], {}, text)
     for name, place in root.below.items():
         _assign(made, SELF, name, place)
     return made
-
-
-def _sort(place: _Place) -> None:
-    """Numbered parts come in the order of their numbers, whatever the order in which they were used."""
-    for below in place.below.values():
-        _sort(below)
-    if all(name.isdigit() for name in place.below):
-        place.below = dict(sorted(place.below.items(), key=lambda item: int(item[0])))
 
 
 def _child(parent: ast.expr, name: str) -> ast.expr:
@@ -77,84 +61,106 @@ def _child(parent: ast.expr, name: str) -> ast.expr:
     return ast.Attribute(parent, name, ast.Load())
 
 
-def _assign(made: Layout, parent: ast.expr, name: str, place: _Place) -> None:
+def _assign(made: Layout, parent: ast.expr, name: str, place: Place) -> None:
     """`parent.name = ...` for a member or a container, and then what lies below it."""
+    outer = made.flag
+    if place.passes:
+        made.add(_child(parent, name), quote("nn.Identity()"))
+    made.flag = place.flag or outer
+    here = _place(made, parent, name, place)
+    _register(made, here, place)
+    if place.container is not None:
+        made.reach[id(place.container)] = here
+    if place.is_list:
+        _reach_items(made, here, place)
+    else:
+        for child, below in place.below.items():
+            _assign(made, here, child, below)
+    made.flag = outer
+
+
+def _place(made: Layout, parent: ast.expr, name: str, place: Place) -> ast.expr:
+    """The line that makes a member or a container; returns what reaches it."""
     here = _child(parent, name)
     value = _value(made, place)
     if name.isdigit():
         kind = "module" if place.member is None else place.member.kind
         method = {"module": "add_module", "parameter": "register_parameter", "buffer": "register_buffer"}[kind]
-        extra = {"persistent": False} if place.member is not None and _is_transient(place.member) else {}
-        made.lines.append((None, call(ast.Attribute(parent, method, ast.Load()), name, value, **extra)))
-        if kind != "module":
-            here = quote("getattr(m, n)", m=parent, n=name)
-    elif place.member is not None and place.member.kind == "buffer":
+        extra = {"persistent": False} if _is_transient(place) else {}
+        made.add(None, call(ast.Attribute(parent, method, ast.Load()), name, value, **extra))
+        return here if kind == "module" else quote("getattr(m, n)", m=parent, n=name)
+    if place.member is not None and place.member.kind == "buffer":
         register = ast.Attribute(parent, "register_buffer", ast.Load())
-        options = {"persistent": False} if _is_transient(place.member) else {}
-        made.lines.append((None, call(register, name, value, **options)))
+        options = {"persistent": False} if _is_transient(place) else {}
+        made.add(None, call(register, name, value, **options))
     else:
-        made.lines.append((here, value))
-    _register(made, here, place)
-    if place.container is not None:
-        made.reach[id(place.container)] = here
-    if place.member is None and _is_list(place):
-        _reach_items(made, here, place)
-    else:
-        for child, below in place.below.items():
-            _assign(made, here, child, below)
+        made.add(here, value)
+    return here
 
 
-def _is_transient(member: Member) -> bool:
+def _is_transient(place: Place) -> bool:
     """A buffer that the state dict does not keep."""
-    return member.kind == "buffer" and not member.keys
+    return place.member is not None and place.member.kind == "buffer" and not place.member.keys
 
 
-def _register(made: Layout, here: ast.expr, place: _Place) -> None:
+def _register(made: Layout, here: ast.expr, place: Place) -> None:
     if place.member is not None:
         made.reach[id(place.member)] = here
         for key in sorted(place.member.frozen):
             target = ast.Attribute(here, key, ast.Load()) if key else here
             if not key.startswith("running_"):
-                made.lines.append((None, quote("w.requires_grad_(False)", w=target)))
+                made.add(None, quote("w.requires_grad_(False)", w=target))
 
 
-def _is_list(place: _Place) -> bool:
-    """Numbered submodules, or what holds such, that a container can hold."""
-    return bool(place.below) and all(
-        name.isdigit() and (p.member is None or p.member.kind == "module") for name, p in place.below.items()
-    )
-
-
-def _value(made: Layout, place: _Place) -> ast.expr:
+def _value(made: Layout, place: Place) -> ast.expr:
     if place.member is not None:
-        return place.member.build
-    if not _is_list(place):
+        return place.member.build if place.value is None else place.value
+    if not place.is_list:
         return quote("nn.Module()")
     kind = ast.unparse(place.container.build) if place.container is not None else "nn.ModuleList"
+    starred = kind == "nn.Sequential"
+    if any(below.flag for below in place.below.values()):
+        return _listed(made, place, kind)
     items = [(name, _value(made, p)) for name, p in place.below.items()]
     values = [value for _, value in items]
-    if not _is_gapless(place):
+    if not place.is_gapless:
         entries = ast.Dict([literal(name) for name, _ in items], values)
         return quote("nn.ModuleDict(entries)", entries=entries)
-    starred = kind == "nn.Sequential"
-    if len(items) > 2 and len({made.text(value) for value in values}) == 1:
+    if place.count is not None or (len(items) > 2 and len({made.text(value) for value in values}) == 1):
         repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}(item for _ in range(n))"
-        return quote(repeated, item=values[0], n=len(items))
+        return quote(repeated, item=values[0], n=len(items) if place.count is None else place.count)
     return call(kind, *values) if starred else call(kind, values)
 
 
-def _is_gapless(place: _Place) -> bool:
-    return list(place.below) == [str(i) for i in range(len(place.below))]
+def _listed(made: Layout, place: Place, kind: str) -> ast.expr:
+    """A list some of whose items are optional: they are added one after another."""
+    outer = made.flag
+    local = ast.Name(ITEMS, ast.Load())
+    segments: list[tuple[str, list[ast.expr]]] = []
+    for below in place.below.values():
+        if not segments or segments[-1][0] != below.flag:
+            segments.append((below.flag, []))
+        segments[-1][1].append(_value(made, below))
+    start = ast.List(segments.pop(0)[1] if not segments[0][0] else [], ast.Load())
+    made.add(local, start)
+    for flag, values in segments:
+        made.flag = flag or outer
+        if len(values) == 1:
+            made.add(None, call(ast.Attribute(local, "append", ast.Load()), values[0]))
+        else:
+            made.add(None, call(ast.Attribute(local, "extend", ast.Load()), values))
+    made.flag = outer
+    return quote(f"{kind}(*items)" if kind == "nn.Sequential" else f"{kind}(items)", items=local)
 
 
-def _reach_items(made: Layout, here: ast.expr, place: _Place) -> None:
-    gapless = _is_gapless(place)
+def _reach_items(made: Layout, here: ast.expr, place: Place) -> None:
+    gapless = place.is_gapless
     for name, below in place.below.items():
         item = ast.Subscript(here, literal(int(name) if gapless else name), ast.Load())
         _register(made, item, below)
         if below.container is not None:
             made.reach[id(below.container)] = item
-        if below.member is None and _is_list(below):
+        if below.is_list:
             _reach_items(made, item, below)
             continue
         for child, further in below.below.items():

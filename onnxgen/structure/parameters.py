@@ -1,43 +1,35 @@
-"""Classes that differ only in numbers become one class with constructor parameters.
+"""The constructor's parameters of a class with several instances.
 
-The rule: two scopes share a class if their text is equal up to numbers and they have the same role, that is, the same
-recorded class name or the same path up to digits (`layer1.0` and `layer3.1`). A number that is the same in all of them
-stays a literal; numbers that always go together are one parameter. A parameter is positional if most uses differ, else
-it defaults to the commonest value. Past `MOST` parameters a class would be harder to read than several: no merging
-then.
+The rule: a literal that is the same in all instances stays where it is; those that always go together are one
+parameter. In an optional part, a literal takes the parameter that agrees with it in all instances that have the part,
+if the two vary alike or have one name (`stride`). A parameter is positional if most uses differ, else it defaults to
+the commonest value; truth values always have a default. What follows from another parameter is written so: a padding
+that is always half the kernel, a hidden size that is always the same multiple (or part) of another size. Past `MOST`
+parameters a class would be harder to read than several: no merging then.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from onnxgen.names import Namer
+from onnxgen.code.copied import helper_names
+from onnxgen.names import RESERVED, Namer, identifier
+from onnxgen.structure.layout import ITEMS
+from onnxgen.structure.literals import Slot
 
-MOST = 6
-NUMBER = "\0"
+MOST = 10
+MOST_FLAGS = 4
+MOST_NAMELESS = 3  # numbers that are no argument with a name
+LARGEST_FACTOR = 16  # between sizes of which one follows from the other
+_SIZE = re.compile("channels|features|^size$|hidden_size|input_size")
 
-# what torch calls the positional arguments of its layers
-POSITIONAL = {
-    "nn.Conv": ("in_channels", "out_channels", "kernel_size"),
-    "nn.ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
-    "nn.Linear": ("in_features", "out_features"),
-    "nn.BatchNorm": ("channels",),
-    "nn.InstanceNorm": ("channels",),
-    "nn.GroupNorm": ("groups", "channels"),
-    "nn.LayerNorm": ("features",),
-    "nn.RMSNorm": ("features",),
-    "nn.Embedding": ("rows", "features"),
-    "nn.LSTM": ("input_size", "hidden_size"),
-    "nn.GRU": ("input_size", "hidden_size"),
-    "nn.RNN": ("input_size", "hidden_size"),
-    "nn.Dropout": ("dropout",),
-    "nn.PReLU": ("channels",),
-}
+Column = dict[int, Slot]  # what a literal is in each instance that has it
+Flag = tuple[frozenset[int], str]  # the instances that have an optional part; and its role, if it has no members
 
 
 @dataclass(frozen=True)
@@ -53,139 +45,240 @@ class Parameter:
 
 
 @dataclass
-class Merged:
-    """One class for several: its lines, its parameters, and for each of the several the arguments that make it."""
+class Use:
+    """A literal where it stands: its column, the attribute it is an argument of, and whether `forward` reads it."""
 
-    init: list[str]
-    forward: list[str]
-    parameters: list[Parameter]
-    arguments: list[list[str]]
+    column: Column
+    owner: str = ""
+    in_forward: bool = False
+
+    @property
+    def texts(self) -> dict[int, str]:
+        return {i: ast.unparse(slot.value) for i, slot in self.column.items()}
+
+    @property
+    def wanted(self) -> str:
+        return next(iter(self.column.values())).wanted
 
 
 @dataclass
-class Body:
-    """The lines of one class, cut at their numbers.
+class Group:
+    """Literals that are one parameter."""
 
-    Attributes:
-        skeleton: the lines with `NUMBER` for each number.
-        numbers: (line, the number's text), in order; lines of `init` come before those of `forward`.
+    texts: dict[int, str]
+    uses: list[Use] = field(default_factory=list)
+    name: str = ""
+    bases: list[Group] = field(default_factory=list)  # the groups that it follows from
+    rule: str = "{}"  # "4 * {}", "{} // 2"
+
+    @property
+    def in_forward(self) -> bool:
+        return any(use.in_forward for use in self.uses)
+
+    def agrees(self, texts: dict[int, str]) -> bool:
+        return all(self.texts.get(i) == text for i, text in texts.items())
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        return {i: int(text) for i, text in self.texts.items()} if all(map(str.isdigit, self.texts.values())) else {}
+
+    @property
+    def expression(self) -> str:
+        """What stands for its literals."""
+        return self.rule.format(*(base.name for base in self.bases or [self]))
+
+
+class Parameters:
+    """The parameters that literals and flags need, and each instance's arguments."""
+
+    def __init__(self, instances: list[int], uses: list[Use], flags: dict[Flag, str]) -> None:
+        self.instances, self.uses = instances, uses
+        self.all = _grouped(instances, uses)
+        self.of = {id(use): group for group in self.all for use in group.uses}
+        named = [(use, self.of[id(use)]) for use in self.uses if id(use) in self.of]
+        self.wanted = {id(group): _wanted(group, named) for group in self.all}
+        for group in self.all:
+            self._derive(group)
+        self.groups = [group for group in self.all if not group.bases]
+        self.flags = flags
+
+    def _derive(self, group: Group) -> None:
+        """Let a padding, an inner size or the size of a head follow from other numbers."""
+        wanted, numbers = self.wanted[id(group)], group.numbers
+        if not numbers:
+            return
+        if wanted == "padding":
+            self._follow(group, "kernel_size", lambda n, kernel: n == kernel // 2, "{} // 2")
+        elif wanted == "head_dim":
+            heads = next((g for g in self.all if self.wanted[id(g)] == "num_heads" and g.numbers), None)
+            if heads is not None and set(numbers) <= set(heads.numbers):
+                products = {i: n * heads.numbers[i] for i, n in numbers.items()}
+                self._follow(group, "size", lambda n, size: n == size, "{} // {}", products, [heads])
+        elif wanted.startswith("hidden_"):
+            for n in range(2, LARGEST_FACTOR + 1):
+                self._follow(group, "size", partial(_is_multiple, n), f"{n} * {{}}")
+                self._follow(group, "size", partial(_is_part, n), f"{{}} // {n}")
+
+    def _follow(
+        self,
+        group: Group,
+        kind: str,
+        holds: Callable[[int, int], bool],
+        rule: str,
+        numbers: dict[int, int] | None = None,
+        others: list[Group] | None = None,
+    ) -> None:
+        """Let a group follow from one of a kind, if the rule holds of all its (or these) numbers."""
+        numbers = numbers or group.numbers
+        for base in self.all:
+            name, known = self.wanted[id(base)], base.numbers
+            is_size = bool(_SIZE.search(name)) and not name.startswith("hidden_")
+            if base is group or group.bases or base.bases or not (is_size if kind == "size" else name == kind):
+                continue
+            if set(numbers) <= set(known) and all(holds(n, known[i]) for i, n in numbers.items()):
+                group.bases, group.rule = [base, *(others or [])], rule
+
+    @property
+    def are_few(self) -> bool:
+        nameless = sum(not any(use.wanted for use in group.uses) for group in self.groups)
+        few = len(self.groups) + len(self.flags) <= MOST
+        return few and len(self.flags) <= MOST_FLAGS and nameless <= MOST_NAMELESS
+
+    def name(self, attributes: set[str], stored: set[Flag]) -> None:
+        """Name all; what `forward` reads is stored, and must not be called as a submodule is.
+
+        `stored` are the flags that `forward` reads.
+        """
+        namer = Namer(RESERVED | helper_names() | {ITEMS})
+        for group in self.groups:
+            wanted = self.wanted[id(group)]
+            owner = next((u.owner for u in group.uses if u.owner), "")
+            if owner and wanted in namer:
+                wanted = identifier(f"{owner}_{wanted}")
+            if group.in_forward and wanted in attributes:
+                wanted = f"{wanted}_"
+            group.name = namer.take(wanted)
+        for flag, wanted in self.flags.items():
+            name = identifier(wanted)
+            if flag in stored and name in attributes:
+                name = f"use_{name}"
+            self.flags[flag] = namer.take(name)
+
+    def parameters(self) -> list[Parameter]:
+        """In order: those that must be given, those with defaults, flags."""
+        made = [self._parameter(group) for group in self.groups]
+        whole = [len(g.texts) == len(self.instances) and bool(_SIZE.search(g.name)) for g in self.groups]
+        if any(size and p.default is None for p, size in zip(made, whole)):  # sizes are given together
+            made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]
+        made += [Parameter(name, "bool", str(self._is_common(only))) for (only, _), name in self.flags.items()]
+        return sorted(made, key=lambda p: p.default is not None)
+
+    def _is_common(self, only: frozenset[int]) -> bool:
+        return 2 * len(only) > len(self.instances)
+
+    def _parameter(self, group: Group) -> Parameter:
+        kinds = {_annotation(slot.value) for use in group.uses for slot in use.column.values()}
+        if kinds == {"int", "float"}:
+            kinds = {"float"}
+        counts = Counter(group.texts.values())
+        common, count = counts.most_common(1)[0]
+        total = len(self.instances)
+        has_default = len(group.texts) < total or kinds == {"bool"} or (2 * count > total > 2)
+        usual = {ast.unparse(s.default) for use in group.uses for s in use.column.values() if s.default is not None}
+        for text in usual:
+            if 2 * counts[text] >= total:  # what torch takes, unless most uses differ
+                common, has_default = text, True
+        return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
+
+    def arguments(self, instance: int) -> list[str]:
+        """What makes one instance."""
+        values = {group.name: group.texts.get(instance) for group in self.groups}
+        values |= {name: str(instance in only) for (only, _), name in self.flags.items()}
+        given = []
+        for parameter in self.parameters():
+            value = values[parameter.name]
+            if parameter.default is None:
+                given.append(str(value))
+            elif value not in (None, parameter.default):
+                given.append(f"{parameter.name}={value}")
+        return given
+
+
+def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
+    """The groups of literals that are parameters."""
+    groups: dict[tuple[tuple[int, str], ...], Group] = {}
+    partial: list[Use] = []
+    for use in uses:
+        texts = use.texts
+        if len(texts) < len(instances):
+            partial.append(use)
+        elif len(set(texts.values())) > 1:
+            groups.setdefault(tuple(sorted(texts.items())), Group(texts)).uses.append(use)
+    for use in partial:
+        texts = use.texts
+        varies = len(set(texts.values())) > 1
+        found = [g for g in groups.values() if g.agrees(texts) and _fits(use, g, varies)]
+        found.sort(key=lambda g: all(u.wanted != use.wanted for u in g.uses))
+        if found:
+            found[0].uses.append(use)
+        elif varies:
+            groups.setdefault(tuple(sorted(texts.items())), Group(texts)).uses.append(use)
+    order = {id(use): i for i, use in enumerate(uses)}
+    return sorted(groups.values(), key=lambda g: min(order[id(u)] for u in g.uses))
+
+
+def _fits(use: Use, group: Group, varies: bool) -> bool:
+    """Whether a literal that some instances do not have may be said to be the same thing as those of a group."""
+    if any(use.wanted == other.wanted for other in group.uses):
+        slots = use.column.values()
+        return varies or not all(s.default is not None and _same(s.default, s.value) for s in slots)
+    return varies and bool(_SIZE.search(use.wanted)) and any(_SIZE.search(other.wanted) for other in group.uses)
+
+
+def _same(a: ast.expr, b: ast.expr) -> bool:
+    return ast.unparse(a) == ast.unparse(b)
+
+
+def _is_multiple(factor: int, number: int, size: int) -> bool:
+    return number == factor * size
+
+
+def _is_part(factor: int, number: int, size: int) -> bool:
+    return factor * number == size
+
+
+def _wanted(group: Group, uses: list[tuple[Use, Group]]) -> str:
+    """What a parameter is called: as its first literal, where it stands; `uses` are those of all, in order.
+
+    As many in as out are just so many; what comes out of one layer and into another is hidden.
     """
-
-    skeleton: tuple[str, ...]
-    numbers: list[tuple[int, str]]
-
-
-def cut(init: list[str], forward: list[str]) -> Body:
-    """Cut a class's lines at their numbers (not at those in names, text or comments)."""
-    skeleton, numbers = [], []
-    for i, line in enumerate([*init, *forward]):
-        made, end = [], 0
-        for token in _tokens(line):
-            if token.type == tokenize.NUMBER:
-                made += [line[end : token.start[1]], NUMBER]
-                end = token.end[1]
-                numbers.append((i, token.string))
-        skeleton.append("".join([*made, line[end:]]))
-    return Body((*skeleton[: len(init)], "--", *skeleton[len(init) :]), numbers)
+    name = next((use.wanted for use in group.uses if use.wanted), "")
+    if not name:
+        kind = _annotation(next(iter(group.uses[0].column.values())).value)
+        return {"int": "size", "float": "value", "bool": "flag", "str": "text"}.get(kind, "size")
+    for unit in ("channels", "features"):
+        if name in (f"in_{unit}", f"out_{unit}"):
+            ins = [g for use, g in uses if use.wanted == f"in_{unit}"]
+            outs = [g for use, g in uses if use.wanted == f"out_{unit}"]
+            begins, ends = ins[:1] == [group], outs[-1:] == [group]
+            if begins and (ends or not outs) or (ends and not ins):
+                return unit
+            if begins or ends:
+                return f"in_{unit}" if begins else f"out_{unit}"
+            return f"hidden_{unit}"
+    return name
 
 
-def _tokens(line: str) -> list[tokenize.TokenInfo]:
-    found = []
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(line.strip()).readline):
-            shift = len(line) - len(line.lstrip())
-            start, end = (token.start[0], token.start[1] + shift), (token.end[0], token.end[1] + shift)
-            found.append(token._replace(start=start, end=end))
-    except tokenize.TokenError:  # the head of a compound statement
-        pass
-    return found
-
-
-def merge(inits: list[list[str]], forwards: list[list[str]], children: dict[str, tuple[str, ...]]) -> Merged | None:
-    """One class for several whose skeletons are equal; None if it would have too many parameters.
-
-    `children`: the names of the positional parameters of the classes that they use.
-    """
-    bodies = [cut(i, f) for i, f in zip(inits, forwards)]
-    columns = list(zip(*([text for _, text in body.numbers] for body in bodies)))
-    varying = [t for t, column in enumerate(columns) if len(set(column)) > 1]
-    in_init = {columns[t] for t in varying if bodies[0].numbers[t][0] < len(inits[0])}
-    names: dict[tuple[str, ...], str] = {}
-    namer = Namer()
-    for t in varying:
-        if columns[t] not in names:
-            line = bodies[0].numbers[t][0]
-            nth = sum(1 for i, _ in bodies[0].numbers[:t] if i == line)
-            wanted = _name(inits[0][line], nth, children) if line < len(inits[0]) else "size"
-            if sum(columns[u] == columns[t] for u, (i, _) in enumerate(bodies[0].numbers) if i == line) > 1:
-                wanted = wanted.removeprefix("in_")  # as many in as out
-            names[columns[t]] = namer.take(wanted)
-    if len(names) > MOST:
-        return None
-    lines = _filled(bodies[0], columns, names, len(inits[0]))
-    init, forward = lines[: len(inits[0])], lines[len(inits[0]) :]
-    used_later = [
-        n for c, n in names.items() if any(columns[t] == c for t in varying if bodies[0].numbers[t][0] >= len(init))
-    ]
-    init = [f"self.{name} = {name}" for name in used_later] + init
-    parameters = _parameters(names, in_init)
-    arguments = [[_argument(p, names, i) for p in parameters] for i in range(len(bodies))]
-    return Merged(init, forward, parameters, [[a for a in given if a] for given in arguments])
-
-
-def _filled(body: Body, columns: list[tuple[str, ...]], names: dict[tuple[str, ...], str], inits: int) -> list[str]:
-    """The lines with names for the numbers that vary; `forward` reads them from `self`."""
-    lines = [*body.skeleton[:inits], *body.skeleton[inits + 1 :]]
-    at = 0
-    for i, line in enumerate(lines):
-        parts = line.split(NUMBER)
-        made = parts[0]
-        for part in parts[1:]:
-            name = names.get(columns[at])
-            text = columns[at][0] if name is None else name if i < inits else f"self.{name}"
-            made += text + part
-            at += 1
-        lines[i] = made
-    return lines
-
-
-def _parameters(names: dict[tuple[str, ...], str], in_init: set[tuple[str, ...]]) -> list[Parameter]:
-    required, optional = [], []
-    for column, name in names.items():
-        annotation = "int" if all(re.fullmatch(r"\d+", text) for text in column) else "float"
-        common, count = Counter(column).most_common(1)[0]
-        if count * 2 > len(column) and len(column) > 2:
-            optional.append(Parameter(name, annotation, common))
-        else:
-            required.append(Parameter(name, annotation))
-    return [*required, *optional]
-
-
-def _argument(parameter: Parameter, names: dict[tuple[str, ...], str], instance: int) -> str:
-    value = next(column[instance] for column, name in names.items() if name == parameter.name)
-    if parameter.default is None:
-        return value
-    return "" if value == parameter.default else f"{parameter.name}={value}"
-
-
-def _name(line: str, nth: int, children: dict[str, tuple[str, ...]]) -> str:
-    """What the nth number of an `__init__` line is called where it stands: its keyword, or its place in the call."""
-    try:
-        tree = ast.parse(line)
-    except SyntaxError:
-        return "size"
-    numbers = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and type(n.value) in (int, float)]
-    numbers.sort(key=lambda n: (n.lineno, n.col_offset))
-    if nth >= len(numbers):
-        return "size"
-    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
-        for keyword in call.keywords:
-            if keyword.arg and numbers[nth] in ast.walk(keyword.value):
-                return keyword.arg
-        for i, argument in enumerate(call.args):
-            if argument is numbers[nth]:
-                function = ast.unparse(call.func)
-                layer = re.sub(r"\dd$", "", function)
-                known = POSITIONAL.get(layer) or children.get(function) or ()
-                return known[i] if i < len(known) else "size"
-    return "size"
+def _annotation(value: ast.expr) -> str:
+    if isinstance(value, ast.Attribute):
+        is_layer = isinstance(value.value, ast.Name) and value.value.id == "nn"
+        return "type[nn.Module]" if is_layer else "Callable[[Tensor], Tensor]"
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    if isinstance(value, ast.Tuple):
+        return f"tuple[{', '.join(_annotation(e) for e in value.elts)}]"
+    if isinstance(value, ast.List):
+        return f"list[{' | '.join(sorted({_annotation(e) for e in value.elts}))}]"
+    if isinstance(value, ast.Constant):
+        return "float" if isinstance(value.value, float) else type(value.value).__name__
+    return "int"

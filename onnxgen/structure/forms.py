@@ -1,0 +1,313 @@
+"""What a class computes, without its literals and the names of its values: scopes of one form can share a class."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnxgen.code.module_def import Assign, If, Member, Path, Statement, assigned
+from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
+from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.tree import Place, tree
+
+
+class Differ(Exception):
+    """Two forms are no variants of one class."""
+
+
+@dataclass(frozen=True)
+class Def:
+    """Where a value comes from: a node and which of its targets; without a node, which argument."""
+
+    node: Node | None
+    index: int
+
+
+@dataclass(eq=False)
+class Slots:
+    """The literals of something that all instances of a class have, or some: for each of them by number."""
+
+    values: dict[Key, dict[int, Slot]] = field(default_factory=dict)
+
+    def put(self, instance: int, traced: Traced, part: str | int = "") -> None:
+        for key, slot in traced.slots.items():
+            self.values.setdefault((part, *key), {})[instance] = slot
+
+    def add(self, other: Slots) -> None:
+        for key, found in other.values.items():
+            self.values.setdefault(key, {}).update(found)
+
+
+@dataclass(eq=False)
+class Node:
+    """One statement, or what is returned (which has no statement).
+
+    Attributes:
+        head: the statement without its literals and the values that it uses.
+        operands: those values, in order of occurrence.
+        only: the instances that have it.
+        skip: which operand its value is in instances that do not have it; None if that is never asked.
+    """
+
+    statement: Statement | None
+    expressions: list[ast.expr]
+    head: str
+    operands: list[Def]
+    slots: Slots
+    only: set[int]
+    skip: int | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.statement.targets if self.statement is not None else ()
+
+    @property
+    def is_simple(self) -> bool:
+        return isinstance(self.statement, Assign) and len(self.statement.targets) == 1
+
+
+@dataclass(eq=False)
+class Part:
+    """A place in the tree of members, as the instances of a class have it.
+
+    Attributes:
+        head: the member without its literals, or what holds others.
+        uniform: how many items each instance's list has, where instances differ in that and all items are alike.
+        moved: the items of a list were numbered anew.
+    """
+
+    place: Place
+    head: str
+    slots: Slots
+    below: dict[str, Part]
+    only: set[int]
+    uniform: dict[int, int] | None = None
+    moved: bool = False
+
+
+@dataclass(eq=False)
+class Form:
+    """What instances of one class have in common.
+
+    Attributes:
+        instances: their numbers.
+        names: for each instance its own names of the values, by those of the first one.
+        effects: it has statements that make no value.
+        variants: one instance of each form that was united with this one.
+    """
+
+    scope: Scope
+    instances: list[int]
+    nodes: list[Node]
+    returned: Node
+    root: Part
+    key: str
+    names: dict[int, dict[str, str]]
+    effects: bool
+    variants: list[int] = field(default_factory=list)
+
+    @property
+    def exact(self) -> str:
+        """The key with all literals (of a form of a single instance)."""
+        return "\n".join([self.key, *_literals(self.root, self.nodes, self.returned)])
+
+
+def values(scope: Scope) -> list[str]:
+    """The values of a scope, in an order that is the same in all scopes of one form."""
+    return list(dict.fromkeys([*(a.value for a in scope.inputs), *(t for s in scope.body for t in assigned(s))]))
+
+
+def _literals(root: Part, nodes: list[Node], returned: Node) -> list[str]:
+    slots = [*(p.slots for p in parts(root)), *(n.slots for n in nodes), returned.slots]
+    return [ast.unparse(slot.value) for s in slots for found in s.values.values() for slot in found.values()]
+
+
+def parts(part: Part) -> list[Part]:
+    """A part and all below it."""
+    found = [part]
+    for below in part.below.values():
+        found += parts(below)
+    return found
+
+
+class FormMaker:
+    """Makes the forms of scopes, whose submodules are all made already."""
+
+    def __init__(self, built: Mapping[int, ast.expr], classes: Mapping[str, Signature]) -> None:
+        self.built, self.classes = built, classes
+
+    def make(self, scope: Scope, instance: int) -> Form:
+        root = self._part(tree(scope.path, scope.members, scope.containers), instance)
+        nodes: list[Node] = []
+        env = {argument.value: Def(None, i) for i, argument in enumerate(scope.inputs)}
+        for statement in scope.body:
+            node = self._node(scope, statement, env, instance)
+            nodes.append(node)
+            for i, target in enumerate(statement.targets):
+                env[target] = Def(node, i)
+        returned = self._returned(scope, env, instance)
+        heads = [*(a.annotation for a in scope.inputs), _text(root)]
+        number = {id(node): i for i, node in enumerate(nodes)}
+        for node in (*nodes, returned):
+            wired = [f"{number[id(d.node)] if d.node is not None else 'in'}.{d.index}" for d in node.operands]
+            heads.append(f"{node.head} <- {' '.join(wired)}")
+        effects = any(not s.targets for s in scope.body)
+        names = {instance: {v: v for v in values(scope)}}
+        return Form(scope, [instance], nodes, returned, root, "\n".join(heads), names, effects)
+
+    def _part(self, place: Place, instance: int) -> Part:
+        traced = Traced("list" if place.is_list else "holder", {})
+        if place.member is not None:
+            member = place.member
+            traced = trace(self.made(member.build), lambda n: None, self.classes)
+            traced.head = f"{member.kind} {sorted(member.frozen)} {bool(member.keys)} {traced.head}"
+        elif place.container is not None:
+            traced.head = ast.unparse(place.container.build)
+        slots = Slots()
+        slots.put(instance, traced)
+        below = {name: self._part(p, instance) for name, p in place.below.items()}
+        return Part(place, traced.head, slots, below, {instance})
+
+    def made(self, build: ast.expr) -> ast.expr:
+        """What makes a member, with the classes of the file by name."""
+
+        def change(node: ast.AST) -> ast.expr | None:
+            if isinstance(node, ast.Call) and isinstance(node.func, ClassRef):
+                return self.built[id(node.func.scope)]
+            return None
+
+        made: ast.expr = rewrite(build, change)
+        return made
+
+    def _node(self, scope: Scope, statement: Statement, env: Mapping[str, Def], instance: int) -> Node:
+        inner = list(dict.fromkeys(assigned(statement))) if not isinstance(statement, Assign) else []
+        tokens = _Tokens(scope.path, env, inner)
+        found: list[ast.expr] = []
+        head = [self._statement(statement, tokens, found)]
+        slots = Slots()
+        for i, expression in enumerate(found):
+            traced = trace(expression, tokens, self.classes)
+            slots.put(instance, traced, i)
+            head.append(traced.head)
+        for target in statement.targets if inner else ():  # carried around a loop
+            if target in env:
+                tokens.operands.append(env[target])
+        return Node(statement, found, "\n".join(head), tokens.operands, slots, {instance})
+
+    def _statement(self, statement: Statement, tokens: _Tokens, found: list[ast.expr]) -> str:
+        """The shape of a statement, whose expressions are put into `found`."""
+        if isinstance(statement, Assign):
+            found.append(statement.value)
+            return f"{tokens.locals(statement.targets)} {statement.form} ="
+        if isinstance(statement, If):
+            found.append(statement.test)
+            blocks = [statement.then, statement.orelse]
+            head = "if"
+        else:
+            found.extend(e for e in (statement.iterable, statement.stop) if e is not None)
+            blocks = [statement.body]
+            head = f"for {tokens.locals(statement.turn)} {statement.iterable is None} {statement.stop is None}"
+        inner = [[self._statement(s, tokens, found) for s in block] for block in blocks]
+        return f"{head} {tokens.locals(statement.targets)} {inner}"
+
+    def _returned(self, scope: Scope, env: Mapping[str, Def], instance: int) -> Node:
+        tokens = _Tokens(scope.path, env, [])
+        value = ast.Tuple(list(scope.outputs), ast.Load())
+        slots = Slots()
+        traced = trace(value, tokens, self.classes) if scope.outputs else Traced("nothing", {})
+        slots.put(instance, traced, 0)
+        return Node(None, [value], traced.head, tokens.operands, slots, {instance})
+
+
+class _Tokens:
+    """The text of what a statement refers to: values from outside are operands, its own ones are numbered."""
+
+    def __init__(self, path: Path, env: Mapping[str, Def], inner: list[str]) -> None:
+        self.path, self.env = path, env
+        self.inner = {name: f"%{i}" for i, name in enumerate(inner)}
+        self.operands: list[Def] = []
+
+    def __call__(self, node: ast.AST) -> str | None:
+        if isinstance(node, Ref):
+            if node.value in self.inner:
+                return self.inner[node.value]
+            self.operands.append(self.env[node.value])
+            return "?"
+        if isinstance(node, MemberRef):
+            return f"self.{'.'.join(node.member.path[len(self.path) :])}"
+        return None
+
+    def locals(self, names: tuple[str, ...]) -> str:
+        return " ".join(self.inner.get(name, "?") for name in names)
+
+
+def _text(part: Part) -> str:
+    inner = " ".join(f"{name}: {_text(below)}" for name, below in part.below.items())
+    return f"{part.head} {{{inner}}}" if inner else part.head
+
+
+def add(form: Form, other: Form) -> None:
+    """Make the instances of an equal form its own."""
+    for mine, its in zip(parts(form.root), parts(other.root)):
+        mine.slots.add(its.slots)
+        mine.only |= its.only
+    for node, twin in zip([*form.nodes, form.returned], [*other.nodes, other.returned]):
+        node.slots.add(twin.slots)
+        node.only |= twin.only
+    first = form.names[form.instances[0]]
+    for instance in other.instances:
+        theirs = other.names[instance]
+        form.names[instance] = dict(zip(first, theirs.values()))
+    form.instances += other.instances
+
+
+def inner_members(node: Node) -> list[Member]:
+    """The members that a statement mentions."""
+    return [n.member for e in node.expressions for n in walk(e) if isinstance(n, MemberRef)]
+
+
+def reachable(form: Form, instance: int | None = None) -> dict[Node, int]:
+    """The nodes that the result depends on (of one instance, if it is given), numbered from the last one on."""
+    found: dict[Node, int] = {}
+    pending = [form.returned]
+    while pending:
+        node = pending.pop()
+        for value in reversed(node.operands):
+            made = resolved(value, instance).node
+            if made is not None and made not in found:
+                found[made] = len(found)
+                pending.append(made)
+    return found
+
+
+def resolved(value: Def, instance: int | None) -> Def:
+    """The value itself, or what stands for it in an instance that does not have it."""
+    while instance is not None and value.node is not None and instance not in value.node.only:
+        if value.node.skip is None:
+            raise Differ("nothing stands for an optional value")
+        value = value.node.operands[value.node.skip]
+    return value
+
+
+def outline(form: Form, instance: int) -> list[str]:
+    """What one instance computes and registers, whatever the order of its statements."""
+    numbers = reachable(form, instance)
+    lines = [_inner_text(form.root, instance)]
+    for node in (form.returned, *numbers):
+        values = [resolved(d, instance) for d in node.operands]
+        wired = " ".join(f"{numbers[v.node] if v.node is not None else 'in'}.{v.index}" for v in values)
+        lines.append(f"{node.head} <- {wired}")
+    return lines
+
+
+def _inner_text(part: Part, instance: int) -> str:
+    """The text of a part as one instance has it."""
+    below = [(name, p) for name, p in part.below.items() if instance in p.only]
+    if part.uniform is not None:
+        below = [(str(n), below[0][1]) for n in range(part.uniform[instance])]
+    elif part.moved:
+        below = [(str(n), p) for n, (_, p) in enumerate(below)]
+    inner = " ".join(f"{name}: {_inner_text(p, instance)}" for name, p in sorted(below, key=lambda item: item[0]))
+    return f"{part.head} {{{inner}}}" if inner else part.head

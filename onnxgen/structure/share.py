@@ -1,0 +1,152 @@
+"""From what several scopes have in common to one class: its body, its members, its parameters."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from onnxgen.code.module_def import Statement
+from onnxgen.code.quote import rewrite
+from onnxgen.names import identifier
+from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
+from onnxgen.structure.literals import Key, Slot, fill
+from onnxgen.structure.optional import Body, Only, role
+from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use
+from onnxgen.structure.tree import Place
+
+
+@dataclass
+class Shared:
+    """One class for several scopes.
+
+    Attributes:
+        root: what it registers.
+        body, outputs: of `forward`.
+        stored: the parameters that `forward` reads.
+        parameters: of the constructor.
+        arguments: what makes each instance.
+    """
+
+    root: Place
+    body: list[Statement]
+    outputs: list[ast.expr]
+    stored: list[str]
+    parameters: list[Parameter]
+    arguments: dict[int, list[str]]
+
+
+def share(form: Form, maker: FormMaker) -> Shared:
+    """The class of a form.
+
+    Raises:
+        Differ: it would have too many parameters, or parts that no flag can turn off.
+    """
+    return _Sharing(form, maker).run()
+
+
+class _Sharing:
+    def __init__(self, form: Form, maker: FormMaker) -> None:
+        self.form, self.maker = form, maker
+        self.all = frozenset(form.instances)
+        self.body = Body(form)
+        self.uses: dict[int, Use] = {}  # by id of the column
+        self.optional: dict[Flag, str] = {}
+        self._see(form.root, "", self.all)
+        for node in (*form.nodes, form.returned):
+            self._columns("", node.slots.values, True)
+        for flag, node in self.body.flags().items():
+            self.optional.setdefault(flag, role(node))
+        self.parameters = Parameters(form.instances, list(self.uses.values()), self.optional)
+
+    def _see(self, part: Part, name: str, outer: Only, is_item: bool = False) -> None:
+        """The literals of a part and of all below it, and the flags that they need."""
+        only = frozenset(part.only)
+        if only != outer:
+            self.optional.setdefault((only, ""), (_item_name(part) if is_item else "") or name)
+        self._columns(name, part.slots.values, False)
+        if part.uniform is not None:
+            column = {i: Slot(ast.Constant(n), "depth", 0) for i, n in part.uniform.items()}
+            self.uses[id(part.uniform)] = Use(column, name)
+        for key, below in part.below.items():
+            self._see(below, key if not key.isdigit() else name, only, key.isdigit())
+
+    def _columns(self, owner: str, values: dict[Key, dict[int, Slot]], in_forward: bool) -> None:
+        for _, column in sorted(values.items(), key=lambda item: _order(item[0])):
+            self.uses[id(column)] = Use(column, owner, in_forward)
+
+    def run(self) -> Shared:
+        if not self.parameters.are_few:
+            raise Differ("too many parameters")
+        stored = set(self.body.flags())
+        self.parameters.name(set(self.form.root.below), stored)
+        flags = self.parameters.flags
+        self._settle(self.form.root, self.all)
+        body, outputs = self.body.statements(self._filled, lambda flag: flags[flag])
+        read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
+        kept = list(dict.fromkeys(g.name for g in read))
+        kept += [name for flag, name in flags.items() if flag in stored]
+        arguments = {i: self.parameters.arguments(i) for i in self.form.instances}
+        return Shared(self.form.root.place, body, outputs, kept, self.parameters.parameters(), arguments)
+
+    def _settle(self, part: Part, outer: Only) -> None:
+        """Write literals and flags of a part into its place."""
+        place, only = part.place, frozenset(part.only)
+        place.below = {name: below.place for name, below in part.below.items()}
+        place.flag = self.parameters.flags[only, ""] if only != outer else ""
+        if place.member is not None:
+            build = self.maker.made(place.member.build)
+            place.value = fill(build, lambda key: self._choice(part.slots.values, ("", *key)), self.maker.classes)
+        if part.uniform is not None:
+            place.count = _name(self.parameters.of[id(self.uses[id(part.uniform)])])
+        for below in part.below.values():
+            self._settle(below, only)
+        for block in self.body.blocks:
+            if block.passes is part:
+                place.passes = True
+
+    def _filled(self, node: Node, index: int, expression: ast.expr) -> ast.expr:
+        return fill(expression, lambda key: self._choice(node.slots.values, (index, *key)), self.maker.classes)
+
+    def _choice(self, values: dict[Key, dict[int, Slot]], key: Key) -> ast.expr | None:
+        """What is written for a literal: a parameter, or itself, or nothing where torch takes it anyway."""
+        column = values[key]
+        use = self.uses[id(column)]
+        group = self.parameters.of.get(id(use))
+        if group is not None:
+            return _name(group, "self." if use.in_forward else "")
+        slot = next(iter(column.values()))
+        same = slot.default is not None and ast.unparse(slot.default) == ast.unparse(slot.value)
+        return None if same else slot.value
+
+
+def _name(group: Group, prefix: str = "") -> ast.expr:
+    """What stands for the literals of a group: a parameter, or what follows from one."""
+    tree = ast.parse(group.expression, mode="eval").body
+    own = ast.parse(f"{prefix}x", mode="eval").body
+    made: ast.expr = rewrite(tree, lambda n: _renamed(own, n.id) if isinstance(n, ast.Name) else None)
+    return made
+
+
+def _renamed(own: ast.expr, name: str) -> ast.expr:
+    return ast.Attribute(own.value, name, ast.Load()) if isinstance(own, ast.Attribute) else ast.Name(name, ast.Load())
+
+
+def _order(key: Key) -> tuple[object, ...]:
+    """Literals in the order in which they are written, keywords after the positions of their call."""
+    return tuple(str(part).zfill(4) if isinstance(part, int) else part for part in key)
+
+
+def _item_name(part: Part) -> str:
+    """What the flag of an optional item of a list is called: as the class that it is of, or as what it does."""
+    first = next(iter(part.below.values()), part) if part.place.is_list else part
+    if _is_pointwise(first):
+        return "expand"
+    name = re.search(r"Name\( '(\w+)'", part.head)
+    return identifier(name[1]) if name and name[1] != "nn" else ""
+
+
+def _is_pointwise(part: Part) -> bool:
+    """A 1x1 convolution."""
+    kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
+    return bool(kernel) and all(ast.unparse(slot.value) == "1" for slot in kernel)

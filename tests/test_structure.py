@@ -1,0 +1,209 @@
+"""Classes as their author would have written them: one class for variants of one block, flags, lists and loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.zoo import Entry
+from tests.zoo.export import Case, export
+from tests.zoo.road import Road
+
+LEGACY = Case("legacy", 17, False)
+
+
+def images(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+def rows(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 5, 8, generator=torch.Generator().manual_seed(1)),)
+
+
+def made(
+    build: Callable[[], nn.Module],
+    folder: Path,
+    inputs: Callable[..., tuple[Tensor, ...]] = images,
+    case: Case = LEGACY,
+) -> str:
+    """The classes generated for a network, after everything that `Road` asks of them."""
+    names = ["x", "mask", "positions"][: len(inputs())]
+    entry = Entry(build, inputs, tuple(names), ("y",), {name: {0: "batch"} for name in [*names, "y"]})
+    original = export(entry, folder / "net.onnx", case.exporter, case.opset, case.training)
+    road = Road(build.__name__, entry, case, folder / "net.onnx", original, folder)
+    road.check()
+    source = (folder / "generated.py").read_text(encoding="utf-8")
+    return source[source.index("\nclass ") : source.index("    @classmethod")]
+
+
+def classes(source: str) -> dict[str, str]:
+    """The text of each class, by name."""
+    parts = re.split(r"^class (\w+)\(nn\.Module\):", source, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.downsample = nn.Conv2d(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + self.downsample(x))
+
+
+class Downsampled(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.Sequential(Residual(4, 4), Residual(4, 8, 2), Residual(8, 8), Residual(8, 12, 2))
+
+
+@pytest.mark.parametrize("case", [LEGACY, Case("dynamo", 18, False)], ids=str)
+def test_an_optional_submodule_is_an_identity_elsewhere(case: Case, tmp_path: Path) -> None:
+    source = made(Downsampled, tmp_path, case=case)
+    (block,) = (text for name, text in classes(source).items() if "self.conv1" in text)
+    assert "in_channels: int, out_channels: int, stride: int = 1, downsample: bool = False" in " ".join(block.split())
+    assert "self.downsample = nn.Identity()\n        if downsample:\n" in block
+    assert "self.downsample(x)" in block
+    assert re.search(r"\w+\(4, 4\),\s+\w+\(4, 8, stride=2, downsample=True\),", source)
+
+
+class Inverted(nn.Module):
+    """An inverted residual: expansion, squeeze and excite, and the sum only where they make sense."""
+
+    def __init__(
+        self, inputs: int, hidden: int, outputs: int, stride: int, squeeze: bool, activation: nn.Module
+    ) -> None:
+        super().__init__()
+        self.act = activation
+        self.expand = nn.Conv2d(inputs, hidden, 1) if hidden != inputs else None
+        self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden)
+        self.squeeze = nn.Conv2d(hidden, 2, 1) if squeeze else None
+        self.excite = nn.Conv2d(2, hidden, 1) if squeeze else None
+        self.project = nn.Conv2d(hidden, outputs, 1)
+        self.sums = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        if self.expand is not None:
+            y = self.act(self.expand(y))
+        y = self.act(self.depthwise(y))
+        if self.squeeze is not None and self.excite is not None:
+            y = y * torch.sigmoid(self.excite(F.relu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        y = self.project(y)
+        return x + y if self.sums else y
+
+
+class Mobile(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.Sequential(
+            Inverted(4, 4, 6, 2, True, nn.Hardswish()),
+            Inverted(6, 12, 6, 1, False, nn.Hardswish()),
+            Inverted(6, 18, 6, 1, True, nn.Hardswish()),
+            Inverted(6, 18, 8, 1, True, nn.ReLU()),
+        )
+
+
+def test_optional_chains_and_sums_are_under_flags(tmp_path: Path) -> None:
+    source = made(Mobile, tmp_path)
+    blocks = [text for text in classes(source).values() if "self.depthwise" in text]
+    assert len(blocks) == 1
+    assert "if self.use_expand:\n" in blocks[0] and "if self.residual:\n            " in blocks[0]
+    assert "if self.use_squeeze:\n" in blocks[0]
+    assert "activation: Callable[[Tensor], Tensor]" in blocks[0] and "activation=F.relu" in source
+    assert "else:" not in blocks[0]
+
+
+class Numbered(nn.Module):
+    """Items of one sequence are missing in some blocks, and those after them are numbered on."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(inputs, hidden, 1), nn.ReLU()] if hidden != inputs else []
+        self.layers = nn.Sequential(*layers, nn.Conv2d(hidden, hidden, 3, 1, 1, groups=hidden), nn.Conv2d(hidden, 6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Gappy(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.Sequential(Numbered(4, 4), Numbered(6, 12), Numbered(6, 18))
+
+
+def test_missing_items_of_a_sequence(tmp_path: Path) -> None:
+    source = made(Gappy, tmp_path)
+    (block,) = (text for text in classes(source).values() if "groups=" in text)
+    assert "layers = []\n        if expand:\n            layers.extend(" in block
+    assert "self.layers = nn.Sequential(*layers)" in block
+
+
+class Stage(nn.Module):
+    def __init__(self, width: int, depth: int, shrink: bool) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Wide(width) for _ in range(depth)))
+        self.downsample = nn.Conv2d(width, width + 4, 2, 2) if shrink else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(x)
+        return x if self.downsample is None else self.downsample(x)
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 3, 1, 1, groups=width)
+        self.pointwise = nn.Conv2d(width, 4 * width, 1)
+        self.project = nn.Conv2d(4 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.project(F.gelu(self.pointwise(self.depthwise(x))))
+
+
+class Staged(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.stages = nn.Sequential(Stage(4, 2, True), Stage(8, 3, True), Stage(12, 1, False))
+
+
+def test_stages_of_several_depths_and_sizes_that_follow(tmp_path: Path) -> None:
+    source = made(Staged, tmp_path)
+    found = classes(source)
+    assert len(found) == 3
+    assert "nn.Sequential(*[Block(channels) for _ in range(depth)])" in source
+    assert "nn.Conv2d(channels, 4 * channels, 1)" in source
+
+
+class Twisted(nn.Module):
+    """Both blocks have the same layers, but what they compute can't be told apart by leaving something out."""
+
+    def __init__(self, swap: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.swap = nn.Linear(8, 8), nn.Linear(8, 8), swap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.b(self.a(x)) if self.swap else self.a(self.b(x)) - x
+
+
+class Different(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Twisted(False), Twisted(True))
+
+
+def test_different_bodies_stay_different_classes(tmp_path: Path) -> None:
+    source = made(Different, tmp_path, rows)
+    assert len(classes(source)) == 3 and "if " not in source
