@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +83,9 @@ def resize(
     if not request.axes:
         return X.expr
     if all(v is OMIT for v in special.values()):
-        made = _interpolate(b, X, request)
+        multiple = _multiple(request, X)
+        made = None if multiple is None else _interpolate(b, X, multiple)
+        made = _interpolate(b, X, request) if made is None else made
         if made is not None:
             return made
     return _resize(b, X, request, scales, sizes, special)
@@ -135,6 +137,17 @@ def _drop_unchanged(request: Request, X: Arg) -> None:
     else:
         return
     request.axes = [request.axes[i] for i in kept]
+
+
+def _multiple(request: Request, X: Arg) -> Request | None:
+    """The same by scales, where the sizes are one whole multiple of the input's, two at least."""
+    if request.sizes is None or X.shape is None:
+        return None
+    times = {exact_div(size, X.shape[axis]) for axis, size in zip(request.axes, request.sizes) if X.shape[axis] != 0}
+    factor = times.pop() if len(times) == 1 else None
+    if not isinstance(factor, int) or factor < 2 or len(request.axes) != X.known_rank - 2:
+        return None
+    return replace(request, sizes=None, scales=[float(factor)] * len(request.axes))
 
 
 def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | None, special: dict[str, Any]) -> ast.expr:

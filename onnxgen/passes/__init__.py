@@ -19,6 +19,8 @@ from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
 from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
+from onnxgen.passes.paddings import paddings
+from onnxgen.passes.pooling import pooling
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.softmax import softmax
@@ -47,6 +49,8 @@ PASSES: list[Pass] = [
     broadcasts,  # an Expand before what broadcasts would hide a pattern, too
     norms,  # LayerNorm and RMSNorm spelled out
     group_norm,  # GroupNorm spelled out
+    pooling,  # what global pooling the norms have left
+    paddings,  # a Pad before a convolution or pool
     activations,  # GELU, SiLU and their like spelled out
     softmax,  # softmax, log_softmax and logsumexp spelled out; before attention, which looks for them
     normalise,  # vectors divided by their norms

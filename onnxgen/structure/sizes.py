@@ -93,7 +93,21 @@ class _Sizes:
             return None
 
         changed: ast.expr = rewrite(tree, change)
+        for node in walk(changed):
+            if isinstance(node, ast.keyword) and node.arg == "size":
+                node.value = self._spatial(node.value)
         return changed
+
+    def _spatial(self, sizes: ast.expr) -> ast.expr:
+        """`x.shape[2:]`, if these are the sizes of all axes of a tensor from that one on."""
+        places = [_place(e) for e in sizes.elts] if isinstance(sizes, ast.Tuple) else []
+        if len(places) < 2 or places[0] is None:
+            return sizes
+        name, start = places[0]
+        rank = self.infos.get(name, Info()).rank
+        if rank is None or places != [(name, axis) for axis in range(start, rank)]:
+            return sizes
+        return quote("x.shape[i:]", x=Ref(name), i=start)
 
     def _device(self, near: list[str]) -> ast.expr:
         """The device of a tensor at hand, else of a parameter, else an argument: the caller's problem."""
@@ -177,3 +191,11 @@ def _asked(scope: Scope) -> Counter[Sym]:
     trees = [*(e for s in scope.body for e in expressions(s)), *scope.outputs]
     sizes = [node.dim for tree in trees for node in walk(tree) if isinstance(node, SizeOf)]
     return Counter(part for dim in sizes for part in {dim, *map(symbol, symbols(dim))})
+
+
+def _place(size: ast.expr) -> tuple[str, int] | None:
+    """(x, i), if a size is `x.shape[i]`."""
+    if not isinstance(size, ast.Subscript) or not isinstance(size.slice, ast.Constant):
+        return None
+    found = refs(size)
+    return (found[0], int(size.slice.value)) if found and isinstance(size.slice.value, int) else None
