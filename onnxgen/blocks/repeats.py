@@ -17,6 +17,7 @@ _KINDS = 64  # kinds of units that are looked for all over a sequence
 _PLAIN = ("conv", "point", "depth", "linear")  # layers that stand in a stretch
 _FEW = 12  # layers, norms and activations that a run needs where a unit has a single layer with a matrix
 
+_Piece = tuple[int, int, Token]  # what takes the place of tokens from here to there
 _Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
@@ -38,6 +39,9 @@ class Arranger:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.flow = tokenizer.flow
+        self.known: list[tuple[Hashable, ...]] = (
+            []
+        )  # units with several layers, which count in blocks wherever they are
 
     def arrange(self, tokens: list[Token], top: bool = True) -> list[Token]:
         """The sequence with what repeats as tokens of kind "run" and "block".
@@ -45,6 +49,8 @@ class Arranger:
         `top`: equal regions that stand apart are blocks, too.
         """
         tokens = wrap_chains(self.tokenizer.opened(tokens), self.exits)
+        if not top:
+            tokens = self._known(tokens)
         ways = [self._levels(tokens, inner_first, 6 if top else 4) for inner_first in (True, False)]
         tokens = min(ways, key=len)
         return self._singles(tokens) if top else tokens
@@ -64,12 +70,21 @@ class Arranger:
             tokens = found
         return tokens
 
+    def chained(self, before: list[Token], after: list[Token], alone: bool = False) -> bool:
+        """Whether tokens take what the tokens before them make; `alone`: and nobody else does."""
+        nodes, users = ({i for t in tokens for i in t.nodes} for tokens in (before, after))
+        taken = [set(self.flow.after[i]) - nodes for i in nodes]
+        return any(i & users for i in taken) and not (alone and any(i - users for i in taken))
+
     def exits(self, tokens: list[Token]) -> int:
         """How many results tokens have: vertices with users outside. The network's outputs count if nothing else is."""
         nodes = {i for t in tokens for i in t.nodes}
         return sum(any(j not in nodes for j in self.flow.after[i]) for i in nodes) or 1
 
     def _block(self, parts: list[Token]) -> Token:
+        inner = [p for p in parts if p.kind == "block"]
+        if len(inner) == 1 and all(p.is_soft for p in parts if p is not inner[0]):  # no block of a block alone
+            parts = [q for p in parts for q in (p.parts if p is inner[0] else [p])]
         layers = self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer)))
         nodes = sorted(i for p in parts for i in p.nodes)
         return Token("block", layers, nodes, sum(p.weight for p in parts), parts)
@@ -78,7 +93,7 @@ class Arranger:
 
     def _runs(self, tokens: list[Token], inner_first: bool) -> list[Token]:
         labels = [t.label for t in tokens]
-        chosen: list[tuple[int, int, Token]] = []
+        chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         units: list[tuple[Hashable, ...]] = []
         candidates = [r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p)) is not None]
@@ -91,13 +106,32 @@ class Arranger:
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
             units.append(tuple(labels[run.start : run.start + run.period]))
+            self._remember(blocks[0])
             chosen.append((start, end, self._run([self._block(b) for b in blocks])))
-        for unit in list(dict.fromkeys(units))[:_KINDS]:
+        kinds = list(dict.fromkeys(units))[:_KINDS]
+        return _replaced(tokens, [*chosen, *self._scattered(tokens, kinds, free)])
+
+    def _scattered(self, tokens: list[Token], units: list[tuple[Hashable, ...]], free: _Mask) -> list[_Piece]:
+        """The units of runs that stand alone."""
+        labels = [t.label for t in tokens]
+        found: list[_Piece] = []
+        for unit in units:
             for i in _occurrences(labels, unit, free):
-                if self.exits(tokens[i : i + len(unit)]) == 1 and sum(t.weight for t in tokens[i : i + len(unit)]) > 1:
+                parts = tokens[i : i + len(unit)]
+                if self.exits(parts) == 1 and sum(t.weight for t in parts) > 1:
                     free[i : i + len(unit)] = False
-                    chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))
-        return _replaced(tokens, chosen)
+                    found.append((i, i + len(unit), self._block(parts)))
+        return found
+
+    def _known(self, tokens: list[Token]) -> list[Token]:
+        """Inside a block: units that are blocks elsewhere, unless there are no other layers."""
+        layers = sum(t.is_layer for t in tokens)
+        units = [unit for unit, size in self.known.items() if size < layers]
+        return _replaced(tokens, self._scattered(tokens, units, np.ones(len(tokens), bool)))
+
+    def _remember(self, unit: list[Token]) -> None:
+        if len(self.known) < _KINDS:
+            self.known.setdefault(tuple(t.label for t in unit), sum(t.is_layer for t in unit))
 
     def _run(self, blocks: list[Token]) -> Token:
         nodes = sorted(i for b in blocks for i in b.nodes)
@@ -127,11 +161,13 @@ class Arranger:
         """A run goes on where a unit only lacks an activation or the like, as the first or the last often does."""
         unit = blocks[0]
         before = self._alike(tokens[max(0, start - len(unit)) : start][::-1], unit[::-1])
-        if before and self.exits(tokens[start - before : start]) == 1 and free[start - before : start].all():
+        fits = before and self.exits(tokens[start - before : start]) == 1 and free[start - before : start].all()
+        if fits and self.chained(tokens[start - before : start], blocks[0], True):
             blocks.insert(0, tokens[start - before : start])
             start -= before
         after = self._alike(tokens[end : end + len(unit)], unit)
-        if after and self.exits(tokens[end : end + after]) == 1 and free[end : end + after].all():
+        fits = after and self.exits(tokens[end : end + after]) == 1 and free[end : end + after].all()
+        if fits and self.chained(blocks[-1], tokens[end : end + after], True):
             blocks.append(tokens[end : end + after])
             end += after
         return start, end
@@ -159,12 +195,13 @@ class Arranger:
             if sum(t.weight for t in tokens[start:end]) > 1:
                 stretches[tuple(labels[start:end])] += 1
             start = end + 1
-        chosen: list[tuple[int, int, Token]] = []
+        chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_KINDS]:
             found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
             if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
                 continue
+            self._remember(tokens[found[0] : found[0] + len(unit)])
             for i in found:
                 free[i : i + len(unit)] = False
                 chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))
@@ -260,7 +297,7 @@ def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask
     return found
 
 
-def _replaced(tokens: list[Token], chosen: list[tuple[int, int, Token]]) -> list[Token]:
+def _replaced(tokens: list[Token], chosen: list[_Piece]) -> list[Token]:
     made: list[Token] = []
     at = 0
     for start, end, token in sorted(chosen, key=lambda c: c[0]):

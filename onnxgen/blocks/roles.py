@@ -73,8 +73,10 @@ def has_cross(part: Token) -> bool:
     return part.is_region and is_cross(part)
 
 
-def base_name(block: Token, several: bool) -> str:
+def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str:
     """The attribute that holds a block (or a run of `several`), before it is numbered among its like."""
+    if not is_chain:
+        return "heads" if is_root else "branches"
     name = class_of(block)
     singular = {"UpBlock": "up", "DownBlock": "down", "Stage": "stage"}.get(name)
     singular = singular or ("layer" if name.endswith("Layer") else "block")

@@ -33,7 +33,7 @@ class Writer:
     def sequence(self, tokens: list[Token], path: Path) -> None:
         """Write the paths of the runs and blocks in a sequence that lies at `path`."""
         groups = [group for token in tokens if token.kind in ("run", "block") for group in self._groups(token)]
-        bases = [base_name(group[0], len(group) > 1) for group in groups]
+        bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
         if bases.count("blocks") > 1:
             bases = ["stage" if base == "blocks" else base for base in bases]
         if self.taken and not path:
@@ -48,21 +48,33 @@ class Writer:
                 self.block(block, here)
 
     def _groups(self, token: Token) -> list[list[Token]]:
-        """A run as one group of blocks, or by stages where the size of what they make changes."""
+        """The blocks of a run that go into one container: those that feed each other, by stages where the size of what
+        they make changes; or all of a run where none does, such as heads on several scales."""
         if token.kind == "block":
             return [[token]]
+        chains = [[token.parts[0]]]
+        for before, after in zip(token.parts, token.parts[1:]):
+            if not self.arranger.chained([before], [after]):
+                chains.append([])
+            chains[-1].append(after)
+        if len(chains) == len(token.parts):
+            return [token.parts]
+        return [group for chain in chains for group in self._stages(chain)]
+
+    def _is_chain(self, group: list[Token]) -> bool:
+        return len(group) < 2 or self.arranger.chained(group[:1], group[1:2])
+
+    def _stages(self, chain: list[Token]) -> list[list[Token]]:
         groups: list[list[Token]] = []
         before: object = None
-        for block in token.parts:
+        for block in chain:
             size = self._size(block)
             if not groups or size != before:
                 groups.append([])
             groups[-1].append(block)
             before = size
         longer = sum(len(g) > 1 for g in groups)
-        if longer < 2 or 2 * longer < len(groups):
-            return [token.parts]
-        return groups
+        return [chain] if longer < 2 or 2 * longer < len(groups) else groups
 
     def _size(self, block: Token) -> object:
         """Channels and sides of the map that a block makes; nothing for anything else."""
@@ -86,7 +98,7 @@ class Writer:
             if role:
                 turn[role] += 1
                 self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
-        self.sequence(block.parts, path)
+        self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
 
     def _body(self, region: Token, path: Path) -> None:
         """A block that is one region: its layers are the block's own."""
@@ -97,11 +109,7 @@ class Writer:
 
     def _part(self, region: Token, path: Path) -> None:
         """A part of a block: without the norm before it and the addition, which are the block's own."""
-        inner = list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts)
-        while inner and inner[0].kind in _ENDS:
-            inner.pop(0)
-        while inner and inner[-1].kind in _ENDS:
-            inner.pop()
+        inner = _without_ends(list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts))
         nodes = sorted(i for p in inner for i in p.nodes)
         self._write(nodes, path)
         self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branches")
@@ -129,6 +137,21 @@ class Writer:
     def _write(self, nodes: list[int], path: Path) -> None:
         for i in nodes:
             set_scope(self.flow.nodes[i], path)
+
+
+def _without_ends(parts: list[Token]) -> list[Token]:
+    """The tokens of a part without the norm in front (perhaps between two transpositions) and what rounds it off."""
+    at = 0
+    while at < len(parts) and parts[at].is_soft:
+        at += 1
+    norms = [i for i, p in enumerate(parts[:at]) if p.kind == "norm"]
+    if norms:
+        last = norms[-1] + 1
+        turned = any(p.kind == "move" for p in parts[: norms[-1]]) and last < at and parts[last].kind == "move"
+        parts = parts[last + turned :]
+    while parts and parts[-1].kind in _ENDS:
+        parts = parts[:-1]
+    return parts
 
 
 def _attention(part: Token) -> str:
