@@ -29,7 +29,7 @@ EXPECTED = {
     "resnet18": [(r"stage\d\.\d", 8, 2)],
     "resnet_bottleneck": [(r"blocks\.\d", 5, 3)],
     "mobilenet": [(r"blocks\.\d", 3, 2)],
-    "unet_transpose": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 3, 1)],
+    "unet_transpose": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 5, 1)],
     "unet_nearest": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 5, 1)],
     "vit": [(r"layers\.\d", 3, 1), (r"layers\.\d\.attn", 3, 1), (r"layers\.\d\.mlp", 3, 1)],
     "bert": [(r"layers\.\d", 2, 1), (r"layers\.\d\.attn\.[qkv]_proj", 6, 1), (r"layers\.\d\.mlp", 2, 1)],

@@ -39,9 +39,7 @@ class Arranger:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.flow = tokenizer.flow
-        self.known: list[tuple[Hashable, ...]] = (
-            []
-        )  # units with several layers, which count in blocks wherever they are
+        self.known: dict[tuple[Hashable, ...], int] = {}  # units that are blocks, and how many layers each has
 
     def arrange(self, tokens: list[Token], top: bool = True) -> list[Token]:
         """The sequence with what repeats as tokens of kind "run" and "block".
@@ -53,7 +51,10 @@ class Arranger:
             tokens = self._known(tokens)
         ways = [self._levels(tokens, inner_first, 6 if top else 4) for inner_first in (True, False)]
         tokens = min(ways, key=len)
-        return self._singles(tokens) if top else tokens
+        if not top:
+            return tokens
+        self._remember(tokens)
+        return self._singles(tokens)
 
     def _levels(self, tokens: list[Token], inner_first: bool, least: int) -> list[Token]:
         """Runs, runs of what has runs in it, and so on; what is left when nothing more is found.
@@ -106,7 +107,6 @@ class Arranger:
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
             units.append(tuple(labels[run.start : run.start + run.period]))
-            self._remember(blocks[0])
             chosen.append((start, end, self._run([self._block(b) for b in blocks])))
         kinds = list(dict.fromkeys(units))[:_KINDS]
         return _replaced(tokens, [*chosen, *self._scattered(tokens, kinds, free)])
@@ -129,9 +129,12 @@ class Arranger:
         units = [unit for unit, size in self.known.items() if size < layers]
         return _replaced(tokens, self._scattered(tokens, units, np.ones(len(tokens), bool)))
 
-    def _remember(self, unit: list[Token]) -> None:
-        if len(self.known) < _KINDS:
-            self.known.setdefault(tuple(t.label for t in unit), sum(t.is_layer for t in unit))
+    def _remember(self, tokens: list[Token]) -> None:
+        for token in tokens:
+            if token.kind == "block" and len(self.known) < _KINDS:
+                self.known.setdefault(tuple(p.label for p in token.parts), sum(p.is_layer for p in token.parts))
+            if token.kind in ("block", "run"):
+                self._remember(token.parts)
 
     def _run(self, blocks: list[Token]) -> Token:
         nodes = sorted(i for b in blocks for i in b.nodes)
@@ -201,7 +204,6 @@ class Arranger:
             found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
             if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
                 continue
-            self._remember(tokens[found[0] : found[0] + len(unit)])
             for i in found:
                 free[i : i + len(unit)] = False
                 chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))

@@ -10,7 +10,7 @@ _SHAPES = {
     ("conv", "conv"): "BasicBlock",
     ("point", "conv", "point"): "Bottleneck",
     ("point", "depth", "point"): "InvertedResidual",
-    ("depth", "point"): "InvertedResidual",
+    ("depth", "point"): "DepthwiseSeparable",
 }
 
 

@@ -227,16 +227,17 @@ def _bottom_up(scopes: list[Scope]) -> list[Scope]:
 
 
 def _class_names(module: ModuleDef, scope: Scope) -> list[str]:
-    """Names for a class, best first: the one that was recorded, its role, its role with that of what it is part of."""
+    """Names for a class, best first: the one that was recorded; or its role, its role with that of what it is part of."""
     recorded = module.classes.get(scope.path, "")
+    if recorded:
+        return [class_name(recorded)]
     words = [p for p in scope.path if not p.isdigit()] or ["block"]
     role = words[-1]
     if scope.path[-1].isdigit() and role.endswith("s") and not role.endswith("ss"):
         role = role[:-1]
     role = role.rstrip("0123456789") or role
-    names = [class_name(recorded)] if recorded else []
     within = class_name("_".join([*words[-2:-1], role]))
-    return [*names, within] if role in RESERVED else [*names, class_name(role), within]
+    return [within] if role in RESERVED else [class_name(role), within]
 
 
 def _free_name(namer: Namer, wanted: list[str]) -> str:
