@@ -1,8 +1,15 @@
-"""Constant tensors as what they are: `torch.arange(n)`, a lower triangle of ones, or the numbers themselves."""
+"""Constant tensors as what they are: `torch.arange(n)`, a causal mask, a table repeated, or the numbers themselves.
+
+Every form is bit for bit the array: what it computes is exact in every order of evaluation, or the array is compared
+with numpy's IEEE arithmetic of the same single operation. Where torch may round differently from device to device
+(`linspace`, sines, powers) there is no form, and the numbers stay data.
+"""
 
 from __future__ import annotations
 
 import ast
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +20,31 @@ from onnxgen.code.quote import OMIT, call, literal, quote, shortest
 
 # types for which torch has neither arange nor tril
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
-INLINE_ELEMENTS = 64  # larger unrecognised tensors go to the sidecar
+# the largest integer up to which a type of floating point has all integers
+WHOLE = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53, ir.DataType.FLOAT16: 1 << 11}
+INLINE_ELEMENTS = 32  # larger unrecognised tensors go to the sidecar
+ANY: Any = slice(None)
+
+
+def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) -> ast.expr | None:
+    """The expression that makes this constant tensor, bit for bit, or None if it is large and has no form.
+
+    `device` is an expression for the tensor's device (default: torch's default device).
+    """
+    if array.dtype.kind == "c":
+        return None
+    if array.dtype.kind not in "biuf":
+        widened = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
+        array = array.astype(np.float32) if widened else array.astype(np.int64)
+    if array.size:
+        made = _Form(dtype, device).of(array)
+        if made is not None:
+            return made
+    if array.size > INLINE_ELEMENTS or bool(np.isnan(array).any() if array.dtype.kind == "f" else False):
+        return None
+    if 0 in array.shape:
+        return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
+    return _Form(dtype, device).numbers(array)
 
 
 def _nested(values: Any, dtype: ir.DataType) -> Any:
@@ -22,72 +53,155 @@ def _nested(values: Any, dtype: ir.DataType) -> Any:
     return shortest(values, dtype) if isinstance(values, float) else values
 
 
-def _dtype_argument(dtype: ir.DataType, implied: ir.DataType) -> Any:
-    return OMIT if dtype == implied else dtype
+def _has_negative_zero(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" and bool((np.signbit(array) & (array == 0)).any())
 
 
-def _uniform(array: NDArray[Any], dtype: ir.DataType, device: Any) -> ast.expr | None:
-    first = array.reshape(-1)[0]
-    if array.size < 2 or not bool((array == first).all()) or (np.signbit(array).any() and first == 0):
-        return None
-    given = _dtype_argument(dtype, ir.DataType.FLOAT)
-    shape = tuple(array.shape)
-    if first == 0 and dtype.is_floating_point():
-        return call("torch.zeros", shape, dtype=given, device=device)
-    if first == 1 and dtype.is_floating_point():
-        return call("torch.ones", shape, dtype=given, device=device)
-    return call("torch.full", shape, _nested(first.item(), dtype), dtype=dtype, device=device)
+class _Form:
+    """The forms of arrays of one type on one device; each returns None where the array has not that form."""
 
+    def __init__(self, dtype: ir.DataType, device: Any) -> None:
+        self.dtype, self.device = dtype, device
 
-def _arange(array: NDArray[Any], dtype: ir.DataType, device: Any) -> ast.expr | None:
-    """A run of integers along the only axis that is not 1, as `torch.arange(...)`."""
-    if array.size < 4 or max(array.shape) != array.size or array.dtype.kind not in "iu":
-        return None
-    flat = array.reshape(-1)
-    start, step = int(flat[0]), int(flat[1]) - int(flat[0])
-    if step == 0 or not bool((flat == np.arange(flat.size, dtype=np.int64) * step + start).all()):
-        return None
-    stop = start + step * flat.size
-    bounds = (stop,) if (start, step) == (0, 1) else (start, stop) if step == 1 else (start, stop, step)
-    made = call("torch.arange", *bounds, dtype=_dtype_argument(dtype, ir.DataType.INT64), device=device)
-    return made if array.ndim == 1 else quote("x.reshape(s)", x=made, s=tuple(array.shape))
-
-
-def _triangle(array: NDArray[Any], dtype: ir.DataType, device: Any) -> ast.expr | None:
-    """A matrix of ones cut to a triangle by `torch.tril` or `torch.triu`, under leading axes of 1."""
-    if array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2] or min(array.shape[-2:]) < 2:
-        return None
-    matrix = array.reshape(array.shape[-2:])
-    if not bool(((matrix == 0) | (matrix == 1)).all()) or (
-        np.signbit(matrix).any() if matrix.dtype.kind == "f" else False
-    ):
-        return None
-    ones = call("torch.ones", *matrix.shape, dtype=_dtype_argument(dtype, ir.DataType.FLOAT), device=device)
-    for name, cut in (("tril", np.tril), ("triu", np.triu)):
-        for diagonal in (0, -1, 1):
-            if bool((matrix == cut(np.ones(matrix.shape), diagonal)).all()):
-                made = call(f"torch.{name}", ones, *([diagonal] if diagonal else []))
-                return made if array.ndim == 2 else quote("x.reshape(s)", x=made, s=tuple(array.shape))
-    return None
-
-
-def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) -> ast.expr | None:
-    """The expression that makes this constant tensor, bit for bit, or None if it is large and has no form.
-
-    `device` is an expression for the tensor's device (default: torch's default device).
-    """
-    if array.dtype.kind not in "biuf":
-        widened = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
-        array = array.astype(np.float32) if widened else array.astype(np.int64)
-    if array.size:
-        for form in (_uniform,) if dtype in PLAIN_ONLY else (_uniform, _arange, _triangle):
-            made = form(array, dtype, device)
+    def of(self, array: NDArray[Any]) -> ast.expr | None:
+        made = self._uniform(array)
+        if made is not None or self.dtype in PLAIN_ONLY or array.size < 4 or _has_negative_zero(array):
+            return made
+        core = array
+        if array.size > INLINE_ELEMENTS:
+            for axis in range(array.ndim):
+                first = core[(ANY,) * axis + (slice(0, 1),)]
+                core = first if bool((core == first).all()) else core
+        squeezed = core.squeeze()
+        forms: tuple[Callable[[NDArray[Any]], ast.expr | None], ...] = (self._arange, self._counted, self._steps)
+        if squeezed.ndim == 2:
+            forms = (self._eye, self._triangle, self._relative)
+        elif squeezed.ndim != 1:
+            forms = ()
+        for form in forms:
+            made = form(squeezed)
             if made is not None:
-                return made
-    if array.size > INLINE_ELEMENTS or bool(np.isnan(array).any() if array.dtype.kind == "f" else False):
+                return _in_shape(made, core.shape, array.shape)
+        if core.size < array.size and core.size <= INLINE_ELEMENTS and not np.isnan(squeezed.astype(float)).any():
+            return _in_shape(self.numbers(squeezed), core.shape, array.shape)
         return None
-    if 0 in array.shape:
-        return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
-    implied = {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
-    values = literal(_nested(array.tolist(), dtype))
-    return call("torch.tensor", values, dtype=_dtype_argument(dtype, implied), device=device)
+
+    def numbers(self, array: NDArray[Any]) -> ast.expr:
+        implied = {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
+        return self._call("torch.tensor", literal(_nested(array.tolist(), self.dtype)), implied=implied)
+
+    def _call(self, function: str, *args: Any, implied: ir.DataType) -> ast.expr:
+        return call(function, *args, dtype=OMIT if self.dtype == implied else self.dtype, device=self.device)
+
+    def _uniform(self, array: NDArray[Any]) -> ast.expr | None:
+        first = array.reshape(-1)[0]
+        if array.size < 2 or not bool((array == first).all()) or _has_negative_zero(array):
+            return None
+        if self.dtype != ir.DataType.BOOL and first in (0, 1):
+            return self._call(f"torch.{'ones' if first else 'zeros'}", *array.shape, implied=ir.DataType.FLOAT)
+        implied = {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
+        return self._call("torch.full", tuple(array.shape), _nested(first.item(), self.dtype), implied=implied)
+
+    # ---- one axis
+
+    def _arange(self, array: NDArray[Any]) -> ast.expr | None:
+        """start, start + step, ... where every sum and product is exact."""
+        if array.dtype.kind not in "iuf":
+            return None
+        numbers = array[0].item(), array[1].item()
+        if not all(math.isfinite(n) and n == int(n) for n in numbers):
+            return None
+        start, step = int(numbers[0]), int(numbers[1]) - int(numbers[0])
+        stop = start + step * array.size
+        most = WHOLE.get(self.dtype, 1 << 62 if array.dtype.kind in "iu" else 0)
+        if step == 0 or max(abs(start), abs(stop)) >= most:
+            return None
+        if not bool((array == np.arange(array.size) * step + start).all()):
+            return None
+        bounds = (stop,) if (start, step) == (0, 1) else (start, stop) if step == 1 else (start, stop, step)
+        return self._call("torch.arange", *bounds, implied=ir.DataType.INT64)
+
+    def _counted(self, array: NDArray[Any]) -> ast.expr | None:
+        """`torch.arange(n) * scale`, or `(torch.arange(n) + 0.5) * scale`: one product, rounded once."""
+        if self.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or array.size >= WHOLE[self.dtype]:
+            return None
+        counts = self._call("torch.arange", array.size, implied=ir.DataType.FLOAT)  # times a float it is that type
+        for offset in (0, 0.5):
+            scale = array[1] if offset == 0 else array[0] * 2
+            numbers = (np.arange(array.size) + offset).astype(array.dtype)
+            if np.isfinite(scale) and bool((numbers * scale == array).all()):
+                template = "x * s" if offset == 0 else "(x + 0.5) * s"
+                return quote(template, x=counts, s=_nested(scale.item(), self.dtype))
+        return None
+
+    def _steps(self, array: NDArray[Any]) -> ast.expr | None:
+        """`torch.arange(n) // k` and `torch.arange(n) % k`: rows and columns of a grid."""
+        if self.dtype != ir.DataType.INT64 or array[0] != 0 or array.size <= INLINE_ELEMENTS:
+            return None
+        counts = np.arange(array.size)
+        period = int(np.argmax(array != 0)) if array[1] == 0 else int(np.argmax(array != counts))
+        if period < 2:
+            return None
+        made = self._call("torch.arange", array.size, implied=ir.DataType.INT64)
+        if bool((array == counts // period).all()):
+            return quote("x // k", x=made, k=period)
+        return quote("x % k", x=made, k=period) if bool((array == counts % period).all()) else None
+
+    # ---- two axes
+
+    def _eye(self, matrix: NDArray[Any]) -> ast.expr | None:
+        rows, columns = matrix.shape
+        if not bool((matrix == np.eye(rows, columns, dtype=matrix.dtype)).all()):
+            return None
+        sides = (rows,) if rows == columns else (rows, columns)
+        return self._call("torch.eye", *sides, implied=ir.DataType.FLOAT)
+
+    def _triangle(self, matrix: NDArray[Any]) -> ast.expr | None:
+        """One number on one side of a diagonal and zeros on the other: `torch.ones(n, n).tril()`."""
+        rows, columns = matrix.shape
+        filled = matrix[-1, 0] if matrix[-1, 0] != 0 else matrix[0, -1]
+        if filled == 0 or (matrix[-1, 0] != 0 and matrix[0, -1] != 0):
+            return None
+        name, cut = ("tril", np.tril) if matrix[-1, 0] != 0 else ("triu", np.triu)
+        first = (matrix[0] != 0) if name == "tril" else (matrix[0] == 0)
+        column = (matrix[:, 0] == 0) if name == "tril" else (matrix[:, 0] != 0)
+        across, down = int(first.sum()), int(column.sum())  # where the diagonal leaves the first row and column
+        diagonal = (across - 1 if across else -down) if name == "tril" else (across if across else 1 - down)
+        if not bool((matrix == np.where(cut(np.ones(matrix.shape, bool), diagonal), filled, 0)).all()):
+            return None
+        if self.dtype == ir.DataType.BOOL or filled == 1:
+            whole = self._call("torch.ones", rows, columns, implied=ir.DataType.FLOAT)
+        else:
+            implied = ir.DataType.FLOAT if matrix.dtype.kind == "f" else ir.DataType.INT64
+            whole = self._call("torch.full", (rows, columns), _nested(filled.item(), self.dtype), implied=implied)
+        return quote(f"x.{name}(d)" if diagonal else f"x.{name}()", x=whole, d=diagonal)
+
+    def _relative(self, matrix: NDArray[Any]) -> ast.expr | None:
+        """The table of relative positions in a window of h by w, as Swin has it (helper `relative_positions`)."""
+        n = len(matrix)
+        if self.dtype != ir.DataType.INT64 or matrix.shape != (n, n) or n < 4:
+            return None
+        away = np.flatnonzero(matrix[0] != matrix[0, 0] - np.arange(n))
+        width = int(away[0]) if away.size else n
+        if n % width:
+            return None
+        y, x = np.divmod(np.arange(n), width)
+        rows = (y[:, None] - y + n // width - 1) * (2 * width - 1)
+        if not bool((matrix == rows + x[:, None] - x + width - 1).all()):
+            return None
+        return call("relative_positions", n // width, width, device=self.device)
+
+
+def _in_shape(made: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> ast.expr:
+    """Put axes of 1 into what has none, so that it has the shape `core`, and repeat it to `shape`."""
+    repeats = [m // n for n, m in zip(core, shape)]
+    is_repeated = any(r > 1 for r in repeats)
+    leading = next((i for i, n in enumerate(core) if n > 1), len(core))
+    kept = core[leading:] if is_repeated else core  # `repeat` makes leading axes by itself
+    places: list[ast.expr] = [ast.Constant(None) if n == 1 else ast.Slice() for n in kept]
+    while places and isinstance(places[-1], ast.Slice):
+        places.pop()
+    if places:
+        index = places[0] if len(places) == 1 else ast.Tuple(places, ast.Load())
+        made = ast.Subscript(made, index, ast.Load())
+    return call(ast.Attribute(made, "repeat", ast.Load()), *repeats) if is_repeated else made

@@ -1,0 +1,16 @@
+"""Windows of tokens, as vision transformers have them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def relative_positions(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+    """For each two tokens of a window the row of a table of biases, [height * width, height * width] int64.
+
+    The row counts how far the first token is below and right of the second (Swin Transformer, Liu et al. 2021).
+    """
+    token = torch.arange(height * width, device=device)
+    y, x = token // width, token % width
+    return (y[:, None] - y + height - 1) * (2 * width - 1) + x[:, None] - x + width - 1
