@@ -23,6 +23,7 @@ from onnxgen.code.render import Frame, aligned, code_digest, render, with_finger
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
@@ -112,6 +113,10 @@ def compose(
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, "wayback": json.dumps(record)}
+    freed: Freed | None = model.meta.get(FREED)
+    if freed is not None and freed.inputs:
+        record_of_batch = {"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs}
+        metadata["batch"] = json.dumps(record_of_batch)
     reads = frozenset({path, *model.meta.get("data files", ())})
     return Generated(source, tensors, metadata, weights, report, reads)
 

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, folded_layers
 from onnxgen.propagate.info import info
 
@@ -14,7 +15,8 @@ SHOWN = 3  # names of inputs in one note
 
 def inference_notes(model: ir.Model, options: Options) -> list[str]:
     """Sentences about what was lost or fixed because a file was exported for inference; after `simplify`."""
-    return [*_folded_norms(model), *_fixed_batch(model, options)]
+    freed: Freed | None = model.meta.get(FREED)
+    return [*_folded_norms(model), *(_fixed_batch(model, options) if freed is None else freed.notes)]
 
 
 def _folded_norms(model: ir.Model) -> list[str]:
@@ -43,5 +45,6 @@ def _fixed_batch(model: ir.Model, options: Options) -> list[str]:
         return []
     names = ", ".join(map(printable, list(inputs)[:SHOWN])) + (", ..." if len(inputs) > SHOWN else "")
     return [
-        f"exported for a batch of 1 ({names}): other sizes may fail; to train in batches, export with a dynamic axis"
+        f"exported for a batch of 1 ({names}): other sizes may fail; to train in batches, export with a dynamic axis, "
+        "or free it with --dynamic-batch"
     ]

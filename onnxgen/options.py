@@ -39,6 +39,9 @@ class Options:
         flat: one class, no nested modules.
         trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
         frozen: a regular expression; tensors whose ONNX name it finds are not trained.
+        dynamic_batch: make a batch that the file fixes free, where that is provable (see `onnxgen.passes.batch`).
+        batch_axes: with `dynamic_batch`, the axis of inputs that is the batch, if not the first: `{"frames": 1}`; None
+            for an input that has none.
         restore_batchnorm: put BatchNorm layers that an export for inference folded into convolutions back, as the
             identity (see `passes.folded`).
         dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
@@ -56,6 +59,8 @@ class Options:
     flat: bool = False
     trainable: str | None = None
     frozen: str | None = None
+    dynamic_batch: bool = False
+    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
     restore_batchnorm: bool = False
     dropout: Mapping[str, float] = field(default_factory=dict)
     shard_size: int = 5_000_000_000
@@ -71,6 +76,8 @@ class Options:
                 re.compile(pattern or "")
             except re.error as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+        if self.batch_axes and not self.dynamic_batch:
+            raise OnnxgenError("--batch-axis belongs to --dynamic-batch")
         for scope, p in self.dropout.items():
             if not scope or not 0 <= p < 1:
                 raise OnnxgenError(

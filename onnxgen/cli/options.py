@@ -40,6 +40,17 @@ def dropout(_: object, __: object, given: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
+def batch_axes(_: object, __: object, given: tuple[str, ...]) -> dict[str, int | None]:
+    """`("frames=1", "scale=none")` to `{"frames": 1, "scale": None}`."""
+    found: dict[str, int | None] = {}
+    for text in given:
+        name, equals, axis = text.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"-?\d+|none", axis.strip()):
+            raise click.BadParameter(f"{text!r} is not like NAME=1 or NAME=none")
+        found[name] = None if axis.strip() == "none" else int(axis)
+    return found
+
+
 def size(_: object, __: object, given: str) -> int:
     """`5GB` to 5_000_000_000."""
     match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", given.strip().upper())
@@ -64,6 +75,15 @@ _GENERATION = [
     click.option("--flat", is_flag=True, help="One class, no nested modules."),
     click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
     click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
+    click.option("--dynamic-batch", is_flag=True, help="Free a batch that the file fixes, where that is provable."),
+    click.option(
+        "--batch-axis",
+        "batch_axes",
+        metavar="NAME=1",
+        multiple=True,
+        callback=batch_axes,
+        help="The axis of an input that is the batch, if not the first (none: it has none); may be repeated.",
+    ),
     click.option(
         "--restore-batchnorm", is_flag=True, help="Put back BatchNorm layers that the export folded into convolutions."
     ),

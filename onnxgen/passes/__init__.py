@@ -10,6 +10,7 @@ from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
+from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
@@ -41,6 +42,7 @@ PASSES: list[Pass] = [
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types
     known,  # shapes computed beside the data would count as users of it
+    dynamic_batch,  # when sizes are numbers, and operators still the exporter's: it has a rule for each
     sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers

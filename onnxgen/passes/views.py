@@ -75,6 +75,8 @@ def _rewrite(last: ir.Node) -> None:
     if followed is None:
         return
     steps = _named(*followed) or _steps(*followed, info(x).shape or ())
+    if not steps and last.outputs[0].is_graph_output():
+        return  # the output must keep its name
     if len(steps) < len(chain):
         _write(last, x, steps)
 

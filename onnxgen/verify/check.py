@@ -13,7 +13,9 @@ from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.load import from_pretrained, imported, load
 from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.trainable import stored_values
+from onnxgen.pipeline import read_and_simplify
 from onnxgen.propagate import propagate
 from onnxgen.reader import read
 from onnxgen.stored import stored
@@ -24,6 +26,7 @@ from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import compare_weights, record_of
 from onnxgen.verify.oracle import Oracle, Refused, oracles
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
+from onnxgen.verify.stacked import Stacked, free_inputs, freed_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +44,8 @@ class Check:
 
     def __init__(self, path: Path, options: Options, *, rtol: float, atol: float) -> None:
         self.path, self.options = path, options
-        model = read(path, options)
-        propagate(model.graph, options)
-        self.graph = examine(model)
+        self.freed: Freed | None = None
+        model = self._examined()
         tensors = (stored(v) for v in stored_values(model.graph))
         floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
         self.stored = {str(dtype.numpy()) for dtype in map(ir.DataType, floats)}
@@ -52,6 +54,29 @@ class Check:
         self.refusals: list[str] = []
         self.cast: torch.dtype | None = None
         self.halves: set[str] = set()
+
+    def _examined(self) -> ir.Model:
+        """Look at the file, with the batch as free as it was made."""
+        model = read(self.path, self.options)
+        if self.freed is not None:
+            free_inputs(model, self.freed)
+        propagate(model.graph, self.options)
+        self.graph = examine(model)
+        return model
+
+    def _free_batch(self, space: Mapping[str, Any]) -> None:
+        """Compare with single runs where the module's batch is free and the file's is not."""
+        freed = freed_of(space)
+        if freed is None and self.options.dynamic_batch:
+            freed = read_and_simplify(self.path, self.options).meta[FREED]
+        if freed is None or not freed.inputs:
+            return
+        if self.graph.trains_norm:
+            self.notes.append("BatchNorm trains, which mixes samples: compared with the file's own batch only")
+            return
+        self.freed = freed
+        self._examined()
+        self.notes.append(f"the file's batch of {freed.size} was made free: compared with its runs, stacked")
 
     def verify(
         self,
@@ -63,6 +88,7 @@ class Check:
         integrity: bool,
     ) -> VerifyReport:
         with self._opened(module) as (network, space):
+            self._free_batch(space)
             self._choose_tolerance(network)
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             mode = "training" if self.graph.training else "eval"
@@ -118,6 +144,8 @@ class Check:
                 self.refusals.append(str(oracle))
                 self.notes.append(str(oracle))
                 continue
+            if self.freed is not None:
+                oracle = Stacked(oracle, self.freed, self.graph.outputs)
             used: list[drawing.Sizes] = []
             for run in range(runs if feeds is None else len(feeds)):
                 tries = self._drawn(run, seed, used) if feeds is None else self._own(feeds[run])
@@ -252,8 +280,6 @@ class Check:
         if self.graph.branches or record is None:
             return set()
         from dataclasses import replace
-
-        from onnxgen.pipeline import read_and_simplify
 
         try:
             model = read_and_simplify(self.path, replace(self.options, trainable=None, frozen=None))

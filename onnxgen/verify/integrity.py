@@ -27,15 +27,17 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`wayback.way_back`), if it did."""
-    sidecar = sidecar_of(space)
-    if sidecar is None:
-        return None
     try:
-        metadata, _ = read_header(sidecar_files(sidecar)[0])
-        record = json.loads(metadata["wayback"])
+        record = json.loads(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
+    """The metadata of a generated file's sidecar; empty if it has none. Raises `OnnxgenError` if that is broken."""
+    sidecar = sidecar_of(space)
+    return {} if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:

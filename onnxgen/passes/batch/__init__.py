@@ -1,0 +1,227 @@
+"""`--dynamic-batch`: makes a batch free that the file fixes, where that is provable.
+
+Many exports froze it: an input [1, 3, 224, 224], a Reshape to [1, -1], a Tile of 8. The proof goes node by node, from
+the inputs on. A value is a *stack* (`stack.Stack`) if it holds, along one axis, what the single samples give; a rule
+for each operator says when stacks make a stack. Sizes that are provably the batch become its symbol on the way, and
+what is the same for all samples is expanded where an operator wants one for each. What has no rule, mixes samples or
+takes them apart is refused. In the end the shapes are inferred anew, from a free batch, and must be what was proven.
+
+What single runs compute is the specification: whatever the exporter computed from a batch size, and stored, stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.passes.batch import arithmetic, layout
+from onnxgen.passes.batch.stack import Batch, Here, Refusal, Rule, Stack
+from onnxgen.passes.rewrite import drop
+from onnxgen.passes.trainable import subgraphs
+from onnxgen.propagate import propagate
+from onnxgen.propagate.dims import symbol, symbols
+from onnxgen.propagate.info import info, set_info
+
+RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
+FREED = "batch"  # in `model.meta`: the `Freed`
+NAME = "batch"  # of the dim
+RANDOM = {"RandomNormal", "RandomUniform", "Multinomial"}
+WAY_OUT = "name the axes of the inputs with --batch-axis, export with a dynamic batch, or leave --dynamic-batch out"
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What `dynamic_batch` did.
+
+    Attributes:
+        size: what the file fixes the batch at.
+        inputs: the axis of each input that has it, by name.
+        outputs: the axis of each output that has it, by name; along it the samples follow each other.
+        notes: what a person should know.
+    """
+
+    size: int
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+
+def dynamic_batch(model: ir.Model, options: Options) -> None:
+    """Make the batch free, and note in `model.meta` what was (`Freed`).
+
+    Raises:
+        OnnxgenError: it can't be proven to be free; names every node that stands in the way.
+    """
+    if not options.dynamic_batch:
+        return
+    size, inputs = _inputs(model.graph, options)
+    if not inputs:
+        model.meta[FREED] = Freed(size, {}, {}, ("no input has a fixed batch: --dynamic-batch has nothing to do",))
+        return
+    taken = {name for v in model.graph.inputs for dim in info(v).shape or () for name in symbols(dim)}
+    name = next(n for n in (NAME, *(f"{NAME}_{i}" for i in range(len(taken) + 1))) if n not in taken)
+    batch = Batch(size, symbol(name, (inputs[0][0].name or "", inputs[0][1])), {}, [], {})
+    batch.stacks.update({value: Stack(axis) for value, axis in inputs})
+    _walk(model, batch)
+    outputs = _outputs(model.graph, batch)
+    _infer_anew(model, options, batch, name)
+    axes = {value.name or "": axis for value, axis in inputs}
+    model.meta[FREED] = Freed(size, axes, outputs, tuple(dict.fromkeys(batch.notes)))
+
+
+# ---- inputs and outputs ----------------------------------------------------------------------------------------------
+
+
+def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value, int]]]:
+    """The batch's fixed size, and the inputs that have it, with its axis.
+
+    Unless the options say otherwise it is the first axis of every input that has the size there that the input of the
+    highest rank has; of none where some input has a dynamic first axis already.
+    """
+    values = {v.name or "": v for v in graph.inputs if v.name not in graph.initializers}
+    problems = Problems()
+    for name in options.batch_axes:
+        if name not in values:
+            known = ", ".join(map(printable, values))
+            problems.add(Problem(f"the model has no input {printable(name)}", help=f"its inputs are: {known}"))
+    shapes = {name: info(v).shape or () for name, v in values.items() if info(v).kind == "tensor"}
+    usual = None if any(shape and not isinstance(shape[0], int) for shape in shapes.values()) else 0
+    found: dict[str, int] = {}
+    size = 0
+    for name, shape in sorted(shapes.items(), key=lambda item: (item[0] not in options.batch_axes, -len(item[1]))):
+        axis = options.batch_axes.get(name, usual)
+        dim = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else None
+        size = size or (dim if isinstance(dim, int) else 0)
+        if axis is not None and size and dim == size:
+            found[name] = axis % len(shape)
+        elif axis is not None and name in options.batch_axes:
+            what = (
+                f"has no axis {axis}" if dim is None else f"is {dim} on axis {axis}, and the batch is {size or 'fixed'}"
+            )
+            problems.add(f"--batch-axis: input {printable(name)} {what}")
+    problems.raise_if_any()
+    return size, [(values[name], found[name]) for name in values if name in found]
+
+
+def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
+    problems, found = Problems(), {}
+    for value in graph.outputs:
+        stack = batch.stacks.get(value)
+        name = printable(value.name or "")
+        if stack is not None and stack.outer != 1:
+            problems.add(Problem(f"output {name} does not have the samples one after the other", help=WAY_OUT))
+        elif stack is not None:
+            found[value.name or ""] = stack.axis
+    if not found and not problems.found:
+        problems.add(Problem("no output depends on the batch", help=WAY_OUT))
+    problems.raise_if_any()
+    return found
+
+
+# ---- the proof -------------------------------------------------------------------------------------------------------
+
+
+def _walk(model: ir.Model, batch: Batch) -> None:
+    """Find what every value is, in order of computation. Raises `OnnxgenError` with each node that is in the way."""
+    problems = Problems()
+    refused: set[ir.Value] = set()
+    for node in list(model.graph):
+        used = set(_used(node))
+        if used & refused:
+            refused.update(node.outputs)
+            continue
+        opset = node.version or model.opset_imports.get(node.domain, 1)
+        outputs = list(node.outputs)
+        here = Here(node, batch, opset)
+        try:
+            _prove(here, used)
+        except Refusal as reason:
+            problems.add(_problem(node, opset, str(reason)))
+            refused.update(outputs)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            problems.add(_problem(node, opset, "its inputs or attributes make no sense"))
+            refused.update(outputs)
+    problems.raise_if_any()
+
+
+def _problem(node: ir.Node, opset: int, reason: str) -> Problem:
+    op = printable(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
+    name = node.name or next((f"of {o.name}" for o in node.outputs if o.name), "")
+    return Problem(f"the batch can't be made free: {reason}", printable(name), op, opset, WAY_OUT)
+
+
+def _prove(here: Here, used: set[ir.Value]) -> None:
+    """Find what the outputs of one node are. Raises `Refusal`."""
+    node, batch = here.node, here.batch
+    if node.op_type in RANDOM:
+        raise Refusal("it draws the same numbers for all samples")
+    if not used.intersection(batch.stacks):
+        return
+    if node.op_type in ("Shape", "Size") and node.domain == "":
+        _freeze(node)
+        return
+    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if rule is None or any(True for _ in subgraphs(node)):
+        raise Refusal("nothing is known of what it does to a batch")
+    found = rule(here)
+    stacks = found if isinstance(found, list) else [found] * len(here.node.outputs)
+    for output, stack in zip(here.node.outputs, stacks):
+        shape = info(output).shape
+        if stack is None or not output.name:
+            continue
+        if shape is None or shape[stack.axis] != stack.size(batch.size):
+            raise Refusal("the shape of its result is not known")
+        batch.stacks[output] = stack
+
+
+def _freeze(node: ir.Node) -> None:
+    """Sizes that are computed with as numbers stay those of a single run, as all that the exporter stored."""
+    (old,) = node.outputs
+    facts = info(old)
+    if facts.data is None or old.is_graph_output():
+        raise Refusal("the batch's size is a result")
+    new = ir.Value(name=old.name, shape=old.shape, type=old.type)
+    set_info(new, facts)
+    ir.convenience.replace_all_uses_with(old, new)
+    drop(node)
+
+
+def _used(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node takes, also those that its subgraphs take from outside."""
+    yield from (value for value in node.inputs if value is not None)
+    for graph in subgraphs(node):
+        for inner in graph:
+            yield from _used(inner)
+        yield from graph.outputs
+
+
+# ---- the check -------------------------------------------------------------------------------------------------------
+
+
+def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> None:
+    """Infer every shape from a free batch. Raises `OnnxgenError` where it is not the one that was proven."""
+    expected = {}
+    for value, stack in batch.stacks.items():
+        shape = info(value).shape
+        assert shape is not None
+        expected[value] = batch.free(shape, stack)
+    for value in model.graph.inputs:
+        if value in expected and value.shape is not None:
+            dims = list(value.shape)
+            dims[batch.stacks[value].axis] = ir.SymbolicDim(name)
+            value.shape = ir.Shape(dims)
+    propagate(model.graph, options)
+    problems = Problems()
+    for value, shape in expected.items():
+        node = value.producer()
+        is_live = value.uses() or value.is_graph_output()
+        if is_live and node is not None and node.graph is not None and info(value).shape != shape:
+            opset = node.version or model.opset_imports.get(node.domain, 1)
+            problems.add(_problem(node, opset, "the shape of its result can't be told for every batch"))
+    if problems.found:
+        raise OnnxgenError(problems.found[0])  # the others follow from it

@@ -1,0 +1,67 @@
+"""What a file with a fixed batch computes for any number of samples: its single runs, stacked (`--dynamic-batch`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.passes.batch import Freed
+from onnxgen.verify.integrity import metadata_of
+from onnxgen.verify.oracle import Oracle, Refused
+
+
+def freed_of(space: Mapping[str, Any]) -> Freed | None:
+    """The batch that a generated file made free, as its sidecar recorded it; None if it did not."""
+    try:
+        found = json.loads(metadata_of(space)["batch"])
+        return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
+    except (OnnxgenError, KeyError, TypeError, ValueError):
+        return None
+
+
+def free_inputs(model: ir.Model, freed: Freed) -> None:
+    """Let the inputs of a model, as it was read, have a batch of any size, to draw samples for."""
+    for value in model.graph.inputs:
+        axis = freed.inputs.get(value.name or "")
+        if axis is not None and value.shape is not None:
+            dims: list[int | ir.SymbolicDim] = list(value.shape)
+            dims[axis] = ir.SymbolicDim("batch")
+            value.shape = ir.Shape(dims)
+
+
+class Stacked:
+    """An oracle that runs the file as often as its batch needs, and puts the results one after the other."""
+
+    def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
+        self.oracle, self.freed, self.outputs = oracle, freed, outputs
+        self.name = f"{oracle.name}, stacked runs of {freed.size}"
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        counts = {feeds[name].shape[axis] for name, axis in self.freed.inputs.items()}
+        if len(counts) != 1 or 0 in counts:
+            raise Refused("inputs do not have the same number of samples")
+        (count,) = counts
+        runs = [self.oracle.run(part) for part in self._parts(feeds, count)]
+        return [self._joined(name, [run[i] for run in runs], count) for i, name in enumerate(self.outputs)]
+
+    def _parts(self, feeds: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+        """The samples in portions of the file's batch; the last one is filled with the last sample."""
+        for start in range(0, count, self.freed.size):
+            chosen = [min(start + i, count - 1) for i in range(self.freed.size)]
+            yield {
+                name: np.take(value, chosen, self.freed.inputs[name]) if name in self.freed.inputs else value
+                for name, value in feeds.items()
+            }
+
+    def _joined(self, name: str, parts: list[Any], count: int) -> Any:
+        """An output of all runs: for each sample its rows; one that does not depend on the batch is each run's."""
+        axis = self.freed.outputs.get(name)
+        if axis is None:
+            return parts[0]
+        rows = parts[0].shape[axis] // self.freed.size
+        return np.take(np.concatenate(parts, axis), range(count * rows), axis)
