@@ -110,7 +110,8 @@ def note_origin(model: ir.Model) -> None:
         if (node.name or "").startswith("/"):
             mine = [path for path in mine if not is_alias(scope, path[:-1])]
         node.meta["scope"] = _choose(recorded[node], mine, at_home)
-    place_between(nodes, {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"})
+    silent = {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"}
+    place_between(nodes, silent, homes or {node.meta["scope"] for node in nodes if weights[node]})
     model.meta["classes"] = classes
 
 
