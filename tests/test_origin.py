@@ -19,7 +19,7 @@ __all__ = ["write"]  # a fixture
 
 def scopes(path: Path) -> dict[str, str]:
     """Dotted scopes by node name."""
-    return {n.name or "": ".".join(n.meta["scope"]) for n in read(path, Options()).graph.all_nodes()}
+    return {n.name or "": ".".join(n.meta.get("scope", ())) for n in read(path, Options()).graph.all_nodes()}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,17 @@ def test_parameter_names_outrank(write: Write) -> None:
     stale = conv("fused", "body.0.conv.weight")
     stale.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'body', 'body.0', 'body.0.bn', 'conv']")
     assert scopes(write(model([stale], [weight("body.0.conv.weight", 4, 4)]))) == {"fused": "body.0.conv"}
-    named = conv("/head/MatMul", "body.0.conv.weight")
-    assert scopes(write(model([named], [weight("body.0.conv.weight", 4, 4)]))) == {"/head/MatMul": "body.0.conv"}
+    named = conv("/head/conv/MatMul", "body.0.conv.weight")
+    assert scopes(write(model([named], [weight("body.0.conv.weight", 4, 4)]))) == {"/head/conv/MatMul": "body.0.conv"}
     folded = conv("/head/MatMul", "onnx::MatMul_7")
     assert scopes(write(model([folded], [weight("onnx::MatMul_7", 4, 4)]))) == {"/head/MatMul": "head"}
+
+
+def test_a_module_that_shares_a_weight_keeps_its_place(write: Write) -> None:
+    """T5's encoder.embed_tokens takes shared.weight: the exporter calls a tensor by the first of its names."""
+    shared = conv("/encoder/embed_tokens/Gather", "shared.weight")
+    found = scopes(write(model([shared], [weight("shared.weight", 4, 4)])))
+    assert found == {"/encoder/embed_tokens/Gather": "encoder.embed_tokens"}
 
 
 def test_parameters_through_other_nodes(write: Write) -> None:
@@ -144,21 +151,6 @@ def test_a_whole_block_called_twice(write: Write) -> None:
     assert found["/block_1/fc/MatMul"] == "block.fc" and found["/block_1/act_1/Relu"] == "block.act"
 
 
-def test_a_node_that_says_nothing_stands_between_its_neighbours(write: Write) -> None:
-    """A rewriting tool's nodes have no metadata; in the root, they would tear the module in two."""
-    nodes = [
-        conv("/body/fc1/MatMul", "onnx::a", "x", "h"),
-        node("Relu", ["h"], ["r"], name="added_1"),
-        node("Neg", ["r"], ["n"], name="added_2"),
-        conv("/body/fc2/MatMul", "onnx::b", "n", "m"),
-        node("Abs", ["m"], ["t"], name="added_3"),
-        conv("/head/MatMul", "onnx::c", "t"),
-    ]
-    found = scopes(write(model(nodes, [weight(f"onnx::{n}", 4, 4) for n in "abc"])))
-    assert found["added_1"] == found["added_2"] == "body"
-    assert found["added_3"] == ""
-
-
 @pytest.mark.parametrize(
     ("name", "scope"),
     [
@@ -196,7 +188,7 @@ def test_hostile_metadata_is_ignored(write: Write, text: str) -> None:
     for key in ("name_scopes", "class_hierarchy"):
         relu.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=text)
     found = read(write(model([relu])), Options())
-    assert found.graph[0].meta["scope"] == () and not found.meta["classes"]
+    assert "scope" not in found.graph[0].meta and not found.meta["classes"]
 
 
 # --- what PyTorch's exporters really write -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from onnxgen.blocks.between import place_silent
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
@@ -60,6 +61,7 @@ PASSES: list[Pass] = [
     attention,  # before Linear, which also starts from MatMul
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
+    place_silent,  # for what is left; idioms are single nodes now
     restore_batchnorm,  # last: no idiom has a norm of ours in it
 ]
 

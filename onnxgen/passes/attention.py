@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by, scalar
-from onnxgen.passes.rewrite import replace
+from onnxgen.passes.rewrite import beside, replace
 from onnxgen.propagate.info import Info, info, set_info
 
 SWAPPED = [0, 1, 3, 2]
@@ -122,7 +122,7 @@ def _key(transposed: ir.Value, before: ir.Node) -> ir.Value:
     if perm == [0, 1, 2, 3]:
         return source
     made = ir.Node("", "Transpose", [source], [ir.AttrInt64s("perm", perm)], version=13, num_outputs=1)
-    made.meta["scope"] = before.meta.get("scope", ())
+    beside(made, before)
     made.outputs[0].name = f"{transposed.name}.k"
     shape = info(source).shape
     set_info(made.outputs[0], Info(info(source).dtype, None if shape is None else tuple(shape[p] for p in perm)))

@@ -40,7 +40,7 @@ def linear(model: ir.Model, options: Options) -> None:
                 continue
             bias, last = _bias(node)
             inputs = [x, weight] if bias is None else [x, weight, bias]
-            # The one that a parameter's name places: of matrices that an exporter turned, it is only the bias that has one.
+            # Of a layer whose matrix an exporter turned, only the bias has a name that tells where it is.
             origin = max(node, last, key=lambda n: len(n.meta.get("scope", ())))
             replace(last, ir.Node(DOMAIN, "Linear", inputs, version=1), origin=origin)
 

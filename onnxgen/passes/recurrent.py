@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.recurrent_stack import SWAP, Layer, layer_above, make_batch_first, merged
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses, transposed
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
@@ -132,7 +132,7 @@ def _rewrite(layer: Layer) -> None:
         version=1,
         name=node.name,
     )
-    new.meta["scope"] = node.meta.get("scope", ())
+    beside(new, node)
     insert(node, new)
     layer.new = new
     for old, state in zip(node.outputs[1:], new.outputs[1:]):

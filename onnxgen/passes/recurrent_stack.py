@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses
 from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.wayback import Source
@@ -70,7 +70,7 @@ def merged(chain: list[Layer]) -> ir.Node:
         DOMAIN, first.op_type, [first.inputs[0], *states, *weights], list(first.attributes.values()),
         num_outputs=len(first.outputs), version=1, name=first.name,
     )  # fmt: skip
-    new.meta["scope"] = first.meta.get("scope", ())
+    beside(new, first)
     insert(last, new)
     y = new.outputs[0]
     name_after(y, last.outputs[0])

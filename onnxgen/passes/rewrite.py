@@ -22,13 +22,19 @@ def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
     graph = last.graph
     assert graph is not None
     new.name = origin.name
-    new.meta["scope"] = origin.meta.get("scope", ())
+    beside(new, origin if "scope" in origin.meta else last)
     graph.insert_before(last, new)
     for old, fresh in zip(last.outputs, new.outputs):
         fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
         set_info(fresh, info(old))
         ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
     drop(last)
+
+
+def beside(new: ir.Node, node: ir.Node) -> None:
+    """Let a new node stand in the same scope, if that is known."""
+    if "scope" in node.meta:
+        new.meta["scope"] = node.meta["scope"]
 
 
 def drop(node: ir.Node) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, insert, replace_uses
 from onnxgen.propagate.info import Info, info, set_info
 
@@ -64,7 +64,8 @@ def _split(node: ir.Node, sizes: list[int], items: dict[ir.Node, int]) -> None:
     axis = _axis(node, len(facts.shape))
     inputs = [node.inputs[0], constant(node, np.array(sizes), f"{name}.sizes")]
     split = ir.Node("", "Split", inputs, [ir.AttrInt64("axis", axis)], num_outputs=len(sizes), version=13)
-    split.name, split.meta["scope"] = node.name, node.meta.get("scope", ())
+    split.name = node.name
+    beside(split, node)
     insert(node, split)
     for i, (part, size) in enumerate(zip(split.outputs, sizes)):
         part.name = f"{name}.{i}"
@@ -83,7 +84,8 @@ def _keepdims(node: ir.Node) -> bool:
 
 def _squeezed(item: ir.Node, part: ir.Value, axis: int) -> ir.Value:
     squeeze = ir.Node("", "Squeeze", [part, constant(item, np.array([axis]), f"{part.name}.axis")], version=13)
-    squeeze.name, squeeze.meta["scope"] = item.name, item.meta.get("scope", ())
+    squeeze.name = item.name
+    beside(squeeze, item)
     insert(item, squeeze)
     shape = info(part).shape or ()
     squeeze.outputs[0].name = item.outputs[0].name

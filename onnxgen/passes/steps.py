@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.passes.rewrite import beside
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
 
@@ -59,7 +60,7 @@ def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
         return value
     size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
     node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
-    node.meta["scope"] = before.meta.get("scope", ())
+    beside(node, before)
     insert(before, node)
     node.outputs[0].name = f"{value.name}.flat"
     set_info(node.outputs[0], Info(info(value).dtype, (size,)))

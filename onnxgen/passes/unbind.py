@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.rewrite import drop, only_user
+from onnxgen.passes.rewrite import beside, drop, only_user
 from onnxgen.passes.steps import known_ints
 from onnxgen.propagate.info import info, set_info
 from onnxgen.stored import stored
@@ -124,7 +124,8 @@ def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int
         graph.insert_after(producer, new)
     else:
         graph.insert_before(graph[0], new)
-    new.name, new.meta["scope"] = ends[0].name, ends[0].meta.get("scope", ())
+    new.name = ends[0].name
+    beside(new, ends[0])
     for i, (end, position) in enumerate(zip(ends, positions)):
         old, fresh = end.outputs[0], new.outputs[position]
         if position not in positions[:i]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import drop, only_user, replace
+from onnxgen.passes.rewrite import beside, drop, only_user, replace
 from onnxgen.passes.steps import insert, known_ints
 from onnxgen.propagate.dims import Dim, exact_div, product
 from onnxgen.propagate.info import Info, Shape, info, set_info
@@ -210,7 +210,8 @@ def _write(last: ir.Node, x: ir.Value, steps: list[_Step]) -> None:
             replace(last, node)
             return
         insert(last, node)
-        node.meta["scope"], node.name = last.meta.get("scope", ()), last.name
+        node.name = last.name
+        beside(node, last)
         shape = info(x).shape or ()
         made = what if name == "Reshape" else tuple(shape[p] for p in what)  # type: ignore[union-attr, index]
         x, facts = node.outputs[0], Info(info(x).dtype, made)  # type: ignore[arg-type]

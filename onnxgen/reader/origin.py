@@ -11,7 +11,7 @@ Three kinds of evidence, the strongest first:
 3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They go stale where
    it fuses nodes. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
 
-A node that has none stands where its neighbours do (`reader.between`). Scopes are raw text, cleaned by
+A node that has none stays without (`blocks.between`). Scopes are raw text, cleaned by
 `names.module_part` when they become attributes.
 """
 
@@ -23,7 +23,6 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnxgen.reader.between import place_between
 from onnxgen.reader.callnames import one_module
 from onnxgen.reader.conventions import layer_of, regrouped
 from onnxgen.stored import folded_from
@@ -79,7 +78,10 @@ def seen_from(scope: Scope, home: Scope) -> Scope:
 
 
 def note_origin(model: ir.Model) -> None:
-    """Set `node.meta["scope"]` of every node and `model.meta["classes"]` (see docs/ARCHITECTURE.md)."""
+    """Set `node.meta["scope"]` of every node that says where it was written, and `model.meta["classes"]`.
+
+    docs/ARCHITECTURE.md has what they mean.
+    """
     nodes = list(model.graph.all_nodes())
     classes: dict[Scope, str] = {}
     recorded: dict[ir.Node, Scope | None] = {}
@@ -109,9 +111,8 @@ def note_origin(model: ir.Model) -> None:
         mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
         if (node.name or "").startswith("/"):
             mine = [path for path in mine if not is_alias(scope, path[:-1])]
-        node.meta["scope"] = _choose(recorded[node], mine, at_home)
-    silent = {n for n in nodes if recorded[n] is None and not params[n] and n.op_type != "Constant"}
-    place_between(nodes, silent, homes or {node.meta["scope"] for node in nodes if weights[node]})
+        if recorded[node] is not None or mine:
+            node.meta["scope"] = _choose(recorded[node], mine, at_home)
     model.meta["classes"] = classes
 
 
