@@ -243,7 +243,7 @@ def test_torch_exports(tmp_path: Path, dynamo: bool, training: bool) -> None:
     modules = dict(net.named_modules())
     by_op: dict[str, list[str]] = {}
     for step in found.graph.all_nodes():
-        scope = ".".join(step.meta["scope"])
+        scope = ".".join(step.meta.get("scope", ()))
         assert scope in modules, (step.name, scope)
         by_op.setdefault(step.op_type, []).append(scope)
     assert by_op["Conv"] == ["encoder.layer.0.conv1", "encoder.layer.1.conv1"]
