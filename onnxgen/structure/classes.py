@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, ModuleDef, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import RESERVED, Namer, class_name, printable
+from onnxgen.names import RESERVED, printable
+from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.runs import collect_runs
@@ -41,8 +41,8 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     for scope in order:
         unpack_shapes(scope, module)
         collect_runs(scope, module.roles)
-    classes = Classes(module, root)
-    for level in _levels(order, module):
+    classes = Classes(module, root, order)
+    for level in _levels(order, classes.names):
         classes.add(level)
     return classes.made
 
@@ -50,9 +50,9 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
 class Classes:
     """The classes of a file, made level by level: those that use no others first."""
 
-    def __init__(self, module: ModuleDef, root: Scope) -> None:
+    def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope]) -> None:
         self.module, self.root = module, root
-        self.namer = Namer(RESERVED | helper_names() | {module.name})
+        self.names = ClassNames(module, scopes, RESERVED | helper_names() | {module.name})
         self.made: list[ClassSource] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
         self.writers: dict[int, ClassWriter] = {}
@@ -83,7 +83,7 @@ class Classes:
             equal.setdefault(self.forms.make(scope, 0).exact, []).append(scope)
         roles: dict[object, list[list[Scope]]] = {}
         for scopes in equal.values():
-            roles.setdefault(_role(self.module, scopes[0]), []).append(scopes)
+            roles.setdefault(self.names.role(scopes[0]), []).append(scopes)
         return list(roles.values())
 
     def _variants(self, groups: list[list[Scope]]) -> list[tuple[list[list[Scope]], Form, Shared]]:
@@ -142,7 +142,7 @@ class Classes:
         scope.body, scope.outputs = shared.body, shared.outputs
         source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored)
         scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
-        source.name = _free_name(self.namer, _class_names(self.module, scopes[0]))
+        source.name = self.names.take(scopes)
         source.parameters = shared.parameters
         source.paths = [".".join(s.path) for s in scopes]
         self.made.append(source)
@@ -155,16 +155,10 @@ class Classes:
                 self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
 
 
-def _role(module: ModuleDef, scope: Scope) -> object:
-    """What two scopes must have in common to share a class with parameters."""
-    recorded = module.classes.get(scope.path)
-    return recorded or tuple(re.sub(r"\d+", "", part) for part in scope.path)
-
-
-def _levels(order: list[Scope], module: ModuleDef) -> list[list[Scope]]:
+def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
     """The scopes by how deep classes are nested in them, those without any first; those of one role together."""
     inner = {id(s): [n.scope for m in s.members for n in walk(m.build) if isinstance(n, ClassRef)] for s in order}
-    role = {id(scope): _role(module, scope) for scope in order}
+    role = {id(scope): names.role(scope) for scope in order}
     height = _heights(order, inner, {})
     for _ in range(ROUNDS):
         level: dict[object, int] = {}
@@ -224,24 +218,3 @@ def _bottom_up(scopes: list[Scope]) -> list[Scope]:
         stack.append((scope, True))
         stack.extend((child, False) for child in reversed(children[id(scope)]))
     return order
-
-
-def _class_names(module: ModuleDef, scope: Scope) -> list[str]:
-    """Names for a class, best first: the one that was recorded; or its role, its role with that of what it is part of."""
-    recorded = module.classes.get(scope.path, "")
-    if recorded:
-        return [class_name(recorded)]
-    words = [p for p in scope.path if not p.isdigit()] or ["block"]
-    role = words[-1]
-    if scope.path[-1].isdigit() and role.endswith("s") and not role.endswith("ss"):
-        role = role[:-1]
-    role = role.rstrip("0123456789") or role
-    within = class_name("_".join([*words[-2:-1], role]))
-    return [within] if role in RESERVED else [class_name(role), within]
-
-
-def _free_name(namer: Namer, wanted: list[str]) -> str:
-    for name in wanted:
-        if name not in namer:
-            return namer.take(name)
-    return namer.take(wanted[-1]).replace("_", "")

@@ -1,0 +1,165 @@
+"""What classes are called.
+
+The rule: as the exporter recorded it, else by the attribute (`attention` is an `Attention`, `layers.3` a `Layer`). An
+attribute that says nothing (`block`, `layer1.0`, `features.4`) gives way to what the layers are known as together
+(`BasicBlock`, `Bottleneck`). Where classes that differ would have one name, each is named by what it is part of, as far
+as that tells them apart (`EncoderLayer`, `DecoderLayer`); else they are numbered.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from onnxgen.code.module_def import ModuleDef, Path, expressions
+from onnxgen.code.quote import Ref, walk
+from onnxgen.names import RESERVED, Namer, class_name
+from onnxgen.structure.scopes import Scope
+
+# attributes that say nothing of what is in them
+VAGUE = frozenset("""
+    body block blk cell conv conv_block double_conv feature inc layer main module net res res_block stage unit
+    """.split())
+WHOLE = frozenset("backbone base base_model model net network".split())  # attributes that hold nearly everything
+SHORTCUT = re.compile("down_?sample|short_?cut|identity|skip|proj_res|residual", re.IGNORECASE)
+WORDS = {
+    "attn": "attention",
+    "self_attn": "self_attention",
+    "cross_attn": "cross_attention",
+    "encoder_attn": "cross_attention",
+    "blk": "block",
+    "feature": "block",
+    "features": "features",
+    "ff": "feed_forward",
+    "ffn": "feed_forward",
+    "se": "squeeze_excitation",
+}
+# what layers are known as together: kinds of convolutions, and whether their result is added to what they got
+FAMILY = {"DepthwiseSeparable": "InvertedResidual"}  # variants of one thing, if their bodies unite
+TOGETHER = {
+    (("conv", "conv"), True): "BasicBlock",
+    (("conv", "conv"), False): "DoubleConv",
+    (("point", "conv", "point"), True): "Bottleneck",
+    (("point", "depth", "point"), True): "InvertedResidual",
+    (("point", "depth", "point"), False): "InvertedResidual",
+    (("depth", "point"), True): "InvertedResidual",
+    (("depth", "point"), False): "DepthwiseSeparable",
+}
+
+
+class ClassNames:
+    """Gives the classes of a file their names."""
+
+    def __init__(self, module: ModuleDef, scopes: Iterable[Scope], reserved: Iterable[str]) -> None:
+        self.module = module
+        self.namer = Namer(reserved)
+        self.parts: dict[str, set[Path]] = defaultdict(set)  # short name: the roles that would have it
+        self.known: dict[int, str] = {}  # what layers are known as together, by scope
+        self.same: dict[Path, Path] = {}  # roles of which some are known as the same thing
+        first: dict[str, Path] = {}
+        for scope in scopes:
+            if scope.path and scope.path not in module.classes:
+                self.parts[_short(module, scope)].add(role_path(scope.path))
+                vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
+                known = self.known[id(scope)] = _together(scope) if vague else ""
+                role = role_path(scope.path)
+                if known:
+                    self.same.setdefault(role, first.setdefault(FAMILY.get(known, known), role))
+
+    def role(self, scope: Scope) -> object:
+        """What two scopes must have in common to be variants of one class."""
+        recorded = self.module.classes.get(scope.path)
+        role = role_path(scope.path)
+        return recorded or self.same.get(role, role)
+
+    def take(self, scopes: list[Scope]) -> str:
+        """The name of a class that these scopes share."""
+        recorded = self.module.classes.get(scopes[0].path)
+        found = {self.known.get(id(scope), "") for scope in scopes} - {""}
+        known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
+        if recorded or known:
+            return self._free(class_name(recorded) if recorded else known)
+        short = _short(self.module, scopes[0])
+        mine = {role_path(scope.path) for scope in scopes}
+        others = self.parts[short] - mine
+        elsewhere = {word for path in others for word in path}
+        telling = [word for word in reversed(role_path(scopes[0].path)[:-1]) if word not in elsewhere]
+        if others and telling and len(mine) == 1:
+            return self._free(class_name(f"{_singular(telling[0].removesuffix('_model'))}_{short}"))
+        return self._free(short)
+
+    def _free(self, name: str) -> str:
+        """The name, or with the first number that is free."""
+        free, n = name, 2
+        while free in self.namer:
+            free, n = f"{name}{n}", n + 1
+        return self.namer.take(free)
+
+
+def role_path(path: Path) -> Path:
+    """A path without numbers: what scopes of one role have in common."""
+    words = (re.sub(r"\d+", "", part).strip("_") for part in path)
+    return tuple(word for word in words if word)
+
+
+def _word(path: Path) -> str:
+    """The attribute that a scope is known by: items of a list are what its name says one of them is."""
+    words = [part for part in path if not part.isdigit()]
+    if path[-1].isdigit() and path[-2:-1] and path[-2].isdigit():
+        return "block"
+    word = words[-1].rstrip("0123456789").rstrip("_") or words[-1] if words else "block"
+    return _singular(word) if path[-1].isdigit() else word
+
+
+def _is_numbered(path: Path) -> bool:
+    """`layer1.0`: an item of a list that itself is one of several."""
+    words = [part for part in path if not part.isdigit()]
+    return path[-1].isdigit() and bool(words) and words[-1][-1].isdigit()
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+
+
+def _short(module: ModuleDef, scope: Scope) -> str:
+    word = _word(scope.path)
+    if word in WHOLE:
+        return "Backbone" if module.name.endswith("Model") else class_name(f"{module.name}_model")
+    name = class_name("block" if _is_numbered(scope.path) and word == "layer" else WORDS.get(word, word))
+    return f"{name}Block" if name in RESERVED else name
+
+
+def _together(scope: Scope) -> str:
+    """What the layers of a scope are known as; "" if they are nothing that has a name."""
+    kinds = [
+        kind
+        for member in scope.members
+        for kind in [_kind(member.build)]
+        if kind and not any(SHORTCUT.search(part) for part in member.path[len(scope.path) :])
+    ]
+    values = [e for s in scope.body for e in expressions(s)] + scope.outputs
+    adds = any(isinstance(v, ast.BinOp) and isinstance(v.op, ast.Add) and _is_sum(v) for e in values for v in walk(e))
+    if kinds == ["point", "point"] and any(isinstance(v, ast.BinOp) and isinstance(v.op, ast.Mult) for v in values):
+        return "SqueezeExcitation"
+    return TOGETHER.get((tuple(kinds), adds), "")
+
+
+def _is_sum(tree: ast.BinOp) -> bool:
+    return isinstance(tree.left, Ref) and isinstance(tree.right, Ref)
+
+
+def _kind(build: ast.expr) -> str:
+    """ "point", "depth" or "conv" of a convolution; "other" of another layer with a matrix; "" of anything else."""
+    if not isinstance(build, ast.Call):
+        return ""
+    name = ast.unparse(build.func) if isinstance(build.func, ast.Attribute) else ""
+    if name in ("nn.Linear", "nn.Embedding", "nn.LSTM", "nn.GRU") or name.startswith("nn.ConvTranspose"):
+        return "other"
+    if not re.fullmatch(r"nn\.Conv[123]d", name) or len(build.args) < 3:
+        return ""
+    groups = next((ast.unparse(k.value) for k in build.keywords if k.arg == "groups"), "1")
+    if groups != "1" and groups == ast.unparse(build.args[0]):
+        return "depth"
+    return "point" if re.fullmatch(r"1|\(1(, 1)*,?\)", ast.unparse(build.args[2])) else "conv"
