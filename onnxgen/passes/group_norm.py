@@ -48,10 +48,10 @@ def _affine(after: ir.Node, shape: Shape, dtype: ir.DataType) -> tuple[ir.Node, 
     if scale_node is not None and bias_node is not None and (scale_node.op_type, bias_node.op_type) == ("Mul", "Add"):
         scale, bias = other(scale_node, after.outputs[0]), other(bias_node, scale_node.outputs[0])
         affine = (*shape[1:2], *[1] * (len(shape) - 2))
-        if scale is not None and bias is not None and _trimmed(scale) == affine == _trimmed(bias):
-            return bias_node, [flattened(scale, bias_node), flattened(bias, bias_node)]
         if _is_all(scale, 1) and _is_all(bias, 0) and info(bias_node.outputs[0]).shape == shape:
             return bias_node, [filled(bias_node, channels, n, dtype) for n in (1, 0)]
+        if scale is not None and bias is not None and _trimmed(scale) == affine == _trimmed(bias):
+            return bias_node, [flattened(scale, bias_node), flattened(bias, bias_node)]
     return after, [filled(after, channels, n, dtype) for n in (1, 0)]
 
 
