@@ -78,7 +78,11 @@ class _Places:
         """The innermost module that one operand of a sum comes from and all others go into."""
         if node.op_type not in ("Add", "Mul", "Concat", "Sub") or len(producers) < 2:
             return None
-        last = max(producers, key=lambda p: len(self.scope.get(p, ())))
+        found = [module for last in producers if (module := self._began(node, last)) is not None]
+        return max(found, key=len, default=None)
+
+    def _began(self, node: ir.Node, last: ir.Node) -> Scope | None:
+        """The innermost module of the operand that `last` makes in which all others are used, too."""
         others = [v for v in node.inputs if v is not None and v.producer() is not last and stored(v) is None]
         scope = self.scope.get(last, ())
         for end in range(len(scope), 0, -1):
