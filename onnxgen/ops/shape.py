@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.ops.subscript import subscript
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.propagate.dims import Dim, product
 
@@ -65,7 +66,7 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
             if made is not None:
                 return made
         if len(out) > len(shape):
-            made = _unflattened(b, data, shape, out)
+            made = _widened(b, data, shape, out) or _unflattened(b, data, shape, out)
             if made is not None:
                 return made
         sizes = _one_free(list(out), sizes)
@@ -88,6 +89,30 @@ def _flattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ..
                 *([] if end == len(shape) - 1 else [end]),
             )
     return None
+
+
+def _widened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
+    """The axes of size 1 that a shape has more than another."""
+    added: list[int] = []
+    for axis, dim in enumerate(out):
+        rest = shape[axis - len(added) :]
+        if rest and dim == rest[0]:
+            continue
+        if dim != 1:
+            return None
+        added.append(axis)
+    return with_axes(b, data, added, len(out)) if len(out) - len(added) == len(shape) else None
+
+
+def with_axes(b: Builder, data: Arg, axes: list[int], rank: int) -> ast.expr:
+    """`x.unsqueeze(1)`, or `x[:, None, None]` for several, given in the result's axes."""
+    if len(axes) == 1:
+        return b("x.unsqueeze(i)", x=data, i=-1 if axes[0] == rank - 1 else axes[0])
+    if axes == list(range(rank - len(axes), rank)) and rank > len(axes):
+        return ast.Subscript(
+            data.expr, ast.Tuple([ast.Constant(a) for a in (..., *[None] * len(axes))], ast.Load()), ast.Load()
+        )
+    return subscript(data, dict.fromkeys(axes))
 
 
 def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]) -> ast.expr | None:
@@ -137,10 +162,7 @@ def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
         return b("unsqueeze_at(x, axes)", x=data, axes=axes.as_ints())
     known = axes.known_ints("axes")
     rank = data.known_rank + len(known)
-    made = data.expr
-    for axis in sorted(a % rank for a in known):
-        made = b("x.unsqueeze(i)", x=made, i=-1 if axis == rank - 1 and len(known) == 1 else axis)
-    return made
+    return with_axes(b, data, sorted(a % rank for a in known), rank) if known else data.expr
 
 
 @op("Squeeze")
