@@ -190,7 +190,7 @@ class _Adding:
         for statement in (s for outer in inside for s in _every([outer])):
             _change(statement, change)
         scope = member.path[:-1] if scope is None else scope
-        drop = Assign((name,), quote("d(x)", d=MemberRef(member), x=Ref(before)), scope, maker.node)
+        drop = Assign((name,), quote("d(x)", d=MemberRef(member), x=Ref(before)), scope, maker.nodes)
         block.insert(next(i for i, s in enumerate(block) if s is maker) + 1, drop)
 
 

@@ -150,7 +150,7 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     very same module, which either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
-    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in ("weights", "limits", "templates")}
+    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in ("weights", "limits", "templates", "annotate")}
     text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

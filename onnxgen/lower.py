@@ -205,7 +205,7 @@ class Lowering:
         if isinstance(made, Unpack):
             targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
             targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
-            b.emit(Assign(tuple(targets), made.value, b.scope, node.name or "", made.form))
+            b.emit(Assign(tuple(targets), made.value, b.scope, b.nodes, made.form))
             return
         for output, value in zip(node.outputs, made if isinstance(made, list) else [made]):
             if value is None or not output.name:
@@ -215,7 +215,7 @@ class Lowering:
                 if isinstance(value, Ref):
                     self._adopt(value.value, output)
             else:
-                b.emit(Assign((self.define(output),), value, b.scope, node.name or ""))
+                b.emit(Assign((self.define(output),), value, b.scope, b.nodes))
 
     def _adopt(self, name: str, output: ir.Value) -> None:
         """A value that was assigned under a made-up name gets the output's facts and name."""

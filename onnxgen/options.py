@@ -37,6 +37,7 @@ class Options:
         embed: put the weights into the module itself (small models).
         input_shapes: fixed dims for graph inputs, `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is.
         flat: one class, no nested modules.
+        annotate: comments say which ONNX nodes each line comes from; the code is the same.
         trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
         frozen: a regular expression; tensors whose ONNX name it finds are not trained.
         dynamic_batch: make a batch that the file fixes free, where that is provable (see `onnxgen.passes.batch`).
@@ -57,6 +58,7 @@ class Options:
     embed: bool = False
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     flat: bool = False
+    annotate: bool = False
     trainable: str | None = None
     frozen: str | None = None
     dynamic_batch: bool = False

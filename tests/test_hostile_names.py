@@ -13,6 +13,7 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
+import black
 import numpy as np
 import onnx
 import pytest
@@ -64,6 +65,8 @@ HOSTILE = {
     "long": "x" * 5000,
     "option": "--force",
     "json": '{"a": 1}, "b": [',
+    "pragma": "# fmt: off # fmt: skip; # type: ignore # noqa",
+    "pragma_alone": "fmt: off " * 12,
 }
 SECOND = " "  # what a second name has in front: the same name again, once it is cleaned
 
@@ -247,6 +250,20 @@ def test_names_are_no_code(kind: str, flat: bool, tmp_path: Path) -> None:
     generated = made.model(*[tensor(v) for v in other.values()])
     for name, theirs, ours in zip("xyz", expected(path, other), generated, strict=True):
         assert_same(name, ours, theirs)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_annotations_are_no_code(kind: str, tmp_path: Path) -> None:
+    """Names of nodes as comments: the same module, which black leaves as it is and has read to its end."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(HOSTILE[kind]).SerializeToString())
+    plain, annotated = (generate(path, options=Options(annotate=a), force=True).source for a in (False, True))
+    assert_safe(annotated)
+    assert "# onnx: " in annotated and "# onnx: " not in plain
+    assert ast.unparse(ast.parse(annotated)) == ast.unparse(ast.parse(plain))
+    assert black.format_str(annotated, mode=black.Mode()) == annotated
+    long = annotated.replace("# onnx: ", "# onnx:  ").replace(" = ", "  =  ")  # black takes this for its own to repair
+    assert black.format_str(long, mode=black.Mode()).count("  =  ") == annotated.count("  =  ")
 
 
 @pytest.mark.parametrize("kind", ["quotes", "statement", "jinja", "backslash", "non_ascii", "newlines", "path"])

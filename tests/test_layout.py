@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import black
+import onnx
 import torch
 import torch.nn.functional as F
+from onnx import helper
 from torch import Tensor, nn
 
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
+from onnxgen.structure.annotations import annotated
 from tests.real import imported
 
 DEFAULTS = Options()
@@ -265,3 +269,50 @@ def test_a_size_used_once_stays_where_it_is(tmp_path: Path) -> None:
     made = Layout(tmp_path, OneSize(), torch.randn(2, 3), dynamic={"x": {0: "batch", 1: "length"}})
     assert "arange(x.shape[1]" in made.forward["Net"] and "length =" not in made.forward["Net"]
     made.agrees(torch.randn(4, 5))
+
+
+# ---- annotations -----------------------------------------------------------------------------------------------------
+
+
+class Annotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.silu(self.conv(image)).mean((2, 3))
+        for _ in range(12):
+            x = x + 1
+        return self.fc(x)
+
+
+def test_annotations(tmp_path: Path) -> None:
+    """Every node is named once, behind its line or, where that is long, above it; the module is the same."""
+    image = torch.randn(2, 1, 6, 6)
+    plain = Layout(tmp_path, Annotated(), image, names=("image",), dynamic={})
+    noted = Layout(tmp_path, Annotated(), image, names=("image",), dynamic={}, options=Options(annotate=True))
+    assert ast.unparse(ast.parse(plain.source)) == ast.unparse(ast.parse(noted.source))
+    assert [line for line in noted.source.splitlines() if "onnx: " not in line and line not in plain.source] == []
+    text = noted.forward["Net"]
+    assert "return self.fc(x)  # onnx: /fc/Gemm" in text
+    comments = " ".join(re.findall(r"# onnx: (.*)", text))
+    names = [node.name for node in onnx.load(tmp_path / "net.onnx").graph.node if node.op_type != "Constant"]
+    assert [n for n in names if n not in comments and "Add" not in n] == [], comments
+    assert all(comments.count(n) == 1 for n in names if re.search(r"/(Conv|Gemm|Sigmoid)$", n))
+
+
+def test_many_nodes_in_one_line(tmp_path: Path) -> None:
+    """A line that is made of many nodes names some, and how many more there are."""
+    x = helper.make_tensor_value_info("x", 1, ["n", 4])
+    y = helper.make_tensor_value_info("y", 1, ["n", 4])
+    nodes = [helper.make_node("Identity", [f"h{i}" if i else "x"], [f"h{i + 1}"], f"identity{i}") for i in range(3)]
+    nodes += [helper.make_node("Mul", ["h3", "h3"], ["s"], "square"), helper.make_node("Relu", ["s"], ["y"], "relu")]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), ir_version=8), tmp_path / "m.onnx")
+    source = generate(tmp_path / "m.onnx", options=Options(annotate=True)).source
+    assert "return F.relu(x * x)  # onnx: square, relu" in source
+    assert annotated("    x = 1", ("n",) * 3) == ["    x = 1  # onnx: n, n, n"]
+    assert annotated("x = 1", tuple("abcdefghijk")) == ["x = 1  # onnx: a, b, c, d, e, f, g, h and 3 more"]
+    assert annotated("x = 1", ()) == ["x = 1"]
+    above = annotated("    x = 1  # [2, 3]", ("a" * 50, "b" * 50))
+    assert above == [f"    # onnx: {'a' * 50},", f"    # onnx: {'b' * 50}", "    x = 1  # [2, 3]"]
+    assert annotated("x = 1  # [2, 3]", ("a",)) == ["x = 1  # [2, 3]; onnx: a"]

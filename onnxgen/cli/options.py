@@ -73,6 +73,7 @@ _GENERATION = [
         help="Fix the dims of an input (-1: as it is); may be repeated.",
     ),
     click.option("--flat", is_flag=True, help="One class, no nested modules."),
+    click.option("--annotate", is_flag=True, help="Say in comments which ONNX nodes each line comes from."),
     click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
     click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
     click.option("--dynamic-batch", is_flag=True, help="Free a batch that the file fixes, where that is provable."),

@@ -74,13 +74,14 @@ class Tie:
 class Assign:
     """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`).
 
-    `form`: how the targets are written where the tuple is nested, `"{}, ({}, {})"`.
+    `form`: how the targets are written where the tuple is nested, `"{}, ({}, {})"`; `nodes`: the ONNX nodes whose work
+    it does, as the file calls them.
     """
 
     targets: tuple[str, ...]
     value: ast.expr
     scope: Path = ()
-    node: str = ""
+    nodes: tuple[str, ...] = ()
     form: str = ""
 
 
@@ -96,7 +97,7 @@ class If:
     orelse: list[Statement]
     targets: tuple[str, ...]
     scope: Path = ()
-    node: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -113,7 +114,7 @@ class Loop:
     body: list[Statement]
     targets: tuple[str, ...]
     scope: Path = ()
-    node: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 Statement = Assign | If | Loop
@@ -190,6 +191,7 @@ class ModuleDef:
         roles: for values that an operator named itself ("hidden"), that name.
         constants: arrays too large for source, by the key that they have in the sidecar.
         constants_prefix: what those keys begin with.
+        annotate: the code says which ONNX nodes each line comes from.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
         doc: lines of the header docstring about inputs, outputs and weights.
@@ -208,3 +210,4 @@ class ModuleDef:
     notes: list[str] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     constants_prefix: str = "constants."
+    annotate: bool = False

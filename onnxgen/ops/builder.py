@@ -22,6 +22,7 @@ from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
+from onnxgen.passes.rewrite import names_of
 from onnxgen.propagate.info import Info, info
 from onnxgen.wayback import Source
 
@@ -49,6 +50,11 @@ class Builder:
         self.lowering, self.node, self.opset = lowering, node, opset
         self.scope: tuple[str, ...] = node.meta.get("scope", ())
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the file that this one stands for, by name."""
+        return names_of(self.node)
+
     def __call__(self, template: str, **values: Any) -> ast.expr:
         """The expression that `template` spells; names that are in `values` stand for those values."""
         return quote(template, **values)
@@ -74,7 +80,7 @@ class Builder:
         if hint:
             self.lowering.roles[name] = hint
         self.lowering.infos[name] = known or Info()
-        self.emit(Assign((name,), value, self.scope, self.node.name or ""))
+        self.emit(Assign((name,), value, self.scope, self.nodes))
         return Ref(name)
 
     def role(self, arg: Arg | None, name: str) -> None:

@@ -41,7 +41,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
         made.append(Ref(names[-1]))
         then.append(Assign((names[-1],), one, b.scope))
         orelse.append(Assign((names[-1],), other, b.scope))
-    b.emit(If(cond.expr, then, orelse, tuple(names), b.scope, b.node.name or ""))
+    b.emit(If(cond.expr, then, orelse, tuple(names), b.scope, b.nodes))
     return made
 
 
@@ -82,7 +82,7 @@ def loop(
     inner = [*head, *statements, *stacks.appends, *_together(b, ends)]
     stop = None if keep is None else Ref(keep)
     turns = () if endless else (turn,)
-    b.emit(Loop(turns, iterable, stop, inner, (*states, *stacks.lists), b.scope, b.node.name or ""))
+    b.emit(Loop(turns, iterable, stop, inner, (*states, *stacks.lists), b.scope, b.nodes))
     offset = len(states) - count
     made = [_as_output(b, i, Ref(states[offset + i])) if b.wants(i) else None for i in range(count)]
     fixed = stop is None and M is not None and (M.scalar or 0) > 0
@@ -142,7 +142,7 @@ def scan_batched(
         b.lowering.block = outer
     stacks = _Stacks(b, 0, body.outputs, [r for r in results if r is not None])
     size = b("range(x.shape[0])", x=initial_state_and_scan_inputs[-1])
-    b.emit(Loop((row,), size, None, [*head, *stacks.appends], tuple(stacks.lists), b.scope, b.node.name or ""))
+    b.emit(Loop((row,), size, None, [*head, *stacks.appends], tuple(stacks.lists), b.scope, b.nodes))
     return stacks.results([0] * len(results), [0] * len(results), may_be_empty=False)
 
 
@@ -162,7 +162,7 @@ def _turns(
     stacks = _Stacks(b, count, body.outputs[count:], results[count:], wants)
     inner = [*statements, *stacks.appends, *_together(b, list(zip(states, results)))]
     iterable = slices[0] if len(slices) == 1 else call("zip", *slices)
-    b.emit(Loop(tuple(items), iterable, None, inner, (*states, *stacks.lists), b.scope, b.node.name or ""))
+    b.emit(Loop(tuple(items), iterable, None, inner, (*states, *stacks.lists), b.scope, b.nodes))
     return [*map(Ref, states), *stacks.results(axes, reverse, may_be_empty=False)]
 
 

@@ -94,7 +94,7 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
             made[i] = Ref(name)
     targets = tuple(m.value for m in made if isinstance(m, Ref))
     iterable = lists[0].expr if len(lists) == 1 else b.call("zip", *lists)
-    b.emit(Loop(tuple(turns), iterable, None, statements, targets, b.scope, b.node.name or ""))
+    b.emit(Loop(tuple(turns), iterable, None, statements, targets, b.scope, b.nodes))
     return made
 
 

@@ -28,7 +28,8 @@ def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
         fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
         set_info(fresh, info(old))
         ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
-    drop(last)
+    gone = [node for node in drop(last) if node.op_type != "Constant"]
+    new.meta["nodes"] = tuple(dict.fromkeys(name for node in reversed(gone) for name in names_of(node)))
 
 
 def beside(new: ir.Node, node: ir.Node) -> None:
@@ -37,8 +38,15 @@ def beside(new: ir.Node, node: ir.Node) -> None:
         new.meta["scope"] = node.meta["scope"]
 
 
-def drop(node: ir.Node) -> None:
-    """Remove a node that nothing uses any more, and then its producers that only served it."""
+def names_of(node: ir.Node) -> tuple[str, ...]:
+    """What the file calls the nodes that this one stands for; one without a name is called by what it makes."""
+    names: tuple[str, ...] = node.meta.get("nodes", ())
+    return names or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
+
+
+def drop(node: ir.Node) -> list[ir.Node]:
+    """Remove a node that nothing uses any more, and then its producers that only served it; returns all of them."""
+    gone: list[ir.Node] = []
     pending = [node]
     while pending:
         node = pending.pop()
@@ -46,4 +54,6 @@ def drop(node: ir.Node) -> None:
             continue
         producers = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
         node.graph.remove(node, safe=True)
+        gone.append(node)
         pending.extend(producers)
+    return gone

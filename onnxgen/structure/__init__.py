@@ -11,6 +11,7 @@ from onnxgen.structure.writer import ClassSource
 
 def structure(module: ModuleDef, options: Options) -> list[ClassSource]:
     """The classes of the generated file, those used by others first, the root last."""
+    module.annotate = options.annotate
     splitter = Splitter(module)
     root = splitter.root(options.flat)
     return write_classes(module, root, list(splitter.owners.values()))

@@ -49,6 +49,7 @@ class _Nesting:
             if not self._is_movable(last) or not self._fits(last.value, output, last.targets[0], room, IN_RETURN):
                 break
             scope.outputs = [_inline(output, last.targets[0], last.value)]
+            scope.nodes = last.nodes + scope.nodes
             scope.body.pop()
 
     def _into_tuple(self) -> None:
@@ -64,6 +65,7 @@ class _Nesting:
                 break
             before = at[0]
             scope.outputs[before] = last.value
+            scope.nodes = last.nodes + scope.nodes
             scope.body.pop()
 
     def _is_movable(self, statement: Assign) -> bool:
@@ -86,6 +88,7 @@ class _Nesting:
                     statement.value = merged
                 else:
                     statement.test = merged
+                statement.nodes = before.nodes + statement.nodes
                 made.pop()
             made.append(statement)
         return made

@@ -215,15 +215,15 @@ def _inside(statement: Statement) -> set[str]:
 def _rebuilt(statement: Statement, values: Iterator[ast.expr]) -> Statement:
     """A copy with other expressions, taken in order."""
     if isinstance(statement, Assign):
-        return Assign(statement.targets, next(values), statement.scope, statement.node, statement.form)
+        return Assign(statement.targets, next(values), statement.scope, statement.nodes, statement.form)
     if isinstance(statement, If):
         test = next(values)
         then, orelse = ([_rebuilt(s, values) for s in block] for block in (statement.then, statement.orelse))
-        return If(test, then, orelse, statement.targets, statement.scope, statement.node)
+        return If(test, then, orelse, statement.targets, statement.scope, statement.nodes)
     iterable = next(values) if statement.iterable is not None else None
     stop = next(values) if statement.stop is not None else None
     body = [_rebuilt(s, values) for s in statement.body]
-    return Loop(statement.turn, iterable, stop, body, statement.targets, statement.scope, statement.node)
+    return Loop(statement.turn, iterable, stop, body, statement.targets, statement.scope, statement.nodes)
 
 
 def role(node: Node) -> str:

@@ -98,7 +98,8 @@ def _collect(scope: Scope, path: Path, items: list[Member], roles: dict[str, str
     container = scope.containers[path] = Member(path, quote(kind), "module")
     if sequential:
         value = ast.Call(MemberRef(container), calls[0].arguments, [])
-        made: list[Statement] = [Assign((last,), value, calls[0].statement.scope)]
+        nodes = tuple(name for call in calls for name in call.statement.nodes)
+        made: list[Statement] = [Assign((last,), value, calls[0].statement.scope, nodes)]
     else:
         made = _loop(container, calls, carried, last, roles)
     scope.body[start : start + len(calls)] = made

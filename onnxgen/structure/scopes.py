@@ -52,6 +52,7 @@ class Scope:
         inputs: arguments of `forward`.
         outputs: the expressions that `forward` returns.
         containers: numbered submodules that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`).
+        nodes: the ONNX nodes whose work is done in what is returned.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class Scope:
     inputs: list[Input] = field(default_factory=list)
     outputs: list[ast.expr] = field(default_factory=list)
     containers: dict[Path, Member] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
 
 
 class Splitter:

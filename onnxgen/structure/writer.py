@@ -10,6 +10,7 @@ from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Stateme
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.names import printable
 from onnxgen.propagate.info import Info
+from onnxgen.structure.annotations import annotated
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import Layout, layout
@@ -89,7 +90,7 @@ class ClassWriter:
             made.arguments.append(f"{self.names[argument.value]}: {argument.annotation}")
         made.forward = self._block(self.scope.body, 0)
         results = [self._text(o) for o in self.scope.outputs]
-        made.forward.append("return " + ", ".join(results))
+        made.forward += self._annotated("return " + ", ".join(results), self.scope.nodes)
         made.returns = self._returns()
         if not self.scope.path:
             made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
@@ -127,9 +128,9 @@ class ClassWriter:
             if isinstance(statement, Assign):
                 line = self._assign(statement, level)
                 if not _says_nothing(line):
-                    lines.append(INDENT * level + line)
+                    lines += self._annotated(INDENT * level + line, statement.nodes)
             elif isinstance(statement, If):
-                lines.append(f"{INDENT * level}if {self._text(statement.test)}:")
+                lines += self._annotated(f"{INDENT * level}if {self._text(statement.test)}:", statement.nodes)
                 lines.extend(self._block(statement.then, level + 1) or [INDENT * (level + 1) + "pass"])
                 orelse = self._block(statement.orelse, level + 1)
                 if orelse:
@@ -145,7 +146,7 @@ class ClassWriter:
             head = f"for {target} in {self._text(loop.iterable)}:"
         else:
             head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"
-        lines = [INDENT * level + head]
+        lines = self._annotated(INDENT * level + head, loop.nodes)
         if loop.iterable is not None and loop.stop is not None:
             lines += [f"{inner}if {self._text(ast.UnaryOp(ast.Not(), loop.stop))}:", f"{inner}{INDENT}break"]
         return lines + (self._block(loop.body, level + 1) or [inner + "pass"])
@@ -159,6 +160,9 @@ class ClassWriter:
         comment = self._comment(statement)
         room = COMMENT_COLUMN - 8 - 4 * level
         return f"{line}  # {comment}" if comment and len(line) + len(comment) + 4 <= room else line
+
+    def _annotated(self, line: str, nodes: tuple[str, ...]) -> list[str]:
+        return annotated(line, nodes) if self.module.annotate else [line]
 
     def _comment(self, statement: Assign) -> str:
         """The dims of what a statement makes, where they differ from those of what it is made of."""
