@@ -249,7 +249,7 @@ def test_templates(model: Path, out: Path, tmp_path: Path, capsys: Out) -> None:
     folder.mkdir()
     ours = (ROOT / "templates" / "module.py.jinja").read_text()
     for bad, said in (
-        ("{{ bad", "(line 2)"),
+        ("{{ bad", "(module.py.jinja, line 2)"),
         ("{{ 1/0 }}", "ZeroDivisionError"),
         ("{{ no }}", "no"),
         ("def def", "1:4"),

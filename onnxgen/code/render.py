@@ -8,6 +8,7 @@ import hashlib
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.code.copied import copied, imported
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.paths import templates_dir
 from onnxgen.structure.writer import ClassSource
 
 LINE_LENGTH = 88
+SUFFIX = ".jinja"
+MAIN_TEMPLATE = "module.py.jinja"
+# what tells a generated file from others, and whether it was edited: templates may move it, and not leave it out
+_NEEDED = {"FINGERPRINT": r'^FINGERPRINT = ""$', "the summary's Code line": r"^Code      \?{16}$"}
 
 
 @dataclass
@@ -74,27 +79,48 @@ def render(frame: Frame, classes: list[ClassSource], templates: Path | None = No
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:
     """The text before formatting. Raises `OnnxgenError` for whatever the user's own templates do wrong."""
+    environment = _environment(templates)
     try:
-        text: str = _environment(templates).get_template("module.py.jinja").render(values)
-        return text
+        text: str = environment.get_template(MAIN_TEMPLATE).render(values)
     except Exception as error:
         if templates is None:
             raise
         raise OnnxgenError(f"a template in {templates} fails: {_line(error)}") from error
+    if templates is not None:
+        left_out = [name for name, pattern in _NEEDED.items() if not re.search(pattern, text, re.MULTILINE)]
+        if left_out:
+            raise OnnxgenError(
+                f"the templates in {templates} leave out {' and '.join(left_out)}, by which files are told"
+            )
+    return text
 
 
 def _line(error: Exception) -> str:
-    where = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
+    """An error of a template: its kind, what it says, and where (a Python error inside of one has no line itself)."""
+    name, line = getattr(error, "name", None), getattr(error, "lineno", None)
+    for frame in traceback.extract_tb(error.__traceback__) if line is None else ():
+        if frame.filename.endswith(".jinja"):
+            name, line = Path(frame.filename).name, frame.lineno
+    where = "" if line is None else f" (line {line})" if not isinstance(name, str) else f" ({name}, line {line})"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{where}"
 
 
 def _environment(templates: Path | None) -> Any:
+    """Templates by name: the user's before ours, which are `onnxgen/...` too, so that the user's can extend them."""
     import jinja2
 
-    folders = [str(f) for f in (templates, templates_dir()) if f is not None]
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    ours = jinja2.FileSystemLoader(templates_dir())
+    loaders: list[Any] = [jinja2.PrefixLoader({"onnxgen": ours})]
+    if templates is not None:
+        known, own = set(ours.list_templates()), jinja2.FileSystemLoader(templates)
+        if not {name for name in own.list_templates() if name in known and name.endswith(SUFFIX)}:
+            names = ", ".join(name for name in sorted(known) if name.endswith(SUFFIX))
+            raise OnnxgenError(
+                Problem(f"no template in {templates} overrides one of onnxgen's", help=f"they are {names}")
+            )
+        loaders.append(own)
+    loader = jinja2.ChoiceLoader([*loaders, ours])
+    return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 
 def _black(source: str) -> str:
