@@ -33,7 +33,9 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     tokenizer = Tokenizer(flow, named)
     arranger = Arranger(tokenizer)
     tokens = arranger.arrange(tokenizer.sequence(range(len(flow.nodes)), find_regions(flow)))
-    writer = Writer(flow, arranger, {flow.nodes[i].meta["scope"][0] for i in named})
+    taken = {flow.nodes[i].meta["scope"][0] for i in named}
+    Writer(flow, arranger, taken).sequence(tokens, ())  # what is a block inside of one is so inside of all, but
+    writer = Writer(flow, arranger, taken)  # that is known only when all were looked at
     writer.sequence(tokens, ())
     model.meta.setdefault("classes", {}).update(writer.classes)
     _place_fixed(flow)

@@ -34,6 +34,7 @@ class Flow:
         before, after: for each vertex those whose values it takes (subgraphs included), and those that take its own.
         inputs: for each graph input the vertices that take it.
         weighs: for each vertex whether it has a matrix (or more) of its own: it is a layer.
+        thick: for each vertex whether it comes of a layer, and not only of masks and positions.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -61,6 +62,9 @@ class Flow:
                     users[value].append(i)
         self.inputs = list(users.values())
         self.weighs = [self._has_matrix(node) for node in self.nodes]
+        self.thick = list(self.weighs)
+        for i, before in enumerate(self.before):
+            self.thick[i] = self.thick[i] or any(self.thick[j] for j in before)
 
     def _has_matrix(self, node: ir.Node) -> bool:
         at = _MATRIX.get(node.op_type)

@@ -120,9 +120,6 @@ class _Search:
         self.owner: list[Region | None] = [None] * len(flow.nodes)  # the outermost region of each vertex
         self.made: dict[int, Region] = {}
         self.steps = _STEPS * len(flow.nodes)
-        self.thick = list(flow.weighs)  # what comes of a layer, not only of masks and positions
-        for i, before in enumerate(flow.before):
-            self.thick[i] = self.thick[i] or any(self.thick[j] for j in before)
 
     def candidates(self) -> list[tuple[int, list[int]]]:
         """Every merge with the forks that meet in it, the shortest regions first."""
@@ -134,6 +131,10 @@ class _Search:
                 found.setdefault(meets[i], []).append(i)
         for merge in from_inputs:
             found.setdefault(merge, [-1])
+        for merge, before in enumerate(self.flow.before):
+            direct = [i for i in before if len(self.users[i]) > 2] if len(before) > 1 else []
+            if direct and merge not in found:  # a residual whose input is needed again, far away
+                found[merge] = direct
         return sorted(found.items(), key=lambda item: (item[0] - item[1][-1], item[0]))
 
     def make(self, merge: int, forks: list[int]) -> None:
@@ -142,14 +143,15 @@ class _Search:
         Of several forks that meet in it (a mask that two layers share meets where the second layer's input does), the
         one with the fewest other entries counts, and of those the last; one that comes of no layer only if all do.
         """
-        forks = [i for i in forks if i >= 0 and self.thick[i]] or forks
+        forks = [i for i in forks if i >= 0 and self.flow.thick[i]] or forks
         best: tuple[int, int, list[int]] | None = None
         for fork in dict.fromkeys([*forks[:-4:-1], forks[0]]):
             if not self._is_closed(fork, merge):
                 continue
             nodes = self._between(fork, merge)
-            entries = {j for i in nodes for j in self.flow.before[i] if self.thick[j]} - set(nodes)
-            if nodes and (best is None or len(entries) < best[0]):
+            entries = {j for i in nodes for j in self.flow.before[i] if self.flow.thick[j]} - set(nodes)
+            meets = all(i == fork or i in nodes or not self.flow.thick[i] for i in self.flow.before[merge])
+            if nodes and meets and (best is None or len(entries) < best[0]):
                 best = len(entries), fork, nodes
         if best is None:
             return
@@ -167,7 +169,7 @@ class _Search:
 
     def _is_closed(self, fork: int, merge: int) -> bool:
         """Whether nothing that the merge takes is older than the fork."""
-        return all(i >= fork or not self.thick[i] for i in self.flow.before[merge])
+        return all(i >= fork or not self.flow.thick[i] for i in self.flow.before[merge])
 
     def _between(self, fork: int, merge: int) -> list[int]:
         """What lies between two vertices in the file and is of no use elsewhere; nothing once the search is long."""

@@ -15,6 +15,8 @@ _LONGEST = 64  # tokens in a unit
 _LEVELS = 4  # blocks of blocks
 _KINDS = 64  # kinds of units that are looked for all over a sequence
 _PLAIN = ("conv", "point", "depth", "linear")  # layers that stand in a stretch
+_STEPS = "norm act pool squeeze resize attention product add mul deconv drop softmax gate".split()
+_LEAST = 4  # layers in a run of blocks with several; of plain layers, more
 _FEW = 12  # layers, norms and activations that a run needs where a unit has a single layer with a matrix
 
 _Piece = tuple[int, int, Token]  # what takes the place of tokens from here to there
@@ -46,30 +48,45 @@ class Arranger:
 
         `top`: equal regions that stand apart are blocks, too.
         """
-        tokens = wrap_chains(self.tokenizer.opened(tokens), self.exits)
+        tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits)
         if not top:
             tokens = self._known(tokens)
-        ways = [self._levels(tokens, inner_first, 6 if top else 4) for inner_first in (True, False)]
-        tokens = min(ways, key=len)
-        if not top:
-            return tokens
+        least = 2 * _LEAST - 2 if top else _LEAST
+        ways = [self._levels(tokens, least, True), self._levels(tokens, least, False)]
+        stretches = self._stretches(tokens, least)
+        if len(stretches) < len(tokens):
+            ways.append(self._levels(stretches, _LEAST, True))
+        tokens = min(ways, key=len)  # the better reading leaves less
+        tokens = self._singles(tokens) if top else tokens
         self._remember(tokens)
-        return self._singles(tokens)
+        return tokens
 
-    def _levels(self, tokens: list[Token], inner_first: bool, least: int) -> list[Token]:
+    def _levels(self, tokens: list[Token], least: int, inner_first: bool) -> list[Token]:
         """Runs, runs of what has runs in it, and so on; what is left when nothing more is found.
 
-        `inner_first`: (a a b)(a a b) is runs of a first. In (a b a)(a b a) these would lie across two units; which of
-        the two it is shows when all is done: the better reading leaves less. `least`: layers that equal stretches have.
+        `least`: layers that a run of plain layers has. `inner_first`: (a a b)(a a b) is runs of a first. In
+        (a b a)(a b a) these would lie across two units: which of the two it is shows when all is done.
         """
         for _ in range(_LEVELS):
-            found = self._runs(tokens, inner_first)
+            found = self._runs(tokens, least, inner_first)
             if len(found) == len(tokens):
                 found = self._stretches(tokens, least)
             if len(found) == len(tokens):
                 break
-            tokens = found
+            tokens, least = found, _LEAST  # beside long runs, shorter ones are no longer artificial
         return tokens
+
+    def _straight(self, tokens: list[Token]) -> list[Token]:
+        """The sequence without what is prepared beside it, such as a mask or a transposed memory that all layers take:
+        rearrangements and the like of anything but the token before."""
+        kept: list[Token] = []
+        last: set[int] = set()
+        for token in tokens:
+            follows = any(j in last for i in token.nodes for j in self.flow.before[i])
+            if follows or not kept or token.weight or token.kind in _STEPS or token.kind.startswith("concat"):
+                kept.append(token)
+                last = set(token.nodes)
+        return kept
 
     def chained(self, before: list[Token], after: list[Token], alone: bool = False) -> bool:
         """Whether tokens take what the tokens before them make; `alone`: and nobody else does."""
@@ -92,12 +109,14 @@ class Arranger:
 
     # runs
 
-    def _runs(self, tokens: list[Token], inner_first: bool) -> list[Token]:
+    def _runs(self, tokens: list[Token], least: int, inner_first: bool) -> list[Token]:
         labels = [t.label for t in tokens]
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         units: list[tuple[Hashable, ...]] = []
-        candidates = [r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p)) is not None]
+        candidates = [
+            r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p, least)) is not None
+        ]
         candidates = _innermost(candidates, len(tokens)) if inner_first else candidates
         for run in sorted(candidates, key=lambda r: (-r.weight, r.period, r.start)):
             end = run.end
@@ -116,8 +135,11 @@ class Arranger:
         labels = [t.label for t in tokens]
         found: list[_Piece] = []
         for unit in units:
-            for i in _occurrences(labels, unit, free):
+            starts = _occurrences(labels, unit, free)
+            for i in starts:
                 parts = tokens[i : i + len(unit)]
+                if _is_torn(tokens, i, len(unit), starts):
+                    continue
                 if self.exits(parts) == 1 and sum(t.weight for t in parts) > 1:
                     free[i : i + len(unit)] = False
                     found.append((i, i + len(unit), self._block(parts)))
@@ -142,7 +164,7 @@ class Arranger:
             "run", self.tokenizer.label(("run", blocks[0].label)), nodes, sum(b.weight for b in blocks), blocks
         )
 
-    def _phase(self, tokens: list[Token], start: int, end: int, period: int) -> _Run | None:
+    def _phase(self, tokens: list[Token], start: int, end: int, period: int, least: int) -> _Run | None:
         """Where the units of a repetition begin: `a b a b a` is (a b)(a b) a or a (b a)(b a).
 
         A unit has one result, and begins with no activation or norm of the layer before it.
@@ -152,7 +174,7 @@ class Arranger:
             copies = (end - first) // period
             unit = tokens[first : first + period]
             rank = (_is_cut_off(unit), -copies, first)
-            if (best is not None and best[0] <= rank) or not _is_worth(unit, copies):
+            if (best is not None and best[0] <= rank) or not _is_worth(unit, copies, least):
                 continue
             if all(self.exits(tokens[i : i + period]) == 1 for i in (first, first + period * (copies - 1))):
                 best = rank, _Run(first, period, copies, copies * sum(t.weight for t in unit))
@@ -163,6 +185,8 @@ class Arranger:
     ) -> tuple[int, int]:
         """A run goes on where a unit only lacks an activation or the like, as the first or the last often does."""
         unit = blocks[0]
+        if sum(t.weight for t in unit) < 2:
+            return start, end
         before = self._alike(tokens[max(0, start - len(unit)) : start][::-1], unit[::-1])
         fits = before and self.exits(tokens[start - before : start]) == 1 and free[start - before : start].all()
         if fits and self.chained(tokens[start - before : start], blocks[0], True):
@@ -278,11 +302,11 @@ def _is_plain(token: Token) -> bool:
     return token.is_soft or token.kind in _PLAIN
 
 
-def _is_worth(unit: list[Token], copies: int) -> bool:
+def _is_worth(unit: list[Token], copies: int, least: int) -> bool:
     """Whether a repetition is long enough that a class for its unit makes the code shorter."""
     weight = sum(t.weight for t in unit)
     if weight > 1:
-        return weight * copies >= (4 if any(t.is_region or t.parts for t in unit) else 6)
+        return weight * copies >= (_LEAST if any(t.parts for t in unit) else least)
     said = [p for t in unit for p in t.parts or [t] if p.is_layer or p.kind in ("act", "norm", "add")]
     return weight == 1 and len(said) > 1 and len(said) * copies >= _FEW
 
@@ -297,6 +321,14 @@ def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask
         if tuple(labels[i : i + len(unit)]) == unit and free[i : i + len(unit)].all():
             found.append(i)
     return found
+
+
+def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> bool:
+    """Whether a unit that was found at `start` tears a stretch of plain layers apart."""
+    end = start + size
+    before = start > 0 and _is_plain(tokens[start - 1]) and _is_plain(tokens[start]) and start - size not in starts
+    after = end < len(tokens) and _is_plain(tokens[end]) and _is_plain(tokens[end - 1]) and end not in starts
+    return before or (after and not tokens[end].is_soft)
 
 
 def _replaced(tokens: list[Token], chosen: list[_Piece]) -> list[Token]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxgen.blocks.flow import Flow
 from onnxgen.blocks.kinds import kind
-from onnxgen.blocks.tokens import Token
+from onnxgen.blocks.tokens import Token, has_attention
 
 _SHAPES = {
     ("conv", "conv"): "BasicBlock",
@@ -19,18 +19,6 @@ def layers(token: Token) -> list[str]:
     if not token.parts:
         return [token.kind] if token.is_layer else []
     return [name for part in token.parts if part not in token.skip and part.is_layer for name in layers(part)]
-
-
-def has_attention(token: Token) -> bool:
-    return token.kind in ("attention", "product") or any(has_attention(p) for p in token.parts)
-
-
-def is_cross(token: Token) -> bool:
-    """Whether attention in a region takes its keys from elsewhere: else the region forks right to its projections."""
-    forks = [p for p in token.parts if p.is_region and p.parts[-1].kind == "attention" and p.weight > 1]
-    return (
-        has_attention(token) and not forks and not any(is_cross(p) is False and has_attention(p) for p in token.parts)
-    )
 
 
 def part_name(token: Token) -> str:
@@ -52,7 +40,7 @@ def class_of(block: Token) -> str:
     if any(p.kind == "run" for p in parts):
         return "Stage"
     if has_attention(block):
-        return "DecoderLayer" if any(map(has_cross, parts)) and len(parts) > 2 else "TransformerLayer"
+        return "DecoderLayer" if any(p.crosses for p in parts) else "TransformerLayer"
     if block.parts[0].kind in ("deconv", "resize"):
         return "UpBlock"
     if block.parts[0].kind == "pool":
@@ -69,17 +57,13 @@ def class_of(block: Token) -> str:
     return "ConvBlock" if set(found) & {"conv", "point", "depth", "deconv"} else "Block"
 
 
-def has_cross(part: Token) -> bool:
-    return part.is_region and is_cross(part)
-
-
 def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str:
     """The attribute that holds a block (or a run of `several`), before it is numbered among its like."""
     if not is_chain:
         return "heads" if is_root else "branches"
     name = class_of(block)
     singular = {"UpBlock": "up", "DownBlock": "down", "Stage": "stage"}.get(name)
-    singular = singular or ("layer" if name.endswith("Layer") else "block")
+    singular = singular or {"DecoderLayer": "decoder_layer", "TransformerLayer": "layer"}.get(name, "block")
     return singular + "s" if several else singular
 
 

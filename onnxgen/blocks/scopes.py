@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.blocks.flow import Flow
 from onnxgen.blocks.repeats import Arranger
-from onnxgen.blocks.roles import base_name, class_of, gates, has_cross, part_name, projections
+from onnxgen.blocks.roles import base_name, class_of, gates, part_name, projections
 from onnxgen.blocks.tokens import Token
 from onnxgen.passes.trainable import subgraphs
 from onnxgen.propagate.info import info
@@ -32,8 +32,12 @@ class Writer:
 
     def sequence(self, tokens: list[Token], path: Path) -> None:
         """Write the paths of the runs and blocks in a sequence that lies at `path`."""
-        groups = [group for token in tokens if token.kind in ("run", "block") for group in self._groups(token)]
+        groups = [
+            group for token in tokens if token.kind in ("run", "block") for group in self._groups(token, not path)
+        ]
         bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
+        if "decoder_layers" in bases:
+            bases = ["encoder_layers" if base == "layers" else base for base in bases]
         if bases.count("blocks") > 1:
             bases = ["stage" if base == "blocks" else base for base in bases]
         if self.taken and not path:
@@ -47,7 +51,7 @@ class Writer:
                 self.classes[here] = class_of(block)
                 self.block(block, here)
 
-    def _groups(self, token: Token) -> list[list[Token]]:
+    def _groups(self, token: Token, staged: bool) -> list[list[Token]]:
         """The blocks of a run that go into one container: those that feed each other, by stages where the size of what
         they make changes; or all of a run where none does, such as heads on several scales."""
         if token.kind == "block":
@@ -59,7 +63,7 @@ class Writer:
             chains[-1].append(after)
         if len(chains) == len(token.parts):
             return [token.parts]
-        return [group for chain in chains for group in self._stages(chain)]
+        return [group for chain in chains for group in (self._stages(chain) if staged else [chain])]
 
     def _is_chain(self, group: list[Token]) -> bool:
         return len(group) < 2 or self.arranger.chained(group[:1], group[1:2])
@@ -91,7 +95,8 @@ class Writer:
             self._body(parts[0], path)
             return
         roles = [part_name(p) if p.is_region else "" for p in parts]
-        if any(map(has_cross, parts)) and roles.count("attn") > 1:
+        roles = ["" if role == "branches" and p.weight < 4 else role for role, p in zip(roles, parts)]
+        if any(p.crosses for p in parts) and roles.count("attn") > 1:
             roles = [_attention(p) if role == "attn" else role for p, role in zip(parts, roles)]
         counts, turn = Counter(roles), Counter[str]()
         for part, role in zip(parts, roles):
@@ -155,7 +160,7 @@ def _without_ends(parts: list[Token]) -> list[Token]:
 
 
 def _attention(part: Token) -> str:
-    return "cross_attn" if has_cross(part) else "self_attn"
+    return "cross_attn" if part.crosses else "self_attn"
 
 
 def set_scope(node: ir.Node, path: Path) -> None:

@@ -10,6 +10,7 @@ from onnxgen.blocks.flow import Flow
 from onnxgen.blocks.kinds import SOFT, kind
 from onnxgen.blocks.regions import Region
 
+_ATTENTION = ("attention", "product")
 _LARGE = 12  # layers; a region with more, the only one of its kind, is more than a block
 
 
@@ -26,6 +27,7 @@ class Token:
         skip: of a residual region, the layers that the input passes on the short way.
         fork: of a region, the vertex before it.
         is_dense: the region's input is concatenated to what is made of it.
+        crosses: attention in the region, or a layer around it, takes what was made elsewhere: it is cross-attention.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Token:
     skip: list[Token] = field(default_factory=list)
     fork: int = -2
     is_dense: bool = False
+    crosses: bool = False
 
     @property
     def is_region(self) -> bool:
@@ -49,7 +52,7 @@ class Token:
     @property
     def is_layer(self) -> bool:
         """Whether it says what a block is: a layer with a matrix, attention, or what has such inside."""
-        return not self.is_soft and (self.weight > 0 or self.kind in ("attention", "product"))
+        return not self.is_soft and (self.weight > 0 or self.kind in _ATTENTION)
 
 
 class Tokenizer:
@@ -99,9 +102,15 @@ class Tokenizer:
         if merge == "add":
             token.skip = self._skip(region, parts)
             layers = [p for p in layers if p not in token.skip]
-        token.label = self.label((merge, *collapsed([p.label for p in layers])))
+        token.crosses = has_attention(token) and self._crosses(region)
+        token.label = self.label((merge, token.crosses, *collapsed([p.label for p in layers])))
         self.counts[token.label] += 1
         return token
+
+    def _crosses(self, region: Region) -> bool:
+        inside = {region.fork, *region.nodes}
+        looks = (i for i in region.nodes if self.flow.weighs[i] or kind(self.flow, i) in _ATTENTION)
+        return any(j not in inside and self.flow.thick[j] for i in looks for j in self.flow.before[i])
 
     def label(self, content: Hashable) -> int:
         return self._labels.setdefault(content, len(self._labels))
@@ -148,6 +157,11 @@ class Tokenizer:
             return False
         inside = Counter(p.label for p in token.parts if p.is_region and p.weight > 1 and not p.is_soft)
         return not token.is_dense and max(inside.values(), default=0) < 2
+
+
+def has_attention(token: Token) -> bool:
+    """Whether there is attention in a token: the operator, or products of two computed matrices."""
+    return token.kind in _ATTENTION or any(has_attention(p) for p in token.parts)
 
 
 def collapsed(labels: list[Hashable]) -> list[Hashable]:

@@ -183,7 +183,7 @@ def _continues(before: _Call, after: _Call, position: int, uses: Counter[str]) -
 
 def _loop(container: Member, calls: list[_Call], carried: int, last: str, roles: dict[str, str]) -> list[Statement]:
     scope = calls[0].statement.scope
-    item = container.path[-1].rstrip("s") or "item"
+    item = container.path[-1].rstrip("0123456789").rstrip("s") or "item"
     turn = f"{'.'.join(container.path)}%item"
     roles[turn] = identifier(item)
     arguments = [Ref(last) if i == carried else a for i, a in enumerate(calls[0].arguments)]
