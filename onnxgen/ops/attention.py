@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, shortest
+from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.ops.arg import Arg
+from onnxgen.ops.builder import Builder
 from onnxgen.ops.registry import op
 from onnxgen.passes.attention import default_scale
+from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import LONGEST, VIEWS
 from onnxgen.propagate.info import info
-
-if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
 
 
 @op("Attention", since=23)
@@ -54,6 +54,38 @@ def attention(
     )  # fmt: skip
 
 
+@op("Attention", domain=DOMAIN)
+def scaled_dot_product(
+    b: Builder,
+    q: Arg,
+    k: Arg,
+    v: Arg,
+    mask: Arg | None = None,
+    *,
+    scale: float,
+    is_causal: int = 0,
+    dropout: float = 0.0,
+) -> ast.expr:
+    """`F.scaled_dot_product_attention` of q, k, v as [..., length, size]; the rate of Dropout is that of a module."""
+    for arg, name in ((q, "q"), (k, "k"), (v, "v"), (mask, "mask")):
+        _name(b, arg, name)
+    return b.call(
+        "F.scaled_dot_product_attention", q, k, v,
+        attn_mask=OMIT if mask is None else mask,
+        dropout_p=_dropout(b, dropout) if dropout else OMIT,
+        is_causal=True if is_causal else OMIT,
+        scale=_scale(q, scale),
+    )  # fmt: skip
+
+
+def _dropout(b: Builder, ratio: float) -> ast.expr:
+    inside = Builder(b.lowering, b.node, b.opset)
+    inside.scope = b.node.meta.get("dropout", b.scope)
+    module = inside.module("dropout", b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5)))
+    assert module is not None
+    return b("m.p if self.training else 0.0", m=module)
+
+
 def _name(b: Builder, arg: Arg | None, name: str) -> None:
     """Call an input by its role, and what it is a mere view of."""
     b.role(arg, name)
@@ -74,8 +106,10 @@ def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
 
 
 def _scale(q: Arg, scale: float | None) -> Any:
-    """The scale, unless it is the inverse root of the head size, to a float32 rounding of the exporter's steps."""
-    size = q.shape[3] if q.shape is not None else None
-    if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=3e-7)):
+    """The scale, unless it is the inverse root of the head size; in float32 to the roundings of an exporter's steps."""
+    size = q.shape[-1] if q.shape is not None else None
+    near = 3e-7 if q.dtype == ir.DataType.FLOAT else 1e-12
+    if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=near)):
         return OMIT
-    return shortest(scale, ir.DataType.FLOAT)
+    digits = (float(f"{scale:.{n}g}") for n in range(1, 18))
+    return next(short for short in digits if math.isclose(short, scale, rel_tol=near))

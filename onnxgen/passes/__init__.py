@@ -59,6 +59,7 @@ PASSES: list[Pass] = [
     normalise,  # vectors divided by their norms
     reciprocal_roots,  # what the norms have left
     attention,  # before Linear, which also starts from MatMul
+    views,  # what Einsum's orders of axes leave of the heads' own
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
     place_silent,  # for what is left; idioms are single nodes now

@@ -1,137 +1,306 @@
-"""Scaled dot product attention spelled out becomes Attention-23 (Vaswani et al. 2017, arXiv 1706.03762).
+"""Scaled dot product attention spelled out becomes torch's (Vaswani et al. 2017, arXiv 1706.03762).
 
-    softmax(q @ k^T * scale + mask) @ v          q, k, v of rank 4: [batch, heads, length, size]
+    softmax(q @ k^T * scale + mask) @ v          q, k, v: [..., length, size]
 
-Exporters put the scale on the product (Div or Mul), on q alone, or its root on both q and k.
+- The scale stands on the product (Div or Mul), on q alone, on k alone, or its root on both. The products may be Einsum.
+- Masks are added, or hide scores by Where. One that is exactly causal is `is_causal`.
+- Between softmax and v may stand Dropout, and what makes rows without any key zeros: torch's own exporters write
+  `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that such rows are NaN here and zeros there, so that a mask of
+  -inf is taken only if it hides no whole row, or with it.
+
+ONNX's Attention knows no Dropout and no operands of other ranks: the pass writes `onnxgen.Attention(q, k, v, mask)`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.attention_operands import (
+    Operand,
+    as_value,
+    lifted,
+    merge_heads,
+    product,
+    replace_turned,
+    turned,
+    unscaled,
+    without_number,
+)
+from onnxgen.passes.causal import Causal, causal, uniform
+from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by, scalar
-from onnxgen.passes.rewrite import beside, replace
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.passes.rewrite import beside, only_user
+from onnxgen.passes.steps import insert
+from onnxgen.propagate.dims import Call, Dim, atoms, dim_min
+from onnxgen.propagate.info import Info, Shape, info, set_info
 
-SWAPPED = [0, 1, 3, 2]
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+HIDING = -1e30  # what is added to a score, or stands for it, so that nothing of it is left
 
 
 @dataclass
-class _Scores:
-    """`q @ k^T * scale`, k^T still transposed."""
+class _Logits:
+    """What the softmax takes: `q @ k^T * scale`, what is added to it, and what hides some of it."""
 
-    q: ir.Value
-    transposed: ir.Value
+    q: Operand
+    k: Operand
     scale: float
+    added: list[ir.Value] = field(default_factory=list)
+    hidden: list[tuple[ir.Value, bool, float]] = field(default_factory=list)  # condition, whether it shows, instead
+
+
+@dataclass
+class _Weights:
+    """What multiplies v: a softmax of something, zeros for NaN (`guarded`), some of it dropped."""
+
+    softmax: ir.Node
+    guarded: bool
+    dropout: float
+    dropout_scope: tuple[str, ...]
 
 
 def attention(model: ir.Model, options: Options) -> None:
     """Rewrite every product of a softmax over scores, where nothing else uses the probabilities."""
+    opset = model.graph.opset_imports.get("", 1)
     for node in list(model.graph.all_nodes()):
-        if node.op_type == "MatMul" and node.domain == "" and node.graph is not None:
-            _rewrite(node)
+        if node.op_type in ("MatMul", "Einsum") and node.domain == "" and node.graph is not None:
+            _rewrite(node, opset)
 
 
-def _rewrite(node: ir.Node) -> None:
-    softmax = made_by(node.inputs[0], "Softmax")
-    v = node.inputs[1]
-    if softmax is None or v is None or info(node.outputs[0]).rank != 4 or not _over_last(softmax):
+def _rewrite(node: ir.Node, opset: int) -> None:
+    found = product(node, by_result=False)
+    if found is None or list(found.left.perm) != sorted(found.left.perm):
         return
-    masked = softmax.inputs[0]
-    for scores, mask in _candidates(masked):
-        found = _scores(scores)
-        if found is None or not _fits(found, v, mask):
-            continue
-        inputs = [found.q, _key(found.transposed, node), v] + ([mask] if mask is not None else [])
-        scale = ir.AttrFloat32("scale", found.scale)
-        replace(node, ir.Node("", "Attention", inputs, [scale], version=23))
+    weights = _weights(found.left.value, opset)
+    logits = None if weights is None else _logits(weights.softmax.inputs[0])
+    if weights is None or logits is None or not _fits(logits, found.right):
         return
-
-
-def _over_last(softmax: ir.Node) -> bool:
-    axis = softmax.attributes["axis"].value if "axis" in softmax.attributes else -1
-    return axis in (-1, 3)
-
-
-def _candidates(masked: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:
-    """(scores, mask) readings of what the softmax takes."""
-    add = made_by(masked, "Add")
-    if add is None:
-        return [(masked, None)]
-    return [(add.inputs[0], add.inputs[1]), (add.inputs[1], add.inputs[0])]
-
-
-def _scores(value: ir.Value | None) -> _Scores | None:
-    value, scale = _scaled(value)
-    product = made_by(value, "MatMul")
-    if product is None or product.inputs[0] is None or product.inputs[1] is None:
-        return None
-    q, q_scale = _scaled(product.inputs[0])
-    transposed, k_scale = _scaled(product.inputs[1])
-    if q is None or transposed is None:
-        return None
-    return _Scores(q, transposed, scale * q_scale * k_scale)
-
-
-def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """(x, c), if a value is x * c for a constant c (1 if it is not)."""
-    node = made_by(value, "Mul", "Div")
-    if node is None:
-        return value, 1.0
-    number = scalar(node.inputs[1])
-    if number is not None and number > 0:
-        return node.inputs[0], number if node.op_type == "Mul" else 1 / number
-    number = scalar(node.inputs[0])
-    if node.op_type == "Mul" and number is not None and number > 0:
-        return node.inputs[1], number
-    return value, 1.0
-
-
-def _fits(found: _Scores, v: ir.Value, mask: ir.Value | None) -> bool:
-    """The shapes are those of attention: rank 4 all, batch and heads equal, a mask that broadcasts to the scores."""
-    q, k, values = info(found.q).shape, info(found.transposed).shape, info(v).shape
-    if q is None or k is None or values is None or not len(q) == len(k) == len(values) == 4:
-        return False
-    if q[:2] != k[:2] or q[:2] != values[:2] or info(found.q).dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-        return False
+    logits.added = [mask for mask in logits.added if uniform(mask) != 0]
+    masked = _mask(logits, weights, node)
+    if masked is None:
+        return
+    mask, is_causal = masked
+    attributes = [ir.AttrInt64("is_causal", int(is_causal)), ir.AttrFloat32("dropout", weights.dropout)]
+    operands = [logits.q, logits.k, found.right]
     if mask is None:
-        return True
-    shape = info(mask).shape
-    full = (*q[:3], k[3])
-    return (
-        shape is not None
-        and 2 <= len(shape) <= 4
-        and info(mask).dtype == info(found.q).dtype
-        and all(d in (1, f) for d, f in zip(reversed(shape), reversed(full)))
-    )
-
-
-def _key(transposed: ir.Value, before: ir.Node) -> ir.Value:
-    """k, from k^T: the transpose is undone, or merged with the one that made it."""
-    graph = before.graph
-    assert graph is not None
-    node = made_by(transposed, "Transpose")
-    source, perm = transposed, SWAPPED
-    if node is not None and node.inputs[0] is not None and "perm" in node.attributes:
-        inner = [int(p) for p in node.attributes["perm"].value]
-        source, perm = node.inputs[0], [inner[p] for p in SWAPPED]
-    if perm == [0, 1, 2, 3]:
-        return source
-    made = ir.Node("", "Transpose", [source], [ir.AttrInt64s("perm", perm)], version=13, num_outputs=1)
-    beside(made, before)
-    made.outputs[0].name = f"{transposed.name}.k"
-    shape = info(source).shape
-    set_info(made.outputs[0], Info(info(source).dtype, None if shape is None else tuple(shape[p] for p in perm)))
-    producer = source.producer()
-    if producer is not None and producer.graph is graph:
-        graph.insert_after(producer, made)  # beside what it belongs to, and not between v and the product
+        operands = _with_heads(operands, found.order)
+    attributes.append(ir.AttrFloat32("scale", logits.scale * math.prod(o.scale for o in operands)))
+    inputs = [as_value(operand, node) for operand in operands] + ([mask] if mask is not None else [])
+    new = ir.Node(DOMAIN, "Attention", inputs, attributes, version=1)
+    new.meta["dropout"] = weights.dropout_scope
+    if len(operands[0].perm) > len(found.order):
+        merge_heads(node, new, operands)
     else:
-        graph.insert_before(before, made)
-    return made.outputs[0]
+        replace_turned(node, new, found.order)
+
+
+def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
+    """q, k and v before batch and heads were merged into one axis, if all of them were; else as they are."""
+    above = [lifted(operand) for operand in operands]
+    kept = [o for o in above if o is not None and o.shape is not None]
+    shapes = {(o.shape or ())[:2] for o in kept}
+    together = len(kept) == 3 and len(shapes) == 1 and kept[2].scale == 1 and list(order) == sorted(order)
+    return kept if together else operands
+
+
+# ------------------------------------------------------------------------------------------- from v to the softmax
+
+
+def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
+    """The softmax over the last axis behind a value that only one product uses."""
+    dropout, guarded, scope = 0.0, False, ()
+    node = made_by(value, "Dropout")
+    if node is not None and value is not None and only_user(value) is not None:
+        ratio = _ratio(node)
+        if ratio is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+            return None
+        dropout, value, scope = ratio, node.inputs[0], node.meta.get("scope", ())
+    node = made_by(value, "Where")
+    if node is not None and value is not None and only_user(value) is not None:
+        softmaxed, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
+        if test is None or test.inputs[0] is not softmaxed or scalar(node.inputs[1]) != 0 or softmaxed is None:
+            return None
+        users = {use.node for use in softmaxed.uses()}
+        if users != {node, test} or softmaxed.is_graph_output() or only_user(test.outputs[0]) is not node:
+            return None
+        guarded, value = True, softmaxed
+    softmax = made_by(value, "Softmax")
+    if softmax is None or value is None or not _over_last(softmax, opset):
+        return None
+    return _Weights(softmax, guarded, dropout, scope) if guarded or only_user(value) is not None else None
+
+
+def _ratio(dropout: ir.Node) -> float | None:
+    if "ratio" in dropout.attributes:
+        return float(dropout.attributes["ratio"].value)
+    return scalar(dropout.inputs[1]) if len(dropout.inputs) > 1 and dropout.inputs[1] is not None else 0.5
+
+
+def _over_last(softmax: ir.Node, opset: int) -> bool:
+    axis = softmax.attributes["axis"].value if "axis" in softmax.attributes else None
+    if axis is None:
+        axis = -1 if (softmax.version or opset) >= 13 else 1
+    rank = info(softmax.inputs[0]).rank
+    return rank is not None and axis in (-1, rank - 1)
+
+
+# ------------------------------------------------------------------------------------- from the softmax to q and k
+
+
+def _logits(value: ir.Value | None, depth: int = 6) -> _Logits | None:
+    """The scores behind a value that only the softmax uses, through masks."""
+    if value is None or only_user(value) is None or depth == 0:
+        return None
+    node = made_by(value, "Add")
+    if node is not None:
+        for index in (0, 1):
+            found = _logits(node.inputs[index], depth - 1)
+            added = node.inputs[1 - index]
+            if found is not None and added is not None:
+                found.added.append(added)
+                return found
+        return None
+    node = made_by(value, "Where")
+    if node is not None:
+        condition = node.inputs[0]
+        for index in (1, 2):
+            instead = scalar(node.inputs[3 - index])
+            found = _logits(node.inputs[index], depth - 1) if instead is not None and instead <= HIDING else None
+            if found is not None and condition is not None and instead is not None and not found.added:
+                found.hidden.append((condition, index == 1, instead))
+                return found
+        return None
+    return _scores(value)
+
+
+def _scores(value: ir.Value) -> _Logits | None:
+    scores, scale = without_number(value)
+    found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
+    if scores is None or found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
+        return None
+    q = Operand(found.left.value, found.left.perm)
+    plain, factor = without_number(q.value)
+    assert plain is not None
+    k = turned(unscaled(found.right))
+    return _Logits(Operand(plain, q.perm), Operand(k.value, k.perm), scale * factor * k.scale)
+
+
+def _fits(logits: _Logits, v: Operand) -> bool:
+    """The shapes are those of attention: the leading axes of all are equal."""
+    q, k, values, dtype = logits.q.shape, logits.k.shape, v.shape, info(logits.q.value).dtype
+    if q is None or k is None or values is None or not 3 <= len(q) == len(k) == len(values):
+        return False
+    if dtype not in FLOATS or {info(logits.k.value).dtype, info(v.value).dtype} != {dtype}:
+        return False
+    return q[:-2] == k[:-2] == values[:-2] and q[-1] == k[-1] and k[-2] == values[-2]
+
+
+# ------------------------------------------------------------------------------------------------------------- masks
+
+_Mask = tuple[ir.Value | None, bool]  # what is given as attn_mask; is_causal
+
+
+def _mask(logits: _Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
+    """The mask that says the same; None if none does."""
+    q, k = logits.q.shape or (), logits.k.shape or ()
+    full = (*q[:-1], k[-2])
+    if any(not _broadcasts(mask, full) for mask in (*logits.added, *(h[0] for h in logits.hidden))):
+        return None
+    if not logits.added and not logits.hidden:
+        return None, False
+    triangle = _triangle(logits, full) if len(logits.added) + len(logits.hidden) == 1 else None
+    if triangle is not None and not triangle.kept:
+        return None, True
+    if logits.hidden:
+        condition, shows, instead = logits.hidden[0]
+        whole_rows = triangle is None and (not weights.guarded or instead != -math.inf)
+        if logits.added or len(logits.hidden) > 1 or whole_rows:
+            return None
+        return (condition if shows else _not(condition, node)), False
+    if triangle is not None:
+        return logits.added[0], False
+    return _added(logits.added, weights, node, info(logits.q.value).dtype)
+
+
+def _broadcasts(mask: ir.Value, full: Shape) -> bool:
+    shape = info(mask).shape
+    if shape is None or not 2 <= len(shape) <= len(full):
+        return False
+    return all(d == 1 or _fills(d, f) for d, f in zip(reversed(shape), reversed(full)))
+
+
+def _fills(size: Dim, length: Dim) -> bool:
+    """Whether a mask's axis is as long as the scores' for every length that the network can take.
+
+    What is cut from a stored mask is `min(1024, length)` long: anything longer than 1024 fits nowhere.
+    """
+    limits = [a for atom in atoms(size) if isinstance(atom, Call) for a in atom.args if isinstance(a, int) and a > 1]
+    return size == length or any(size == dim_min(limit, length) for limit in limits)
+
+
+def _triangle(logits: _Logits, full: Shape) -> Causal | None:
+    """The only mask, if it hides exactly the keys after each query."""
+    found = causal((logits.added or [logits.hidden[0][0]])[0])
+    if found is None or not _fills(found.rows, full[-2]) or not _fills(found.columns, full[-1]):
+        return None
+    if logits.added:
+        return found if found.inside == 0 and found.outside <= HIDING else None
+    shown = (True, False) if logits.hidden[0][1] else (False, True)
+    return found if (bool(found.inside), bool(found.outside)) == shown else None
+
+
+def _added(added: list[ir.Value], weights: _Weights, node: ir.Node, dtype: ir.DataType | None) -> _Mask | None:
+    """The sum of what is added; a condition that hides by -inf as itself."""
+    if any(info(mask).dtype != dtype for mask in added):
+        return None
+    hiding = [_hidden_by(mask) for mask in added]
+    if any(h is not None for h in hiding):
+        first = hiding[0]
+        if len(added) > 1 or first is None or not weights.guarded:
+            return None
+        return (first[0] if first[1] else _not(first[0], node)), False
+    total = added[-1]
+    for mask in reversed(added[:-1]):
+        total = _sum(total, mask, node)
+    return total, False
+
+
+def _hidden_by(mask: ir.Value) -> tuple[ir.Value, bool] | None:
+    """(condition, whether it shows), if a mask is 0 or -inf by a condition."""
+    node = made_by(mask, "Where")
+    if node is None or node.inputs[0] is None:
+        return None
+    values = uniform(node.inputs[1]), uniform(node.inputs[2])
+    return (node.inputs[0], values[0] == 0) if set(values) == {0.0, -math.inf} else None
+
+
+def _not(condition: ir.Value, node: ir.Node) -> ir.Value:
+    """The opposite of a condition."""
+    before = made_by(condition, "Not")
+    if before is not None and before.inputs[0] is not None:
+        return before.inputs[0]
+    return _inserted(ir.Node("", "Not", [condition], version=1), info(condition), node)
+
+
+def _sum(a: ir.Value, b: ir.Value, node: ir.Node) -> ir.Value:
+    first, second = info(a).shape or (), info(b).shape or ()
+    rank = max(len(first), len(second))
+    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second)
+    shape = tuple(y if x == 1 else x for x, y in pairs)
+    return _inserted(ir.Node("", "Add", [a, b], version=14), Info(info(a).dtype, shape), node)
+
+
+def _inserted(new: ir.Node, facts: Info, before: ir.Node) -> ir.Value:
+    insert(before, new)
+    beside(new, before)
+    new.outputs[0].name = f"{before.outputs[0].name}.mask"
+    set_info(new.outputs[0], facts)
+    return new.outputs[0]
 
 
 def default_scale(size: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from onnxgen.propagate.info import info, set_info
@@ -42,6 +44,12 @@ def names_of(node: ir.Node) -> tuple[str, ...]:
     """What the file calls the nodes that this one stands for; one without a name is called by what it makes."""
     names: tuple[str, ...] = node.meta.get("nodes", ())
     return names or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
+
+
+def together(nodes: Iterable[ir.Node]) -> bool:
+    """Whether nodes are of one graph, and of one scope as far as theirs are known."""
+    nodes = list(nodes)
+    return len({n.graph for n in nodes}) <= 1 and len({n.meta["scope"] for n in nodes if "scope" in n.meta}) <= 1
 
 
 def drop(node: ir.Node) -> list[ir.Node]:

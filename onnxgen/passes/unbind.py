@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.rewrite import beside, drop, only_user
+from onnxgen.passes.rewrite import beside, drop, only_user, together
 from onnxgen.passes.steps import known_ints
 from onnxgen.propagate.info import info, set_info
 from onnxgen.stored import stored
@@ -40,9 +40,8 @@ def _take_apart(value: ir.Value) -> None:
     users = [use.node for use in value.uses()]
     found = [_piece(node, value) for node in users]
     axes = {piece[0] for piece in found if piece is not None}
-    places = {(node.graph, node.meta.get("scope", ())) for node in users}
     shape, producer = info(value).shape, value.producer()
-    if None in found or len(axes) != 1 or len(places) != 1 or shape is None or value.is_graph_output():
+    if None in found or len(axes) != 1 or not together(users) or shape is None or value.is_graph_output():
         return
     if producer is not None and producer.graph is not users[0].graph:
         return
@@ -147,7 +146,7 @@ def _unbind_split(node: ir.Node) -> None:
     kept = [end for end in ends if end is not None and not end.outputs[0].is_graph_output()]
     if sizes != {1} or shape[axis] != len(node.outputs) or len(kept) < len(ends) or len(node.outputs) > MOST:
         return
-    if len({(end.graph, end.meta.get("scope", ())) for end in (*kept, node)}) > 1:
+    if not together((*kept, node)):
         return
     new = ir.Node(DOMAIN, "Unbind", [x], [ir.AttrInt64("axis", axis)], num_outputs=len(node.outputs), version=1)
     _put(new, x, kept, [i for i, _ in parts])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import beside, drop, only_user, replace
+from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints
 from onnxgen.propagate.dims import Dim, exact_div, product
 from onnxgen.propagate.info import Info, Shape, info, set_info
@@ -54,8 +54,7 @@ def _is_view(node: ir.Node) -> bool:
 
 
 def _continues(node: ir.Node, before: ir.Node) -> bool:
-    same_place = node.graph is before.graph and node.meta.get("scope", ()) == before.meta.get("scope", ())
-    return same_place and _is_view(node) and node.inputs[0] is before.outputs[0]
+    return together((node, before)) and _is_view(node) and node.inputs[0] is before.outputs[0]
 
 
 def _rewrite(last: ir.Node) -> None:
