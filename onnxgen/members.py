@@ -117,10 +117,18 @@ class Members:
 
     # parameters and buffers
 
-    def parameter(self, b: Any, value: ir.Value, label: str = "", transposed: bool = False) -> ast.expr:
+    def parameter(
+        self,
+        b: Any,
+        value: ir.Value,
+        label: str = "",
+        transposed: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> ast.expr:
         """A trainable tensor that no module takes: a parameter of its own, which the original called `label`, if known.
 
         `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
+        `shape`: the one that it had before an exporter folded axes of size 1 in.
         """
         name, label = value.name or "weight", label or folded_from(value)
         if name in self._weights and not transposed:
@@ -131,12 +139,13 @@ class Members:
         tensor = stored(value)
         assert tensor is not None
         is_merged = is_uniform(tensor) and not self._homes.is_exact(label)
-        made = self._parameters.setdefault((value, transposed, label, b.scope if is_merged else ()), [])
+        made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
             path, named = self._parameter_path(b.scope, name, label, role(b.node), is_merged)
             source = replace(Source.of(tensor, name), label=label)
             source = source.transpose() if transposed else source
+            source = source.reshape(shape) if shape is not None else source
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             made.append((b.scope, known))

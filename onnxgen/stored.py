@@ -97,6 +97,8 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
     return x
 
 
+SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # of the views, those that move no element
+
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
     "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
     "Transpose": _transpose,

@@ -110,12 +110,18 @@ def test_layer_norm_over_several_axes() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1)])
 def test_layer_norm_of_channels(shape: tuple[int, ...]) -> None:
-    """ConvNeXt's, over the channels of images."""
+    """ConvNeXt's, over the channels of images: a module that has the Transposes, too."""
     text = centred("[1]") + spread("[1]", "q = Pow(d, two) ") + "s = Sqrt(e) z = Div(d, s) "
     text += 'h = Mul("norm.weight", z) y = Add(h, "norm.bias")'
     model = spelled(text, stored(*shape), shape="2, 4, 2, 3")
-    ran = hold(model, "return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)", channels_first, atol=1e-4)
-    assert "nn.LayerNorm(4, eps=" in ran.source
+    ran = hold(model, "return self.norm(x)", channels_first, atol=1e-4)
+    body = " ".join(ran.source.split())
+    assert "x = x.permute(0, 2, 3, 1)" in body and "return x.permute(0, 3, 1, 2)" in body
+    assert "F.layer_norm(x, (4,), self.weight, self.bias, eps=0.001)" in body
+    assert {key: tuple(value.shape) for key, value in ran.model.state_dict().items()} == {
+        "norm.weight": (4,),
+        "norm.bias": (4,),
+    }
 
 
 RMS_NORMS = {

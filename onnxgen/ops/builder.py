@@ -114,13 +114,15 @@ class Builder:
                 sources[key] = source
         return self.lowering.module(self, role, build, sources)
 
-    def parameter(self, arg: Arg, label: str, transposed: bool = False) -> ast.expr:
+    def parameter(
+        self, arg: Arg, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
+    ) -> ast.expr:
         """A stored tensor that is trained, as a parameter of its own that the original called `label`.
 
-        `transposed`: the parameter is the matrix turned back.
+        `transposed`: the parameter is the matrix turned back. `shape`: what it had before an axis of 1 was folded in.
         """
         assert arg.value is not None
-        return self.lowering.members.parameter(self, arg.value, label, transposed)
+        return self.lowering.members.parameter(self, arg.value, label, transposed, shape)
 
     def buffer(self, array: NDArray[Any], hint: str = "constant", dtype: ir.DataType | None = None) -> ast.expr:
         """A constant tensor: a non-persistent buffer, equal ones shared within one scope."""

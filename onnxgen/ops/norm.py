@@ -197,6 +197,9 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
     normalised = shape[0] if len(shape) == 1 else tuple(shape)
     if is_plain(scale, bias):
         return b.call("F.layer_norm", X, tuple(shape), eps=unless(eps, 1e-5))
+    if b.node.meta.get("own"):  # the module has more in it than the norm
+        weights = [b.parameter(w, shape=tuple(shape)) for w in (scale, bias) if w is not None]
+        return b.call("F.layer_norm", X, tuple(shape), *weights, eps=unless(eps, 1e-5))
     if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
         return None
     if scale.source is not None and (bias is None or bias.source is not None):

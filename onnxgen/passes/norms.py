@@ -21,6 +21,8 @@ from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.steps import filled, flattened, insert, permuted, transposed
 from onnxgen.propagate.info import info, set_info
+from onnxgen.reader.origin import param_path
+from onnxgen.stored import SAME_ORDER, folded_from, stored
 
 CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"
@@ -125,11 +127,32 @@ def _channels_first(root: ir.Node, norm: ir.Node, perm: tuple[int, ...]) -> ir.N
     assert x is not None
     facts = permuted(info(x), perm)
     norm.replace_input_with(0, transposed(root, x, perm, facts))
+    norm.meta["scope"] = scope = root.meta.get("scope", ())
+    # a module of its own has the Transposes, too: then the weights are its parameters, and no nn.LayerNorm's
+    stored_ones = [_parameter(i) for i in norm.inputs[1:]]
+    if scope and all(v is not None and _module(v) == scope for v in stored_ones):
+        norm.meta["own"] = True
+        for i, value in enumerate(stored_ones):
+            norm.replace_input_with(i + 1, value)
     insert(root, norm)
     norm.outputs[0].name = f"{root.outputs[0].name}.normalised"
     set_info(norm.outputs[0], facts)
     back = [perm.index(axis) for axis in range(len(perm))]
     return ir.Node("", "Transpose", [norm.outputs[0]], [ir.AttrInt64s("perm", back)], version=13)
+
+
+def _parameter(value: ir.Value | None) -> ir.Value | None:
+    """The trained tensor that a value is, seen with other axes of size 1 or not at all."""
+    while value is not None and stored(value) is None:
+        node = value.producer()
+        value = node.inputs[0] if node is not None and node.op_type in SAME_ORDER else None
+    return value if value is not None and value.meta.get("trainable", (False,))[0] else None
+
+
+def _module(value: ir.Value) -> tuple[str, ...] | None:
+    """The module whose parameter a tensor is."""
+    path = param_path(folded_from(value) or value.name or "")
+    return path[:-1] if path is not None else None
 
 
 def _layer(match: Match) -> ir.Node | None:

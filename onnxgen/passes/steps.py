@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.rewrite import beside
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.stored import SAME_ORDER
 
 
 def insert(before: ir.Node, new: ir.Node) -> None:
@@ -48,6 +48,7 @@ def known_ints(dims: Sequence[Dim]) -> ir.Value:
 
 def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:
     node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], version=13)
+    node.meta["scope"] = before.meta.get("scope", ())
     insert(before, node)
     node.outputs[0].name = f"{value.name}.transposed"
     set_info(node.outputs[0], facts)
@@ -55,12 +56,16 @@ def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: I
 
 
 def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
-    """[1, C, 1, 1] as [C]: all elements of a static shape, in one axis."""
-    if info(value).rank == 1:
-        return value
+    """[1, C, 1, 1] as [C]: all elements of a static shape, in one axis, as they were if they had only one before."""
+    before_views: ir.Value | None = value
+    while before_views is not None and info(before_views).rank is not None:
+        if info(before_views).rank == 1:
+            return before_views
+        node = before_views.producer()
+        before_views = node.inputs[0] if node is not None and node.op_type in SAME_ORDER else None
     size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
     node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
-    beside(node, before)
+    node.meta["scope"] = before.meta.get("scope", ())
     insert(before, node)
     node.outputs[0].name = f"{value.name}.flat"
     set_info(node.outputs[0], Info(info(value).dtype, (size,)))
