@@ -263,3 +263,94 @@ class Apart(nn.Module):
 
 def test_classes_of_one_name_are_numbered(tmp_path: Path) -> None:
     assert list(classes(made(Apart, tmp_path, rows))) == ["Block", "Block2", "Block3", "Net"]
+
+
+class Convs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Conv2d(4, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+        )
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(576, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x))
+
+
+@pytest.mark.parametrize("case", [LEGACY, Case("dynamo", 18, False)], ids=str)
+def test_what_an_export_dropped_from_a_sequence_is_an_identity(case: Case, tmp_path: Path) -> None:
+    source = " ".join(made(Convs, tmp_path, case=case).split())
+    assert (
+        "nn.Sequential( nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU(), nn.Identity(), nn.Conv2d(4, 4, 3), "
+        "nn.Identity(), nn.ReLU(), )" in source
+    )
+    assert "nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(576, 3))" in source
+    assert "self.head(self.layers(x))" in source
+
+
+class Cached(nn.Module):
+    """A layer that is given a mask and its own past, and gives back what the next step needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        present = torch.cat([past, self.key(x)], 1)
+        return self.out(torch.softmax(x @ present.transpose(1, 2) + mask, -1) @ present) + x, present
+
+
+class Cache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Linear(8, 10)
+        self.layers = nn.ModuleList(Cached() for _ in range(3))
+
+    def forward(self, x: Tensor, *pasts: Tensor) -> tuple[Tensor, ...]:
+        mask, presents = self.mask(x), []
+        for layer, past in zip(self.layers, pasts):
+            x, present = layer(x, mask, past)
+            presents.append(present)
+        return x, *presents
+
+
+def test_a_loop_with_pasts_and_presents(tmp_path: Path) -> None:
+    def inputs(batch: int = 2) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        return tuple(torch.randn(batch, 5, 8, generator=generator) for _ in range(4))
+
+    names = ("x", "past_0", "past_1", "past_2"), ("y", "present_0", "present_1", "present_2")
+    entry = Entry(Cache, inputs, *names, {name: {0: "batch"} for name in (*names[0], *names[1])})
+    original = export(entry, tmp_path / "net.onnx")
+    Road("cache", entry, LEGACY, tmp_path / "net.onnx", original, tmp_path).check()
+    source = (tmp_path / "generated.py").read_text(encoding="utf-8")
+    assert re.search(r"for layer, past in zip\(self\.layers, \(past_0, past_1, past_2\)\):\n", source)
+    assert re.search(r"(\w+), (\w+) = layer\(\2, past, \w+\)\n +(\w+)\.append\(\1\)", source)
+    assert re.search(r"return \w+, \*\w+\n", source)
+    assert "nn.ModuleList([Layer() for _ in range(3)])" in source
+
+
+class Pyramid(nn.Module):
+    """All the steps of a run are used, and something is computed between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Half(4 + n) for n in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = []
+        for stage in self.stages:
+            x = stage(x)
+            states.append(x * 2)
+        return torch.cat([*states, x], -1)
+
+
+def test_steps_of_a_run_that_are_used_later(tmp_path: Path) -> None:
+    source = made(Pyramid, tmp_path, rows)
+    assert "for stage in self.stages:\n            x = stage(x)\n            hidden_states.append(x)" in source

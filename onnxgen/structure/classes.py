@@ -40,7 +40,7 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             call.args.extend(missing)
     for scope in order:
         unpack_shapes(scope, module)
-        collect_runs(scope, module.roles)
+        collect_runs(scope, module)
     classes = Classes(module, root, order)
     for level in _levels(order, classes.names):
         classes.add(level)

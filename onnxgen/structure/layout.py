@@ -127,7 +127,7 @@ def _value(made: Layout, place: Place) -> ast.expr:
         entries = ast.Dict([literal(name) for name, _ in items], values)
         return quote("nn.ModuleDict(entries)", entries=entries)
     if place.count is not None or (len(items) > 2 and len({made.text(value) for value in values}) == 1):
-        repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}(item for _ in range(n))"
+        repeated = f"{kind}(*[item for _ in range(n)])" if starred else f"{kind}([item for _ in range(n)])"
         return quote(repeated, item=values[0], n=len(items) if place.count is None else place.count)
     return call(kind, *values) if starred else call(kind, values)
 

@@ -3,20 +3,21 @@
 x = self.layer1[0](x)                      x = self.layer1(x)
 x = self.layer1[1](x)
 
-x = self.layer[0](x, mask)                 for layer in self.layer:
-x = self.layer[1](x, mask)                     x = layer(x, mask)
+x, k0 = self.layer[0](x, mask, past0)      for layer, past in zip(self.layer, (past0, past1)):
+x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
+                                               keys.append(k)
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Loop, Member, Path, Statement
-from onnxgen.code.quote import MemberRef, Ref, quote, refs
-from onnxgen.names import identifier
+from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
+from onnxgen.code.quote import MemberRef, Ref, quote, refs, walk
+from onnxgen.structure.loops import Turn, make_loop
 from onnxgen.structure.scopes import Scope, count_uses
+from onnxgen.structure.tree import fillable
 
 # functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
 AS_MODULE = {
@@ -43,30 +44,26 @@ AS_MODULE = {
     "F.avg_pool3d": "nn.AvgPool3d",
     "F.adaptive_avg_pool1d": "nn.AdaptiveAvgPool1d",
     "F.adaptive_avg_pool2d": "nn.AdaptiveAvgPool2d",
+    "F.interpolate": "nn.Upsample",
+    "F.pixel_shuffle": "nn.PixelShuffle",
 }
 
 
-@dataclass
-class _Call:
-    """A statement that calls one item of a list: which, with what, and whether the item is still to be made."""
-
-    statement: Assign
-    member: Member
-    arguments: list[ast.expr]
-
-
-def collect_runs(scope: Scope, roles: dict[str, str]) -> None:
-    """Replace every run of calls that covers all items of a container, in order; containers in containers first.
-
-    `roles` gets the names of loop variables.
-    """
+def collect_runs(scope: Scope, module: ModuleDef) -> None:
+    """Replace every run of calls that covers all items of a container, in order; containers in containers first."""
     parts = _parts(scope)
     for path in sorted(parts, key=len, reverse=True):
-        items = list(parts[path].values())
-        if all(item is not None for item in items) and path[-1:]:
-            container = _collect(scope, path, [item for item in items if item is not None], roles)
-            if container is not None and path[:-1] in parts:
+        items = {int(name): item for name, item in parts[path].items() if item is not None}
+        if len(items) < len(parts[path]):
+            continue
+        container = _sequence(scope, path, items)
+        if container is not None:
+            if path[:-1] in parts:
                 parts[path[:-1]][path[-1]] = container
+            continue
+        turns = _turns(scope, items)
+        if turns is not None:
+            make_loop(scope, path, turns, module)
 
 
 def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
@@ -80,113 +77,161 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
 
 
-def _collect(scope: Scope, path: Path, items: list[Member], roles: dict[str, str]) -> Member | None:
-    """Rewrite the run over these items, if there is one; returns the `nn.Sequential` that it became."""
-    run = _run(scope, path, items)
-    if run is None:
+def _turns(scope: Scope, items: dict[int, Member]) -> list[Turn] | None:
+    """The statements that call the items of a list, each once, in order; None if they do not."""
+    by_id = {id(m): i for i, m in items.items()}
+    mentions = Counter(
+        id(n.member) for s in scope.body for e in expressions(s) for n in walk(e) if isinstance(n, MemberRef)
+    )
+    if any(mentions[i] != 1 for i in by_id) or sorted(items) != list(range(len(items))):
         return None
-    start, calls = run
-    carried = _carried(calls, count_uses(scope.body, scope.outputs))
-    if carried is None:
-        return None
-    last = calls[-1].statement.targets[0]
-    sequential = all(len(c.arguments) == 1 for c in calls)
-    if not sequential and (len(calls) == 1 or any(c.member not in items for c in calls)):
-        return None
-    scope.members.extend(c.member for c in calls if all(c.member is not m for m in items))
-    kind = "nn.Sequential" if sequential else "nn.ModuleList"
-    container = scope.containers[path] = Member(path, quote(kind), "module")
-    if sequential:
-        value = ast.Call(MemberRef(container), calls[0].arguments, [])
-        nodes = tuple(name for call in calls for name in call.statement.nodes)
-        made: list[Statement] = [Assign((last,), value, calls[0].statement.scope, nodes)]
-    else:
-        made = _loop(container, calls, carried, last, roles)
-    scope.body[start : start + len(calls)] = made
-    return container if sequential else None
+    turns = [
+        Turn(at, s, s.value)
+        for at, s in enumerate(scope.body)
+        if isinstance(s, Assign) and isinstance(s.value, ast.Call) and not s.form and not s.value.keywords
+        if isinstance(s.value.func, MemberRef) and id(s.value.func.member) in by_id
+    ]
+    turns.sort(key=lambda t: by_id[id(t.member)])
+    return turns if len(turns) == len(items) > 1 else None
 
 
-def _run(scope: Scope, path: Path, items: list[Member]) -> tuple[int, list[_Call]] | None:
-    """The consecutive statements that call every item of a container once, in order, and where they start."""
-    by_id = {id(m): m for m in items}
-    names = {m.path[-1] for m in items}
-    calls: list[_Call] = []
-    start = 0
-    for i, statement in enumerate(scope.body):
-        call = _item_call(statement, by_id) or (_functional(statement, path, calls, names) if calls else None)
-        if call is not None and int(call.member.path[-1]) == len(calls):
-            if not calls:
-                start = i
-            calls.append(call)
-        elif call is not None or (calls and len({id(c.member) for c in calls} & set(by_id)) < len(by_id)):
+class _Sequence:
+    """Follows a chain of calls through a body, from one item of a container to the next."""
+
+    def __init__(self, scope: Scope, path: Path, items: dict[int, Member]) -> None:
+        self.path, self.items = path, items
+        self.uses = count_uses(scope.body, scope.outputs)
+        self.makers: dict[str, Assign] = {}
+        self.users: dict[str, Statement] = {}
+        self.calls: dict[int, list[Assign]] = {}  # the statements that call an item, by id of its member
+        for statement in scope.body:
+            self.users.update(dict.fromkeys(used(statement), statement))
+            if isinstance(statement, Assign) and len(statement.targets) == 1:
+                self.makers[statement.targets[0]] = statement
+                member = _called(statement)
+                if member is not None:
+                    self.calls.setdefault(id(member), []).append(statement)
+        for statement in scope.body:
+            if blocks(statement):  # what is assigned again is no chain
+                self.uses.update(dict.fromkeys(statement.targets, 2))
+
+    def run(self) -> list[tuple[int, Member, Assign]] | None:
+        """The elements by number, with their statements, in order; None if the items are no chain."""
+        if any(len(self.calls.get(id(m), ())) != 1 for m in self.items.values()):
             return None
-        elif calls:
-            break
-    called = [id(c.member) for c in calls if id(c.member) in by_id]
-    return (start, calls) if len(called) == len(by_id) else None
+        waiting = sorted(self.items)
+        first = waiting.pop(0)
+        found = [(first, self.items[first], self.calls[id(self.items[first])][0])]
+        self._lead(found)
+        loose: list[tuple[int | None, Member, Assign]] = []  # functions since the last item
+        statement = found[-1][2]
+        while True:
+            after = self._after(statement)
+            if after is None:
+                break
+            member = _called(after)
+            if waiting and member is self.items[waiting[0]]:
+                if not self._place(found, loose, waiting[0]):
+                    return None
+                found.append((waiting.pop(0), member, after))
+                loose = []
+            else:
+                function = self._function(after)
+                if function is None:
+                    break
+                loose.append((*function, after))
+            statement = after
+        if waiting:
+            return None
+        told = [entry for entry in loose if entry[0] is not None]
+        self._place(found, told if told == loose[: len(told)] else [], None)
+        return found
+
+    def _lead(self, found: list[tuple[int, Member, Assign]]) -> None:
+        """Functions before the first item that say that they belong here."""
+        while found[0][0] > 0:
+            value = found[0][2].value
+            given = value.args[0] if isinstance(value, ast.Call) and value.args else None
+            maker = self.makers.get(given.value) if isinstance(given, Ref) else None
+            function = self._function(maker) if maker is not None and self._after(maker) is found[0][2] else None
+            if maker is None or function is None or function[0] is None or function[0] >= found[0][0]:
+                return
+            found.insert(0, (function[0], function[1], maker))
+
+    def _after(self, statement: Assign) -> Assign | None:
+        """The only statement that uses what this one makes, if it takes it as its first argument."""
+        target = statement.targets[0]
+        after = self.users.get(target) if self.uses[target] == 1 else None
+        if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
+            return None
+        return after if refs(after.value) == [target] else None
+
+    def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
+        """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
+        build = as_module(statement.value)
+        if build is None:
+            return None
+        within = statement.scope[: len(self.path)] == self.path
+        told = statement.scope[len(self.path)] if within and len(statement.scope) > len(self.path) else ""
+        index = int(told) if told.isdigit() and int(told) not in self.items else None
+        if index is None and statement.scope and statement.scope[: len(self.path)] != self.path:
+            if statement.scope != self.path[: len(statement.scope)]:
+                return None
+        return index, Member((*self.path, str(index or 0)), build, "module")
+
+    def _place(
+        self,
+        found: list[tuple[int, Member, Assign]],
+        loose: list[tuple[int | None, Member, Assign]],
+        end: int | None,
+    ) -> bool:
+        """Number functions, those that say nothing with the first free number; False if there is no room."""
+        for index, member, statement in loose:
+            before = found[-1][0]
+            number = index if index is not None else before + 1
+            if number <= before or (end is not None and number >= end):
+                return False
+            member.path = (*self.path, str(number))
+            found.append((number, member, statement))
+        return True
 
 
-def _item_call(statement: Statement, items: dict[int, Member]) -> _Call | None:
-    if not isinstance(statement, Assign) or len(statement.targets) != 1 or not isinstance(statement.value, ast.Call):
+def _sequence(scope: Scope, path: Path, items: dict[int, Member]) -> Member | None:
+    """Replace a chain over these items by one call of an `nn.Sequential`; returns that, or None."""
+    found = _Sequence(scope, path, items).run()
+    if found is None or not fillable([index for index, _, _ in found]):
         return None
-    function = statement.value.func
-    if not isinstance(function, MemberRef) or id(function.member) not in items or statement.value.keywords:
-        return None
-    return _Call(statement, function.member, statement.value.args)
+    first, last = found[0][2], found[-1][2]
+    assert isinstance(first.value, ast.Call)
+    scope.members.extend(m for index, m, _ in found if index not in items)
+    container = scope.containers[path] = Member(path, quote("nn.Sequential"), "module")
+    argument = first.value.args[0] if as_module(first.value) is None else _operand(first.value)
+    nodes = tuple(name for _, _, statement in found for name in statement.nodes)
+    whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
+    gone = {id(statement) for _, _, statement in found}
+    scope.body = [whole if s is first else s for s in scope.body if s is first or id(s) not in gone]
+    return container
 
 
-def _functional(statement: Statement, path: Path, calls: list[_Call], names: set[str]) -> _Call | None:
-    """A functional layer at this place of the container: `features.1` between `features.0` and `.2`.
-
-    Its node says so (`/features/features.1/Relu`), or it says nothing and only a number in between is missing.
-    """
-    if not isinstance(statement, Assign) or len(statement.targets) != 1 or not isinstance(statement.value, ast.Call):
-        return None
-    index = str(len(calls))
-    here = tuple(statement.scope[: len(path) + 1]) == (*path, index)
-    if not here and (statement.scope or index in names or not any(int(n) > int(index) for n in names)):
-        return None
+def _called(statement: Assign) -> Member | None:
+    """The submodule that a statement calls with one argument."""
     value = statement.value
-    name = ast.unparse(value.func) if isinstance(value.func, ast.Attribute) and not _has_ref(value.func) else ""
-    if name not in AS_MODULE or not value.args or _has_ref(ast.Tuple(value.args[1:], ast.Load())):
-        return None
-    build = ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
-    return _Call(statement, Member((*path, index), build, "module"), value.args[:1])
-
-
-def _has_ref(tree: ast.AST) -> bool:
-    return bool(refs(tree))
-
-
-def _carried(calls: list[_Call], uses: Counter[str]) -> int | None:
-    """Which argument each call takes from the one before; None if they do not chain, or differ in anything else."""
-    for position, argument in enumerate(calls[0].arguments):
-        if isinstance(argument, Ref) and all(
-            _continues(before, after, position, uses) for before, after in zip(calls, calls[1:])
-        ):
-            return position
+    if isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and len(value.args) == 1:
+        return value.func.member if not value.keywords else None
     return None
 
 
-def _continues(before: _Call, after: _Call, position: int, uses: Counter[str]) -> bool:
-    target = before.statement.targets[0]
-    if len(before.arguments) != len(after.arguments) or uses[target] != 1:
-        return False
-    for i, (a, b) in enumerate(zip(before.arguments, after.arguments)):
-        if i == position:
-            if not (isinstance(b, Ref) and b.value == target):
-                return False
-        elif not (isinstance(a, Ref) and isinstance(b, Ref) and a.value == b.value):
-            return False
-    return True
+def as_module(value: ast.expr) -> ast.expr | None:
+    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(refs(value)) != 1:
+        return None
+    if isinstance(value.func.value, Ref):
+        return quote("nn.Flatten()") if value.func.attr == "flatten" and ast.unparse(value.args[0]) == "1" else None
+    name = ast.unparse(value.func) if not refs(value.func) else ""
+    if name not in AS_MODULE or not value.args or not isinstance(value.args[0], Ref):
+        return None
+    return ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
 
 
-def _loop(container: Member, calls: list[_Call], carried: int, last: str, roles: dict[str, str]) -> list[Statement]:
-    scope = calls[0].statement.scope
-    item = container.path[-1].rstrip("0123456789").rstrip("s") or "item"
-    turn = f"{'.'.join(container.path)}%item"
-    roles[turn] = identifier(item)
-    arguments = [Ref(last) if i == carried else a for i, a in enumerate(calls[0].arguments)]
-    body: list[Statement] = [Assign((last,), ast.Call(Ref(turn), list(arguments), []), scope)]
-    first = Assign((last,), calls[0].arguments[carried], scope)
-    return [first, Loop((turn,), MemberRef(container), None, body, (last,), scope)]
+def _operand(value: ast.Call) -> ast.expr:
+    return value.func.value if isinstance(value.func, ast.Attribute) and refs(value.func) else value.args[0]

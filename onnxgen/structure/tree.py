@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from onnxgen.code.module_def import Member, Path
+from onnxgen.code.quote import quote
 
 
 @dataclass(eq=False)
@@ -72,13 +73,27 @@ def tree(path: Path, members: list[Member], containers: Mapping[Path, Member]) -
         found = root.at(at[len(path) :])
         assert found is not None
         found.container = container
-    _sort(root)
+    _sort(root, path)
     return root
 
 
-def _sort(place: Place) -> None:
-    """Numbered parts come in the order of their numbers, whatever the order in which they were used."""
-    for below in place.below.values():
-        _sort(below)
-    if all(name.isdigit() for name in place.below):
-        place.below = dict(sorted(place.below.items(), key=lambda item: int(item[0])))
+def _sort(place: Place, path: Path) -> None:
+    """Numbered parts come in the order of their numbers, whatever the order in which they were used.
+
+    Those that are missing are filled with `nn.Identity`: an exporter drops what does nothing.
+    """
+    for name, below in place.below.items():
+        _sort(below, (*path, name))
+    if not all(name.isdigit() for name in place.below):
+        return
+    numbers = sorted(map(int, place.below))
+    if place.is_list and fillable(numbers):
+        for number in set(range(numbers[-1])) - set(numbers):
+            member = Member((*path, str(number)), quote("nn.Identity()"), "module")
+            place.below[str(number)] = Place(member)
+    place.below = dict(sorted(place.below.items(), key=lambda item: int(item[0])))
+
+
+def fillable(numbers: list[int]) -> bool:
+    """Whether a list with these items may have `nn.Identity` for those that are missing: about as many, at most."""
+    return max(numbers) + 1 - len(numbers) <= len(numbers) + 1

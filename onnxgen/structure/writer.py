@@ -115,6 +115,8 @@ class ClassWriter:
 
     def _returns(self) -> str:
         kinds = []
+        if any(isinstance(output, ast.Starred) for output in self.scope.outputs):
+            return "tuple[Tensor, ...]"
         for output in self.scope.outputs:
             facts = self.module.infos.get(output.value, Info()) if isinstance(output, Ref) else Info()
             kinds.append({"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor"))
