@@ -311,3 +311,24 @@ def test_swiglu_and_geglu_stay_readable() -> None:
     assert "F.silu(" in swiglu and "sigmoid" not in swiglu
     gelu = "a = Div(g, root2) b = Erf(a) c = Add(b, one) d = Mul(g, c) e = Mul(d, half) y = Mul(u, e)"
     assert "F.gelu(" in text_of(spelled(gates + gelu, stored))
+
+
+# (the graph of x and y = what is left of it, what forward must say)
+NEUTRAL = [
+    ("m = Mul(x, one) y = Tanh(m)", "return torch.tanh(x)"),
+    ("m = Mul(one, x) d = Div(m, one) y = Tanh(d)", "return torch.tanh(x)"),
+    ("a = Add(zero, x) s = Sub(a, zero) y = Tanh(s)", "return torch.tanh(x)"),
+    ("p = Pow(x, one) y = Tanh(p)", "return torch.tanh(x)"),
+    ("g = Greater(x, zero) a = And(yes, g) o = Or(a, no) y = Where(o, x, one)", "torch.where(x > 0.0, x, 1.0)"),
+    ("s = Sub(zero, x) y = Tanh(s)", "torch.tanh(0.0 - x)"),
+    ("d = Div(one, x) y = Tanh(d)", "torch.tanh(1.0 / x)"),
+    ("m = Mul(x, deep) y = Tanh(m)", "torch.tanh(x * "),
+    ("m = Mul(x, two) y = Tanh(m)", "torch.tanh(x * 2.0)"),
+    ('m = Mul(x, "a.scale") y = Tanh(m)', "self.a(x)"),
+]
+
+
+@pytest.mark.parametrize("text, wanted", NEUTRAL, ids=[n[0] for n in NEUTRAL])
+def test_what_changes_nothing_is_dropped(text: str, wanted: str) -> None:
+    truth = ", bool yes = {1}, bool no = {0}, " + 'float[1] "a.scale" = {1}'
+    assert wanted in text_of(spelled(text, NUMBERS + MORE + truth))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.passes.pattern import DOMAIN, Match, Pattern
+from onnxgen.passes.pattern import DOMAIN, Match, Pattern, present
 from onnxgen.passes.rewrite import replace
 from onnxgen.propagate.info import info
 
@@ -40,14 +40,16 @@ class Table:
         one that is longer must not lose its beginning to a shorter one.
         """
         nodes = list(model.graph.all_nodes())
+        operators: set[str] = set().union(*map(present, nodes))  # most formulas need one that a graph has not at all
         for node in reversed(nodes) if users_first else nodes:
             if node.graph is None or node.domain != "" or info(node.outputs[0]).dtype not in FLOATS:
                 continue
             for pattern, idiom in self.by_root.get(node.op_type, ()):
-                match = pattern.match(node)
+                match = pattern.match(node) if pattern.operators <= operators else None
                 new = idiom.build(match) if match is not None else None
                 if new is not None:
                     replace(node, new)
+                    operators |= present(new)
                     break
 
 

@@ -1,4 +1,6 @@
-"""Identity nodes and casts to the type that a value already has are dropped: they only hide patterns from the idioms.
+"""Nodes that change nothing are dropped: they only hide patterns from the idioms.
+
+Identity, casts to the type that a value already has, products with 1, sums with 0, and their like of truth values.
 
 One that makes a graph output stays: the output must keep its name. So does one that gives a stored tensor a parameter's
 name: the legacy exporter stores equal tensors once.
@@ -9,30 +11,64 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.trainable import ROOT
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import stored
 
+# what leaves the other operand as it is, and whether it may be the first one, too
+NEUTRAL = {
+    "Mul": (1, True),
+    "Div": (1, False),
+    "Add": (0, True),
+    "Sub": (0, False),
+    "Pow": (1, False),
+    "And": (True, True),
+    "Or": (False, True),
+}
+
 
 def no_ops(model: ir.Model, options: Options) -> None:
-    """Drop every node that passes its input on unchanged."""
+    """Drop every node that passes an input on unchanged."""
     for node in list(model.graph.all_nodes()):
-        if node.domain != "" or len(node.outputs) != 1 or not _passes_on(node):
-            continue
-        source, output = node.inputs[0], node.outputs[0]
+        source = _passed_on(node) if node.domain == "" and len(node.outputs) == 1 else None
+        output = node.outputs[0]
         if source is None or output.is_graph_output() or node.graph is None:
             continue
         ir.convenience.replace_all_uses_with(output, source)
         drop(node)
 
 
-def _passes_on(node: ir.Node) -> bool:
+def _passed_on(node: ir.Node) -> ir.Value | None:
+    """The input that a node's output is, if it is one."""
+    output, source = node.outputs[0], node.inputs[0] if node.inputs else None
     if node.op_type == "Identity":
-        output = node.outputs[0]
-        return stored(node.inputs[0]) is None or (param_path(output.name or "") is None and ROOT not in output.meta)
-    if node.op_type != "Cast":
-        return False
-    dtype = info(node.inputs[0]).dtype
-    return dtype is not None and dtype == ir.DataType(node.attributes["to"].value)
+        kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT in output.meta)
+        return None if kept else source
+    if node.op_type == "Cast":
+        dtype = info(source).dtype
+        return source if dtype is not None and dtype == ir.DataType(node.attributes["to"].value) else None
+    if node.op_type in NEUTRAL and len(node.inputs) == 2:
+        neutral, either = NEUTRAL[node.op_type]
+        first, second = node.inputs
+        if _is(second, neutral) and _same(first, output):
+            return first
+        if either and _is(first, neutral) and _same(second, output):
+            return second
+    return None
+
+
+def _is(value: ir.Value | None, neutral: float) -> bool:
+    """Whether a value is one such element, which is not trained."""
+    if info(value).dtype == ir.DataType.BOOL:
+        constant = info(value).constant
+        return constant is not None and constant.size == 1 and bool(constant.all()) == neutral
+    return scalar(value) == neutral
+
+
+def _same(value: ir.Value | None, output: ir.Value) -> bool:
+    """Whether a node's result has the type and shape of its input, so that nothing broadcast it."""
+    facts = info(value)
+    return facts.shape is not None and facts.shape == info(output).shape and facts.dtype == info(output).dtype

@@ -60,6 +60,14 @@ class Term:
             return tuple(root for part, _ in self.parts for root in part.roots)
         return ROOTS.get(self.kind, (self.name,))
 
+    @property
+    def operators(self) -> set[str]:
+        """Operators that the graph must have: those that have no other spelling."""
+        if self.kind == "either":
+            return set()
+        own = {self.name} if self.kind in ("operator", "reduction") else set()
+        return own.union(*(part.operators for part, _ in self.parts))
+
 
 @dataclass
 class Match:
@@ -86,13 +94,19 @@ class Match:
 
 
 class Pattern:
-    """One formula. `where`: the formulas of tensors in it; `numbers`: constants by name."""
+    """One formula. `where`: the formulas of tensors in it; `numbers`: constants by name.
+
+    Attributes:
+        operators: what the graph must have for it, see `Term.operators`.
+    """
 
     def __init__(self, text: str, where: dict[str, str] | None = None, numbers: dict[str, float] | None = None) -> None:
         self.text = text
         numbers = {"inf": math.inf, **(numbers or {})}
         self.root = _parse(ast.parse(text, mode="eval").body, numbers)
         self.where = {name: _parse(ast.parse(t, mode="eval").body, numbers) for name, t in (where or {}).items()}
+
+        self.operators = self.root.operators.union(*(term.operators for term in self.where.values()))
 
     def match(self, node: ir.Node) -> Match | None:
         """The first way in which a node's output is the pattern, nothing between being used elsewhere; None if none."""
@@ -320,6 +334,12 @@ def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
         for argument, (part, _) in zip(order, term.parts):
             ways = _each(ways, argument, part)
         yield from ways
+
+
+def present(node: ir.Node) -> set[str]:
+    """The names by which patterns know a node's operator."""
+    name = f"{OWN}{node.op_type}" if node.domain == DOMAIN else node.op_type
+    return {name, "ReduceMean"} if name == "GlobalAveragePool" else {name}
 
 
 def _qualified(name: str) -> tuple[str, str]:
