@@ -25,6 +25,7 @@ from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.sequences import sequences
+from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
@@ -60,6 +61,7 @@ PASSES: list[Pass] = [
     reciprocal_roots,  # what the norms have left
     attention,  # before Linear, which also starts from MatMul
     views,  # what Einsum's orders of axes leave of the heads' own
+    slices,  # a Slice for each axis
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
     place_silent,  # for what is left; idioms are single nodes now
