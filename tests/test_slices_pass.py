@@ -41,7 +41,7 @@ def test_one_index(body: str, text: str, tmp_path: Path) -> None:
     "body",
     [
         "a = Slice(x, one, three, one) y = Slice(a, zero, one, one)",  # the same axis again
-        "a = Slice(x, one, three, one) b = Slice(a, one, last, two) c = Slice(a, zero, last, two) y = Concat<axis = 0>(b, c)",
+        "a = Slice(x, one, three, one) b = Slice(a, one, last, two) c = ReduceMax(a) y = Add(b, c)",  # used twice
     ],
 )
 def test_slices_that_stay(body: str, tmp_path: Path) -> None:
