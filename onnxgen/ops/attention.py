@@ -1,4 +1,4 @@
-"""Attention-23, for what `F.scaled_dot_product_attention` computes."""
+"""Attention-23 and torch's own, for what `F.scaled_dot_product_attention` computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, shortest, unless
+from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.builder import Builder
 from onnxgen.ops.registry import op
@@ -17,10 +17,39 @@ from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import LONGEST, VIEWS
+from onnxgen.propagate.dims import Dim, floordiv
 from onnxgen.propagate.info import info
 
+KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
 
-@op("Attention", since=23)
+
+def _is_plain(node: ir.Node) -> bool:
+    """No cache, no cap, no window, one result, one kind of mask, and heads that are known to fit."""
+    attributes = {name: a.value for name, a in node.attributes.items()}
+    inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
+    if any(v is not None for v in inputs[4:]) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+        return False
+    if (
+        attributes.keys() - KNOWN
+        or attributes.get("softcap")
+        or (attributes.get("is_causal") and inputs[3] is not None)
+    ):
+        return False
+    heads = _heads(inputs[0], attributes.get("q_num_heads")), _heads(inputs[1], attributes.get("kv_num_heads"))
+    ranks = {info(v).rank for v in inputs[:3]}
+    if len(ranks) > 1 or heads[0] is None or heads[1] is None:
+        return False
+    return heads[0] == heads[1] or (
+        isinstance(heads[0], int) and isinstance(heads[1], int) and heads[0] % heads[1] == 0
+    )
+
+
+def _heads(value: ir.Value | None, given: int | None) -> Dim | None:
+    shape = info(value).shape
+    return None if shape is None else shape[1] if len(shape) == 4 else given or None
+
+
+@op("Attention", since=23, takes=_is_plain)
 def attention(
     b: Builder,
     Q: Arg,
@@ -38,20 +67,28 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     softmax_precision: int | None = None,
-) -> Any:
-    """Q, K, V as [batch, heads, length, size] with equally many heads, without a cache."""
-    plain = past_key is None and past_value is None and nonpad_kv_seqlen is None and softcap == 0.0
-    same_heads = Q.shape is not None and K.shape is not None and Q.rank == 4 and Q.shape[1] == K.shape[1]
-    if not plain or not same_heads or any(b.wants(i) for i in (1, 2, 3)) or (is_causal and attn_mask is not None):
-        raise b.error("this form of attention is not supported yet", "export the model with opset 22 or older")
-    for arg, name in ((Q, "q"), (K, "k"), (V, "v"), (attn_mask, "mask")):
+) -> ast.expr:
+    """Q, K, V as [batch, heads, length, size], or the heads side by side in [batch, length, heads * size]."""
+    if not _is_plain(b.node):
+        raise b.error("this form of attention is not supported", "export the model with opset 22 or older")
+    queries, keys = _heads(Q.value, q_num_heads), _heads(K.value, kv_num_heads)
+    operands = []
+    for arg, name, heads in ((Q, "q", queries), (K, "k", keys), (V, "v", keys)):
         _name(b, arg, name)
-    return b.call(
-        "F.scaled_dot_product_attention", Q, K, V,
+        x = arg.expr if arg.rank == 4 else b("x.unflatten(-1, (n, -1)).transpose(1, 2)", x=arg, n=heads)
+        if heads != queries and isinstance(queries, int) and isinstance(heads, int):
+            x = b("x.repeat_interleave(n, dim=1)", x=x, n=queries // heads)
+        operands.append(x if isinstance(x, Ref) else b.let(x, name))
+    if attn_mask is not None:
+        _name(b, attn_mask, "mask")
+    size = None if Q.shape is None else Q.shape[3] if Q.rank == 4 else floordiv(Q.shape[2], q_num_heads)
+    made = b.call(
+        "F.scaled_dot_product_attention", *operands,
         attn_mask=OMIT if attn_mask is None else _mask(b, Q, attn_mask),
         is_causal=True if is_causal else OMIT,
-        scale=_scale(Q, scale),
+        scale=_scale(Q.dtype, size, scale),
     )  # fmt: skip
+    return made if Q.rank == 4 else b("x.transpose(1, 2).flatten(2)", x=made)
 
 
 @op("Attention", domain=DOMAIN)
@@ -74,7 +111,7 @@ def scaled_dot_product(
         attn_mask=OMIT if mask is None else mask,
         dropout_p=_dropout(b, dropout) if dropout else OMIT,
         is_causal=True if is_causal else OMIT,
-        scale=_scale(q, scale),
+        scale=_scale(q.dtype, None if q.shape is None else q.shape[-1], scale),
     )  # fmt: skip
 
 
@@ -105,10 +142,9 @@ def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
     return b("m.to(d)", m=mask, d=q.dtype)
 
 
-def _scale(q: Arg, scale: float | None) -> Any:
+def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> Any:
     """The scale, unless it is the inverse root of the head size; in float32 to the roundings of an exporter's steps."""
-    size = q.shape[-1] if q.shape is not None else None
-    near = 3e-7 if q.dtype == ir.DataType.FLOAT else 1e-12
+    near = 3e-7 if dtype == ir.DataType.FLOAT else 1e-12
     if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=near)):
         return OMIT
     digits = (float(f"{scale:.{n}g}") for n in range(1, 18))

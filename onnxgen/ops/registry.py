@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx_ir as ir
+
 Lowering = Callable[..., Any]
 
 
@@ -26,6 +28,7 @@ class Operator:
         since: first opset whose meaning this function has.
         function: called as `function(b, *inputs, **attributes)`, see `ops.builder.Builder`.
         renames: schema names of other opsets that mean one of the function's parameters.
+        takes: whether the function can take a node; others are replaced by the standard's function body.
         differentiable: False where no gradient flows through it, whatever the dtype.
     """
 
@@ -34,6 +37,7 @@ class Operator:
     since: int
     function: Lowering
     renames: Mapping[str, str] = field(default_factory=dict)
+    takes: Callable[[ir.Node], bool] = lambda node: True
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -47,26 +51,36 @@ _REGISTRY: dict[tuple[str, str], list[Operator]] = {}
 
 
 def op(
-    *names: str, since: int = 1, domain: str = "", renames: Mapping[str, str] | None = None
+    *names: str,
+    since: int = 1,
+    domain: str = "",
+    renames: Mapping[str, str] | None = None,
+    takes: Callable[[ir.Node], bool] | None = None,
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            register_function(name, function, since=since, domain=domain, renames=renames)
+            register_function(name, function, since=since, domain=domain, renames=renames, takes=takes)
         return function
 
     return register
 
 
 def register_function(
-    name: str, function: Lowering, *, since: int = 1, domain: str = "", renames: Mapping[str, str] | None = None
+    name: str,
+    function: Lowering,
+    *,
+    since: int = 1,
+    domain: str = "",
+    renames: Mapping[str, str] | None = None,
+    takes: Callable[[ir.Node], bool] | None = None,
 ) -> None:
     """What `op` does, for operators that come from a table."""
     versions = _REGISTRY.setdefault((domain, name), [])
     if any(v.since == since for v in versions):
         raise ValueError(f"{name} is registered twice from opset {since} on")
-    versions.append(Operator(name, domain, since, function, renames or {}))
+    versions.append(Operator(name, domain, since, function, renames or {}, takes or (lambda node: True)))
     versions.sort(key=lambda v: v.since)
 
 

@@ -1,4 +1,5 @@
 """Operators that onnxgen has no function for, but that the ONNX standard defines by others: their bodies replace them.
+So they do for calls that a function can't take: attention with a cache, say.
 
 An operator's schema may hold a function body, or one that depends on the types and attributes of the call
 (https://onnx.ai/onnx/repo-docs/IR.html#functions). Bodies may again use such operators.
@@ -37,7 +38,8 @@ def _expand_once(model: ir.Model) -> bool:
     """Replace the nodes that are there now; False if none can be."""
     for number, node in enumerate(list(model.graph.all_nodes())):
         version = node.version or model.opset_imports.get(node.domain, 1)
-        if find(node.domain, node.op_type, version) is not None:
+        operator = find(node.domain, node.op_type, version)
+        if operator is not None and operator.takes(node):
             continue
         body = _body(node, version)
         if body is None:
@@ -46,15 +48,23 @@ def _expand_once(model: ir.Model) -> bool:
         node.overload = body.overload
         for step in body.node:
             step.name = node.name or ""
-        made = {*body.input, *(name for step in body.node for name in step.output)}
-        while body.output and body.output[-1] not in made:  # an optional output that the call leaves out
-            body.output.pop()
+        _leave_out(body)
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
         _complete(node, version)
     found = bool(model.functions)
     inline(model)
     return found
+
+
+def _leave_out(body: onnx.FunctionProto) -> None:
+    """Optional outputs that the call leaves out: the body does not make them, and has something in their places."""
+    made = {*body.input, *(name for step in body.node for name in step.output)}
+    while body.output and body.output[-1] not in made:
+        body.output.pop()
+    for name in body.output:
+        if name not in made:
+            body.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
 
 
 def _body(node: ir.Node, version: int) -> onnx.FunctionProto | None:
