@@ -28,6 +28,7 @@ from tests.zoo.export import export
 FREE = Options(dynamic_batch=True)
 SIZES = (1, 2, 5)
 NETS = "cnn resnet18 mobilenet decoder unet_bilinear lstm_tagger vit encoder bert gpt2 llama image_norms sequence_norms"
+NETS += " swin convnext densenet hf_bert hf_llama hf_t5 hf_whisper"
 AXES = {
     "lstm_state": dict.fromkeys(("frames", "hidden", "cell"), 1),
     "gru_last": {"frames": 1},
@@ -111,6 +112,7 @@ def save(path: Path, nodes: list[Any], inputs: dict[str, Any], stored: dict[str,
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((4, 6))
+LOOKED_UP = [("Reshape", "x s", "a"), ("Gather", "a i", "y")]
 ACCEPTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "reshape to [1, -1]": ([("Reshape", "x s", "y")], {"x": [1, 3, 4]}, {"s": [1, -1]}),
     "heads": (
@@ -174,6 +176,18 @@ ACCEPTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {"x": [1, 3, 4]},
         {"s": [2, 1, 12], "z": [0]},
     ),
+    "positions of each sample": (
+        LOOKED_UP, {"x": [2, 3, 4]}, {"s": [6, 4], "i": [[0, 2], [3, 5]]}
+    ),
+    "positions of each sample, one after the other": (
+        LOOKED_UP, {"x": [2, 3, 4]}, {"s": [6, 4], "i": [[0, 3], [2, -1], [1, 4]]}
+    ),
+    "one position of one sample": (
+        LOOKED_UP, {"x": [1, 3, 4]}, {"s": [3, 4], "i": [[1, 1, 2]]}
+    ),
+    "an embedding of the same ids": (
+        [("Gather", "w i", "e"), ("Add", "e x", "y")], {"x": [2, 3, 6]}, {"w": W, "i": [[0, 1, 1], [0, 1, 1]]}
+    ),
     "everything without axes": ([("Squeeze", "x", "b"), ("Reshape", "b s", "y")], {"x": [1, 3, 1, 4]}, {"s": [1, 12]}),
 }  # fmt: skip
 BATCH_SECOND = {"heads merged with the batch", "zeros for a state"}
@@ -214,6 +228,15 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str, str]] =
     ),
     "some of the samples": ([("Slice", "x a e", "y")], {"x": [8, 3]}, {"a": [0], "e": [4]}, "n_y", "cuts out a part"),
     "one of the samples": ([("Gather", "x i", "y")], {"x": [8, 3]}, {"i": 0}, "n_y", "selects from the batch"),
+    "samples in another order": (
+        LOOKED_UP, {"x": [2, 3]}, {"s": [6], "i": [[3, 5], [0, 2]]}, "n_y", "selects"
+    ),
+    "another position of each sample": (
+        LOOKED_UP, {"x": [2, 3]}, {"s": [6], "i": [[0, 2], [3, 4]]}, "n_y", "selects"
+    ),
+    "an embedding of ids for each sample": (
+        [("Gather", "w i", "e"), ("Add", "e x", "y")], {"x": [2, 6]}, {"w": W, "i": [0, 1]}, "n_y", "element of its own"
+    ),
     "the batch broadcast": ([("Add", "x w", "y")], {"x": [1, 6]}, {"w": W}, "n_y", "broadcast to another size"),
     "the batch on two axes": (
         [("Transpose", "x", "t"), ("Add", "x t", "y")], {"x": [1, 1]}, {}, "n_y", "on different axes"

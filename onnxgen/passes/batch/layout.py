@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.batch.stack import Here, Refusal, Rule, Stack
@@ -193,12 +194,44 @@ def gather(h: Here) -> Stack:
     count = len(h.shape(1))
     if data.axis != axis:
         return data if data.axis < axis else data.moved(data.axis + count - 1)
-    whole = h.shape(0)[axis] == 1 and product(h.shape(1)) == 1
-    if not whole or rank + count < 2 or int(h.numbers(1).reshape(-1)[0]) not in (0, -1):
+    if count == 0 and h.shape(0)[axis] == 1 and rank > 1:  # the one sample of a file's batch of 1
+        stack = _place(h)
+        h.into_reshape(stack)
+        return stack
+    return _gather_from_each(h, data)
+
+
+def _gather_from_each(h: Here, stack: Stack) -> Stack:
+    """Constant indices into an axis that holds the batch: from each sample the same, in the order of the samples.
+
+    Masks are looked up so: `mask.flatten()[sample * length + position]`.
+    """
+    size, axis, shape = h.batch.size, stack.axis, h.shape(0)
+    indices = h.numbers(1)
+    inner = stack.inner
+    if stack.outer != 1 or not isinstance(inner, int):
         raise Refusal("it selects from the batch")
-    stack = _place(h)
-    h.into_reshape(stack)
-    return stack
+    indices = np.where(indices < 0, indices + size * inner, indices)
+    for at, length in enumerate(indices.shape):
+        one = np.take(indices, [0], at)
+        order = np.arange(size).reshape([-1 if i == at else 1 for i in range(indices.ndim)]) * inner
+        if length == size and (one // inner == 0).all() and (indices == one + order).all():
+            break
+    else:
+        raise Refusal("it selects from the batch")
+    apart = (*shape[:axis], size, inner, *shape[axis + 1 :])
+    data = h.add("Reshape", [h.value(0), h.sizes(h.batch.free(apart, Stack(axis)))], apart, "apart")
+    chosen = np.squeeze(one, at)
+    inputs, attributes = [data, h.integers(chosen, "indices")], {"axis": ir.AttrInt64("axis", axis + 1)}
+    if at == 0:
+        h.into("Gather", inputs, attributes)
+        return Stack(axis)
+    picked = (*shape[:axis], size, *chosen.shape, *shape[axis + 1 :])
+    data = h.add("Gather", inputs, picked, "picked", attributes)
+    perm = [i for i in range(len(picked)) if i != axis]
+    perm.insert(axis + at, axis)
+    h.into("Transpose", [data], {"perm": ir.AttrInt64s("perm", perm)})
+    return Stack(axis + at)
 
 
 def gather_elements(h: Here) -> Stack:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.names import printable
 from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.passes.steps import insert
 from onnxgen.propagate.dims import Dim, Sym
 from onnxgen.propagate.info import Info, Shape, info, set_info
@@ -156,6 +157,12 @@ class Here:
         if producer is not None:
             drop(producer)
 
+    def integers(self, array: np.ndarray[Any, Any], hint: str) -> ir.Value:
+        """A constant of integers."""
+        value = ir.Value(name=f"{self.node.outputs[0].name}.{hint}", type=ir.TensorType(ir.DataType.INT64))
+        set_info(value, Info(ir.DataType.INT64, array.shape, array.astype(np.int64)))
+        return value
+
     def sizes(self, dims: Iterable[Dim], hint: str = "shape") -> ir.Value:
         """An integer tensor whose elements are known: numbers, or sizes with the batch in them."""
         elements = np.empty(len(found := list(dims)), object)
@@ -186,16 +193,12 @@ class Here:
 
     def into_reshape(self, stack: Stack) -> None:
         """Turn this node, which only arranges elements, into a Reshape to its own shape with the batch free."""
-        shape = self.result()
-        node = ir.Node("", "Reshape", [self.value(0), self.sizes(self.batch.free(shape, stack))], version=13)
-        node.name, node.meta["scope"] = self.node.name, self.node.meta.get("scope", ())
-        insert(self.node, node)
-        old, new = self.node.outputs[0], node.outputs[0]
-        new.name, new.type = old.name, old.type
-        set_info(new, info(old))
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        assert self.node.graph is not None
-        self.node.graph.remove(self.node, safe=True)
+        self.into("Reshape", [self.value(0), self.sizes(self.batch.free(self.result(), stack))])
+
+    def into(self, op: str, inputs: list[ir.Value], attributes: Mapping[str, ir.Attr] | None = None) -> None:
+        """Put another node in the place of this one, which has one result."""
+        node = ir.Node("", op, inputs, list((attributes or {}).values()), version=13)
+        replace_node(self.node, node)
         self.node = node
 
     # values that are the same for every sample, where a stack is wanted
@@ -290,6 +293,10 @@ def is_uniform(value: ir.Value, axis: int) -> bool:
         return is_uniform(source, axis)
     if node.op_type in ("Identity", "Cast") and source is not None:
         return is_uniform(source, axis)
+    indices = node.inputs[1] if node.op_type == "Gather" else None
+    if indices is not None and shape is not None and info(indices).shape is not None:
+        first = node.attributes["axis"].as_int() % len(shape) if "axis" in node.attributes else 0
+        return first <= axis < first + len(info(indices).shape or ()) and is_uniform(indices, axis - first)
     return False
 
 
