@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,38 +14,51 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from onnxgen.blocks import find_blocks
 from onnxgen.options import Options
 from onnxgen.pipeline import read_and_simplify
+from tests.nameless_nets import NETS
 from tests.real import Run, assert_finite_gradients, assert_same, assert_way_back, run
 from tests.stripped import strip
-from tests.zoo import ZOO
+from tests.zoo import ZOO, Entry
 from tests.zoo.export import export
 
 # network: how many modules have a path like this, and how many classes they are at most
 EXPECTED = {
-    "resnet18": [(r"stage\d\.\d", 8, 2)],
-    "resnet_bottleneck": [(r"blocks\.\d", 5, 3)],
-    "mobilenet": [(r"blocks\.\d", 3, 2)],
-    "unet_transpose": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 5, 1)],
+    "resnet18": [(r"stage\d\.\d", 8, 1)],
+    "resnet_bottleneck": [(r"blocks\.\d", 5, 1)],
+    "mobilenet": [(r"blocks\.\d", 3, 1)],
+    "mobilenet_v3": [(r"stage\d\.\d", 7, 1), (r"(.*\.)?se\.conv1", 6, 1)],
+    "densenet": [(r"blocks\.\d\.dense", 2, 1), (r"(blocks\.\d\.dense|block)\.block\d", 9, 1)],
+    "convnext": [(r"stages\.\d", 3, 1), (r"(stages\.\d\.)?blocks\.\d", 9, 1)],
+    "unet_transpose": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"block", 1, 1)],
     "unet_nearest": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 5, 1)],
     "vit": [(r"layers\.\d", 3, 1), (r"layers\.\d\.attn", 3, 1), (r"layers\.\d\.mlp", 3, 1)],
+    "swin": [(r"stages\.\d", 2, 2), (r"(stages\.\d\.)?layers\.\d", 6, 4)],
     "bert": [(r"layers\.\d", 2, 1), (r"layers\.\d\.attn\.[qkv]_proj", 6, 1), (r"layers\.\d\.mlp", 2, 1)],
     "gpt2": [(r"layers\.\d", 2, 1), (r"layers\.\d\.attn", 2, 1), (r"layers\.\d\.mlp", 2, 1)],
     "llama": [(r"layers\.\d", 2, 1), (r"layers\.\d\.mlp\.(gate|up|down)_proj", 6, 1)],
     "encoder_prenorm": [(r"layers\.\d", 2, 1)],
+    "squeezenet": [(r"stages\.\d\.blocks\.\d", 5, 1)],
+    "vgg": [(r"stage\d\.\d", 4, 1)],
+    "denoiser": [(r"blocks\.\d", 9, 1), (r"blocks\.\d\.conv", 9, 1)],
+    "super_resolution": [(r"blocks\.\d", 5, 1)],
+    "detector": [(r"blocks\.\d", 3, 2), (r".*(branches|block)\.block(s\.\d)?", 6, 1)],
+    "cached_decoder": [(r"layers\.\d", 3, 1), (r"layers\.\d\.attn", 3, 1)],
+    "translator": [(r"encoder_layers\.\d", 3, 1), (r"decoder_layers\.\d\.cross_attn\.q_proj", 3, 1)],
 }
 FLAT = ("mlp", "cnn", "audio_cnn", "two_tower", "decoder", "lstm_tagger")
 
 
 def stripped(name: str, folder: Path, **options: Any) -> tuple[Run, list[np.ndarray[Any, Any]]]:
     """A network of the zoo without names, generated and run, and what onnxruntime makes of the file with names."""
-    entry = ZOO[name]
+    entry = ZOO.get(name) or _entry(*NETS[name])
     export(entry, folder / "named.onnx", "legacy", 17)
-    inputs = entry.inputs(3)
+    inputs = entry.inputs(2)
     made = run(
         strip(folder / "named.onnx", folder / "stripped.onnx"),
         folder,
@@ -52,8 +66,12 @@ def stripped(name: str, folder: Path, **options: Any) -> tuple[Run, list[np.ndar
         Options(**options),
     )
     session = onnxruntime.InferenceSession(folder / "named.onnx", providers=["CPUExecutionProvider"])
-    feeds = {name: x.numpy() for name, x in zip(entry.input_names, inputs)}
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs)}
     return made, session.run(None, feeds)
+
+
+def _entry(build: Callable[[], nn.Module], inputs: tuple[torch.Tensor, ...]) -> Entry:
+    return Entry(build, lambda batch=2: inputs, tuple(f"in{i}" for i in range(len(inputs))), (), {})
 
 
 def check(made: Run, expected: list[np.ndarray[Any, Any]], path: Path) -> None:

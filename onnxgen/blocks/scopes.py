@@ -16,6 +16,7 @@ from onnxgen.propagate.info import info
 Path = tuple[str, ...]
 _PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
 _PARTS |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
+_ALONE = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
 _ENDS = ("norm", "drop", "scale")  # around a part of a block, these are the block's own
 
 
@@ -91,6 +92,8 @@ class Writer:
         """Write the paths of a block's parts."""
         self._write(block.nodes, path)
         parts = [p for p in block.parts if p.is_layer]
+        if len(parts) == 1 and not parts[0].is_region:  # a layer and what follows it: the block is not the layer
+            self._write(parts[0].nodes, (*path, _ALONE.get(parts[0].kind, "layer")))
         if len(parts) == 1 and parts[0].is_region:
             self._body(parts[0], path)
             return

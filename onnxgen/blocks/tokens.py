@@ -102,8 +102,11 @@ class Tokenizer:
         if merge == "add":
             token.skip = self._skip(region, parts)
             layers = [p for p in layers if p not in token.skip]
-        token.crosses = has_attention(token) and self._crosses(region)
-        token.label = self.label((merge, token.crosses, *collapsed([p.label for p in layers])))
+        content = (merge, *collapsed([p.label for p in layers]))
+        if has_attention(token):  # which has many spellings, even within one file
+            token.crosses = self._crosses(region)
+            content = (merge, "attention", token.crosses) if merge == "add" else content
+        token.label = self.label(content)
         self.counts[token.label] += 1
         return token
 
