@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.structure.annotations import annotated
+from tests.defaults import given_defaults
 from tests.real import imported
 
 DEFAULTS = Options()
@@ -317,3 +318,16 @@ def test_many_nodes_in_one_line(tmp_path: Path) -> None:
     above = annotated("    x = 1  # [2, 3]", ("a" * 50, "b" * 50))
     assert above == [f"    # onnx: {'a' * 50},", f"    # onnx: {'b' * 50}", "    x = 1  # [2, 3]"]
     assert annotated("x = 1  # [2, 3]", ("a",)) == ["x = 1  # [2, 3]; onnx: a"]
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_the_search_for_defaults() -> None:
+    """Functions, layers, methods and builtins; `tests.ops.harness` and `tests.zoo.road` hold everything to it."""
+    says = "F.relu(x, inplace=False) nn.Conv2d(1, 2, 3, stride=1) nn.LayerNorm(4, eps=1e-05) x.sum(keepdim=False)"
+    fine = "F.relu(x) nn.Conv2d(1, 2, 3, stride=2) nn.LayerNorm(4, eps=1e-06) x.sum(dim=1) x.unbind(0) x.split(2, -1)"
+    says += " torch.cumsum(x, 0, dtype=None) torch.cat([x], 0) x.flatten(0)"
+    for text, count in ((says, 7), (fine, 0)):
+        calls = re.sub(r"\) (?=[a-zA-Z])", ")\n    ", text)
+        assert len(given_defaults(f"class A:\n    {calls}\n")) == count

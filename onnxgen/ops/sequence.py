@@ -62,7 +62,9 @@ def split_to_sequence(
 ) -> ast.expr:
     """Slices of size 1 (without the axis unless `keepdims`), of one size, or of the sizes in a vector."""
     if split is None:
-        return b("list(x.split(1, axis))" if keepdims else "list(x.unbind(axis))", x=input, axis=axis)
+        if not keepdims:
+            return b("list(x.unbind(axis))", x=input, axis=axis)
+        return b("list(made)", made=call(b("x.split", x=input), 1, unless(axis, 0)))
     rank = split.known_rank
     sizes: Any = split.as_int() if rank == 0 else split.ints if split.ints is not None else split.as_ints()
     return b("list(made)", made=call(b("x.split", x=input), sizes, unless(axis, 0)))

@@ -31,6 +31,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.pipeline import build
+from tests.defaults import given_defaults
 
 DEFAULTS = Options()
 Value = Any  # an array, a list of arrays (a sequence) or None (absent)
@@ -209,6 +210,7 @@ def run_model(model: onnx.ModelProto, feeds: dict[str, Value], options: Options 
     with torch.no_grad():
         made = module(*arguments)
     outputs = [to_numpy(m) for m in (made if isinstance(made, tuple) else (made,))]
+    assert given_defaults(generated.source) == [], "what torch takes anyway is not written"
     return Ran(outputs, generated.source, module, [])
 
 

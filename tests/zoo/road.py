@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from onnxgen.generated import Generated
 from onnxgen.pipeline import generate
+from tests.defaults import given_defaults
 from tests.real import ATOL, RTOL, Run, assert_finite_gradients, assert_way_back, imported
 from tests.zoo import Entry
 from tests.zoo.export import Case
@@ -113,6 +114,7 @@ class Road:
 
     def __post_init__(self) -> None:
         self.generated: Generated = generate(self.path, self.folder / "generated.py")
+        assert given_defaults(self.generated.source) == [], "what torch takes anyway is not written"
         self.module = imported(self.folder / "generated.py")
         self.model: nn.Module = self.module.Model.from_pretrained()
 
