@@ -55,6 +55,8 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
     (lambda x: F.group_norm(x, 2), "F.group_norm(x, 2)", 9),
     (lambda x: F.layer_norm(x, (4,)), "F.layer_norm(x, (4,))", 9),
     (lambda x: F.rms_norm(x, (4,), eps=1e-6), "F.rms_norm(x, (4,), eps=1e-6)", None),
+    (lambda x: x.std(-1), "x.std(dim=-1)", 9),
+    (lambda x: x.var((1, 2)), "x.var(dim=(1, 2))", 9),
     (lambda x: F.adaptive_avg_pool2d(x, 1), "F.adaptive_avg_pool2d(x, 1)", 9),
     (lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1), "F.adaptive_avg_pool2d(x, 1).flatten(1)", 9),
     (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1), "F.adaptive_avg_pool2d(x, 1).flatten(1)", 9),

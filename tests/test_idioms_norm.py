@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -249,3 +250,32 @@ def test_groups_over_the_batch_are_no_group_norm() -> None:
     constants = "int64[3] one = {1, 8, -1}, int64[4] back = {2, 4, 2, 2}, float[8] ones = {1,1,1,1,1,1,1,1}, "
     model = spelled(text, constants + "float[8] zeros = {0,0,0,0,0,0,0,0}", shape="2, 4, 2, 2")
     assert "group_norm" not in hold(model, "", atol=1e-4).forward
+
+
+SAMPLE = "m = ReduceMean<axes = [2]>(x) d = Sub(x, m) q = Mul(d, d) a = ReduceMean<axes = [2]>(q) "
+COUNTED = "k = Shape(x) g = Gather(k, at) p = ReduceProd<keepdims = 0>(g) c = Cast<to = 1>(p) f = Sub(c, one) "
+DIVIDED = "b = Mul(a, c) y = Div(b, f)"
+STATISTICS = {
+    "variance": ("b = Mul(a, n) y = Div(b, less)", "return x.var(dim=-1, keepdim=True)", torch.var),
+    "deviation": ("b = Mul(a, n) v = Div(b, less) y = Sqrt(v)", "return x.std(dim=-1, keepdim=True)", torch.std),
+    "torch's legacy exporter": (
+        COUNTED + DIVIDED,
+        "return x.var(dim=-1, keepdim=True)",
+        torch.var,
+    ),
+}
+AT = ", int64[1] at = {2}, int64[1] first = {1}"
+
+
+@pytest.mark.parametrize("text, wanted, original", STATISTICS.values(), ids=STATISTICS)
+def test_variance_of_a_sample(text: str, wanted: str, original: Callable[..., torch.Tensor]) -> None:
+    hold(spelled(SAMPLE + text, NUMBERS + AT), wanted, lambda x: original(x, -1, keepdim=True), atol=1e-4)
+
+
+def test_a_variance_of_any_size() -> None:
+    model = spelled(SAMPLE + COUNTED + DIVIDED, NUMBERS + AT, shape="2, N, L")
+    hold(model, "return x.var(dim=-1, keepdim=True)", lambda x: x.var(-1, keepdim=True), atol=1e-4)
+    other = COUNTED.replace("at)", "first)")  # another axis's size
+    assert "x.var(" not in text_of(spelled(SAMPLE + other + DIVIDED, NUMBERS + AT, shape="2, N, L"))
+    assert "x.var(" not in text_of(spelled(SAMPLE + "b = Mul(a, less) y = Div(b, two)", NUMBERS))
+    assert "x.var(" not in text_of(spelled(SAMPLE + "y = Sqrt(a)", NUMBERS))

@@ -222,6 +222,21 @@ def cosine_similarity(b: Builder, x: Arg, y: Arg, *, axis: int, epsilon: float) 
     return b.call("F.cosine_similarity", x, y, dim=unless(_axis(axis, x), 1), eps=unless(shortest(epsilon), 1e-8))
 
 
+@op("Variance", domain=DOMAIN)
+def variance(b: Builder, x: Arg, *, axes: list[int], keepdims: int) -> ast.expr:
+    return _statistic_of(b, "x.var", x, axes, keepdims)
+
+
+@op("Deviation", domain=DOMAIN)
+def deviation(b: Builder, x: Arg, *, axes: list[int], keepdims: int) -> ast.expr:
+    return _statistic_of(b, "x.std", x, axes, keepdims)
+
+
+def _statistic_of(b: Builder, function: str, x: Arg, axes: list[int], keepdims: int) -> ast.expr:
+    dim = _axis(axes[0], x) if len(axes) == 1 else tuple(axes)
+    return b.call(b(function, x=x), dim=dim, keepdim=unless(bool(keepdims), False))
+
+
 def _axis(axis: int, x: Arg) -> int:
     """The last axis is -1 to a person."""
     return -1 if x.rank is not None and x.rank > 2 and axis == x.rank - 1 else axis

@@ -13,6 +13,7 @@ from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
+from onnxgen.passes.deviation import deviation
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.group_norm import group_norm
@@ -52,6 +53,7 @@ PASSES: list[Pass] = [
     views,  # chains of reshapes that hide a transpose
     broadcasts,  # an Expand before what broadcasts would hide a pattern, too
     norms,  # LayerNorm and RMSNorm spelled out
+    deviation,  # statistics that are no norm's
     group_norm,  # GroupNorm spelled out
     pooling,  # what global pooling the norms have left
     paddings,  # a Pad before a convolution or pool

@@ -200,7 +200,7 @@ def _parse_product(tree: ast.expr, numbers: dict[str, float]) -> Term:
     stack = [(tree, 1.0)]
     while stack:
         top, power = stack.pop()
-        if isinstance(top, ast.BinOp) and type(top.op) in POWER:
+        if isinstance(top, ast.BinOp) and type(top.op) in POWER and abs(power) == 1:
             stack += [(top.right, power * POWER[type(top.op)]), (top.left, power)]
         elif isinstance(top, ast.BinOp) and isinstance(top.op, ast.Pow):
             stack.append((top.left, power * float(_number(top.right, numbers))))
