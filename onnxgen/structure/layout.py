@@ -1,14 +1,15 @@
 """What `__init__` assigns, and the expression that reaches each member from `self`.
 
 Paths between a class and its members that are no class of their own become containers: `nn.ModuleList` where the parts
-are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else.
+are numbered without gaps, `nn.ModuleDict` where numbers are missing, and a plain `nn.Module()` else. A class that has
+nothing but numbered submodules is an `nn.Sequential`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxgen.code.quote import call, literal, quote
 from onnxgen.structure.tree import Place
@@ -35,12 +36,14 @@ class Layout:
         reach: the expression for each member, by `id(member)`.
         text: prints an expression, to see which are equal.
         flag: what the lines that are added now are under.
+        layers: of a class that is an `nn.Sequential` itself, what that is made of.
     """
 
     lines: list[Line]
     reach: dict[int, ast.expr]
     text: Callable[[ast.expr], str]
     flag: str = ""
+    layers: list[ast.expr] = field(default_factory=list)
 
     def add(self, target: ast.expr | None, value: ast.expr) -> None:
         self.lines.append(Line(target, value, self.flag))
@@ -49,6 +52,13 @@ class Layout:
 def layout(root: Place, text: Callable[[ast.expr], str]) -> Layout:
     """Lay out what a class registers; `text` prints an expression."""
     made = Layout([], {}, text)
+    if root.is_list and root.is_gapless and not any(place.flag for place in root.below.values()):
+        made.layers = [_value(made, place) for place in root.below.values()]
+        _reach_items(made, SELF, root)
+        if root.container is not None:
+            whole = ast.unparse(root.container.build) == "nn.Sequential"
+            made.reach[id(root.container)] = quote("super().forward") if whole else SELF
+        return made
     for name, place in root.below.items():
         _assign(made, SELF, name, place)
     return made

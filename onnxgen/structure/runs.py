@@ -58,7 +58,7 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
             continue
         container = _sequence(scope, path, items)
         if container is not None:
-            if path[:-1] in parts:
+            if path and path[:-1] in parts:
                 parts[path[:-1]][path[-1]] = container
             continue
         turns = _turns(scope, items)
@@ -71,7 +71,7 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     level = len(scope.path)
     below: dict[Path, dict[str, Member | None]] = {}
     for member in scope.members:
-        for n in range(level + 1, len(member.path)):
+        for n in range(level, len(member.path)):
             whole = n + 1 == len(member.path) and member.kind == "module"
             below.setdefault(member.path[:n], {})[member.path[n]] = member if whole else None
     return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
@@ -143,7 +143,7 @@ class _Sequence:
             statement = after
         if waiting:
             return None
-        told = [entry for entry in loose if entry[0] is not None]
+        told = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
         self._place(found, told if told == loose[: len(told)] else [], None)
         return found
 

@@ -36,6 +36,7 @@ class ClassSource:
         returns: the annotation of what `forward` returns.
         ties: of the root, pairs of attributes that are to be one parameter.
         parameters: of the constructor.
+        layers: what the class consists of if it is an `nn.Sequential` itself.
     """
 
     name: str
@@ -46,6 +47,11 @@ class ClassSource:
     returns: str = "Tensor"
     ties: list[tuple[str, str]] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return "nn.Sequential" if self.layers else "nn.Module"
 
     @property
     def doc(self) -> str:
@@ -85,6 +91,7 @@ class ClassWriter:
         nest(self.scope, self.module)
         self.names = Names(self.scope, self.module.infos, agree(self.module, alike)).run()
         made = ClassSource("")
+        made.layers = [self._text(value) for value in self.layout.layers]
         made.init = [f"self.{name} = {name}" for name in stored] + self._init()
         for argument in self.scope.inputs:
             made.arguments.append(f"{self.names[argument.value]}: {argument.annotation}")
@@ -168,7 +175,7 @@ class ClassWriter:
 
     def _comment(self, statement: Assign) -> str:
         """The dims of what a statement makes, where they differ from those of what it is made of."""
-        if len(statement.targets) != 1:
+        if len(statement.targets) != 1 or isinstance(statement.value, Ref):  # a name for a loop to carry on
             return ""
         target, *needed = statement.targets[0], *(n.value for n in walk(statement.value) if isinstance(n, Ref))
         texts = set()
