@@ -19,6 +19,7 @@ from onnxgen.cli import run
 from onnxgen.pipeline import build, check, generate
 from onnxgen.wayback import rebuild
 from tests.real import Run, assert_way_back, imported
+from tests.stripped import strip
 from tests.zoo import ZOO, Entry, _image, _simple
 from tests.zoo.export import export
 
@@ -196,6 +197,33 @@ def test_one_bias_for_two_convolutions(tmp_path: Path) -> None:
     same = state["bn2.bias"]
     np.testing.assert_allclose(rebuild(record, "c.bias", state.__getitem__), same - 1, rtol=1e-4)
     np.testing.assert_array_equal(rebuild(record, "c.bias", state.__getitem__, entry=1), same)
+
+
+def test_convolutions_that_share_a_scope(tmp_path: Path) -> None:
+    """They are called in one module's forward: their norms are that module's, too."""
+    made = [
+        h.make_node("Conv", ["x", "a", "c"], ["h"], "/block/Conv"),
+        h.make_node("Relu", ["h"], ["r"], "/block/Relu"),
+    ]
+    made += [
+        h.make_node("Conv", ["r", "b", "d"], ["s"], "/block/Conv_1"),
+        h.make_node("Relu", ["s"], ["y"], "/block/Relu_1"),
+    ]
+    path = save(tmp_path / "m.onnx", made, a=(3, 3, 1, 1), b=(3, 3, 1, 1), c=(3,), d=(3,))
+    generate(path, tmp_path / "model.py", RESTORE)
+    assert norms(imported(tmp_path / "model.py").Model.from_pretrained()) == {"block.bn1", "block.bn2"}
+    assert verify(path, tmp_path / "model.py", options=RESTORE, rtol=1e-4).agrees
+
+
+def test_a_network_without_names(tmp_path: Path) -> None:
+    """Its blocks are found all the same, and the norms are theirs."""
+    path, original = exported("resnet18", "legacy", tmp_path)
+    generate(strip(path, tmp_path / "stripped.onnx"), tmp_path / "model.py", RESTORE)
+    model = imported(tmp_path / "model.py").Model.from_pretrained().eval()
+    assert len(norms(model)) == len(norms(original)) and sum("." in name for name in norms(model)) == 19
+    inputs = NETS["resnet18"].inputs(3)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(*inputs).numpy(), outputs(path, inputs)[0], 1e-5, 1e-5)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

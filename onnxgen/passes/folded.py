@@ -258,21 +258,29 @@ class _Paths:
     """Module paths for the norms: what the exporter recorded, else after the convolution's."""
 
     def __init__(self, model: ir.Model) -> None:
-        scopes = {tuple(node.meta.get("scope", ())) for node in model.graph.all_nodes()}
+        nodes = list(model.graph.all_nodes())
+        scopes = {tuple(node.meta.get("scope", ())) for node in nodes}
         names = [path[:-1] for path in map(param_path, model.graph.initializers) if path is not None]
         self.taken = {path[:n] for path in (*scopes, *names) for n in range(1, len(path) + 1)}
+        self.weights: dict[tuple[str, ...], set[ir.Value]] = {}  # of the layers that stand in a scope itself
+        for node in nodes:
+            if node.op_type in WEIGHTED and node.inputs[1] is not None:
+                self.weights.setdefault(tuple(node.meta.get("scope", ())), set()).add(node.inputs[1])
         self.count = 0
 
     def of_norm(self, conv: ir.Node) -> tuple[tuple[str, ...], str]:
         """The scope that the norm stands in, and what the names of its tensors begin with."""
         scope = tuple(conv.meta.get("scope", ()))
+        is_own = len(self.weights[scope]) == 1
         recorded = recorded_scope(conv) if _from_norm(conv) else None
-        path = next((p for p in (recorded, _beside(scope)) if p and p not in self.taken), None)
+        beside = _beside(scope) if is_own else None
+        path = next((p for p in (recorded, beside) if p and p not in self.taken), None)
         if path is not None:
             self.taken.add(path)
             return path, ".".join(path)
-        self.count += 1  # no name: by its role
-        while scope and (scope in self.taken or scope[-1].isdigit()):
+        self.count += 1  # no name: by its role, in what holds the convolution
+        scope = scope[:-1] if is_own else scope
+        while is_own and scope and scope[-1].isdigit():
             scope = scope[:-1]
         return scope, f"onnxgen::bn_{self.count}"
 
