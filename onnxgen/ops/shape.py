@@ -231,3 +231,31 @@ def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
         return input.expr
     kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
     return b.call(ast.Attribute(input.expr, "expand", ast.Load()), *kept)
+
+
+@op("Stack", domain=DOMAIN)
+def stack(b: Builder, *inputs: Arg, axis: int = 0) -> ast.expr:
+    axis = -1 if axis and axis == inputs[0].rank else axis
+    return b.call("torch.stack", [a.expr for a in inputs], dim=unless(axis, 0))
+
+
+@op("Roll", domain=DOMAIN)
+def roll(b: Builder, x: Arg, *, shifts: list[int], axes: list[int]) -> ast.expr:
+    if len(axes) == 1:
+        return b.call("torch.roll", x, shifts[0], axes[0])
+    return b.call("torch.roll", x, tuple(shifts), tuple(axes))
+
+
+@op("RepeatInterleave", domain=DOMAIN)
+def repeat_interleave(b: Builder, x: Arg, *, repeats: int, axis: int) -> ast.expr:
+    return b("x.repeat_interleave(n, dim=axis)", x=x, n=repeats, axis=axis)
+
+
+@op("RotateHalf", domain=DOMAIN)
+def turn_half(b: Builder, x: Arg) -> ast.expr:
+    return b("rotate_half(x)", x=x)
+
+
+@op("RotatePairs", domain=DOMAIN)
+def turn_pairs(b: Builder, x: Arg) -> ast.expr:
+    return b("rotate_pairs(x)", x=x)

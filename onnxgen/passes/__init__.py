@@ -25,9 +25,13 @@ from onnxgen.passes.norms import norms
 from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.recurrent import recurrent
+from onnxgen.passes.repeats import repeats
+from onnxgen.passes.roll import roll
+from onnxgen.passes.rotary import rotary
 from onnxgen.passes.sequences import sequences
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
+from onnxgen.passes.stack import stack
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
@@ -49,7 +53,11 @@ PASSES: list[Pass] = [
     sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
     recurrent,  # LSTM, GRU and RNN as torch's layers
+    rotary,  # these and rolls begin with Slices, which would be the parts of an axis
+    roll,
     unbind,  # the parts of a packed projection; after the layers whose states are cut up by Slices
+    repeats,  # heads that several queries share; ends with a Reshape
+    stack,
     views,  # chains of reshapes that hide a transpose
     broadcasts,  # an Expand before what broadcasts would hide a pattern, too
     norms,  # LayerNorm and RMSNorm spelled out

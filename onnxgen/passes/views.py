@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints
-from onnxgen.propagate.dims import Dim, exact_div, product
+from onnxgen.propagate.dims import Dim, exact_div, floordiv, product
 from onnxgen.propagate.info import Info, Shape, info, set_info
 from onnxgen.stored import stored
 
@@ -114,14 +114,15 @@ def _regroup(factors: list[_Factor], shape: Shape) -> _Axes | None:
     """The same factors in the same order as axes of these sizes; None if the sizes cut where no factor can be split."""
     pending = list(reversed(factors))
     axes: _Axes = []
-    for size in shape:
+    for i, size in enumerate(shape):
         axis: list[_Factor] = []
         rest: Dim = size
         while rest != 1:
             factor = pending.pop() if pending else None
             after = None if factor is None else exact_div(rest, factor.size)
             if factor is not None and after is None:
-                share = exact_div(factor.size, rest)
+                following = shape[i + 1] if i + 1 < len(shape) else None
+                share = following if _cuts(factor.size, rest, following) else exact_div(factor.size, rest)
                 if share is not None:
                     factor.parts = [_Factor(rest), _Factor(share)]
                     pending.append(factor.parts[1])
@@ -132,6 +133,12 @@ def _regroup(factors: list[_Factor], shape: Shape) -> _Axes | None:
             rest = after
         axes.append(axis)
     return None if pending else axes
+
+
+def _cuts(size: Dim, first: Dim, second: Dim | None) -> bool:
+    """Whether a Reshape to the sizes (h // 2, 2), or (2, h // 2), cuts an axis of size h: where h is odd it fails."""
+    pairs = ((first, second), (second, first))
+    return any(isinstance(n, int) and n > 1 and part == floordiv(size, n) for part, n in pairs)
 
 
 # ------------------------------------------------------------------------------------------- from factors to nodes
