@@ -217,7 +217,7 @@ class _Roles:
             made = self.made.get(name)
             if made is None:
                 return False
-            if any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(made.value)):
+            if _has_layer(made):
                 return True
             name = next(iter(self.operands[id(made)]), "")
         return False
@@ -242,6 +242,15 @@ class _Roles:
                 self._from_uses(target, inside)
         for name in self.buffers:
             self._from_uses(name, inside)
+        self._biases()
+
+    def _biases(self) -> None:
+        """What a layer or a parameter makes to be added to scores is a bias, and so are views of it."""
+        for statement in self.statements:
+            if isinstance(statement, Assign) and [self.roles.get(t) for t in statement.targets] == ["mask"]:
+                source = self._id(seen_through(statement.value))
+                if self.roles.get(source) == "bias" or (not source and _has_layer(statement)):
+                    self.roles[statement.targets[0]] = "bias"
 
     def _from_uses(self, name: str, inside: dict[str, str]) -> None:
         if self.roles.get(name, "x") != "x" or name not in self.uses:
@@ -274,8 +283,7 @@ class _Roles:
 
     @staticmethod
     def _goes_back(use: Assign) -> bool:
-        layers = any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(use.value))
-        return not layers and not any(isinstance(n, (ast.Compare, ast.MatMult)) for n in walk(use.value))
+        return not _has_layer(use) and not any(isinstance(n, (ast.Compare, ast.MatMult)) for n in walk(use.value))
 
     # ---- constants
 
@@ -301,6 +309,11 @@ class _Roles:
             if name in map(self._base, indexes):
                 return "index"
         return ""
+
+
+def _has_layer(statement: Assign) -> bool:
+    """Whether a layer or a parameter takes part in what a statement computes."""
+    return any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(statement.value))
 
 
 def _flattened(block: list[Statement]) -> Iterator[Statement]:

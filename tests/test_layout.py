@@ -331,3 +331,71 @@ def test_the_search_for_defaults() -> None:
     for text, count in ((says, 7), (fine, 0)):
         calls = re.sub(r"\) (?=[a-zA-Z])", ")\n    ", text)
         assert len(given_defaults(f"class A:\n    {calls}\n")) == count
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense_first_layer, self.dense_second_layer = nn.Linear(4, 4), nn.Linear(8, 4)
+        self.dense_third_layer = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.dense_first_layer(x)
+        second = self.dense_second_layer(torch.cat([x, first], dim=1))
+        return torch.cat([x, first, second, self.dense_third_layer(torch.cat([x, first, second], dim=1))], dim=1)
+
+
+def test_a_line_is_split_where_black_would_break_it(tmp_path: Path) -> None:
+    """Names are longer than was thought when statements were put together: then fewer are."""
+    text = Layout(tmp_path, Joined(), torch.randn(2, 4)).forward["Net"]
+    assert all(line.count("(") == line.count(")") for line in text.splitlines()), text
+    assert "return torch.cat([x, dense_first, dense_second, " in text
+
+
+class Concatenated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.fc(torch.cat([x, y], dim=1))
+
+
+class Concatenates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = Concatenated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(x * x, x.exp()).exp()
+
+
+def test_arguments_that_are_only_concatenated(tmp_path: Path) -> None:
+    text = Layout(tmp_path, Concatenates(), torch.randn(2, 4)).forward["Join"]
+    assert text == body("""
+        def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+            return self.fc(torch.cat([x1, x2], dim=1))
+        """)
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.table = nn.Linear(8, 24), nn.Embedding(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        places = torch.arange(x.shape[1])
+        bias = self.table((places - places[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1)[None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+def test_a_learnt_mask_is_a_bias(tmp_path: Path) -> None:
+    made = Layout(tmp_path, Biased(), torch.randn(2, 5, 8), dynamic={"x": {0: "batch", 1: "length"}})
+    text = made.forward["Net"]
+    assert "qkv = self.qkv(x)" in text and "q, k, v = qkv" in text
+    assert "bias = self.table(" in text and "attn_mask=bias" in text and "mask =" not in text
+    made.agrees(torch.randn(3, 7, 8))

@@ -14,7 +14,7 @@ from onnxgen.propagate.info import Info
 from onnxgen.roles import called, seen_through
 from onnxgen.structure.clues import Clues, input_name
 from onnxgen.structure.nesting import LINE, as_reached
-from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 SPARE = ("x", "y", "z")
 _ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
@@ -50,6 +50,7 @@ class Names:
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.joined = joined(scope, infos)
+        self.parts = parts(scope)
         self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
     def run(self) -> dict[str, str]:
@@ -58,7 +59,7 @@ class Names:
         for argument in self.scope.inputs:
             wanted = self._wanted_argument(argument, has_main)
             self._take(argument.value, wanted)
-            has_main = has_main or "x" in wanted
+            has_main = has_main or wanted[0] == "x"
         self._block(self.scope.body, [r for o in self.scope.outputs for r in refs(o)])
         self._number()
         return self.names
@@ -68,6 +69,8 @@ class Names:
         sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
         if sure:
             return [sure]
+        if value in self.parts:
+            return [self.parts[value], "x"]
         if not has_main:
             return [*SPARE, "x"]
         joined = self.joined.get(value)
@@ -230,6 +233,20 @@ def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
         elif how == "skip" and places[0] < min(places[-1], end) and _changes(name, scope.body[places[0]], infos):
             found[name] = how
     return found
+
+
+def parts(scope: Scope) -> dict[str, str]:
+    """Arguments that are nothing but concatenated with each other: `x1`, `x2`, `x3`."""
+    arguments = {a.value for a in scope.inputs}
+    uses = count_uses(scope.body, scope.outputs)
+    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
+    for node in (n for tree in trees for n in walk(tree) if called(n)[0] == "cat"):
+        items = called(node)[1][0] if called(node)[1] else None
+        found = [i.value for i in items.elts if isinstance(i, Ref)] if isinstance(items, ast.List) else []
+        found = [value for value in found if value in arguments and uses[value] == 1]
+        if len(found) > 1:
+            return {value: f"x{i}" for i, value in enumerate(found, 1)}
+    return {}
 
 
 def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:

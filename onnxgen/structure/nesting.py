@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import ChainMap, Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks
 from onnxgen.code.quote import MemberRef, Ref, depth, refs, rewrite, walk
@@ -14,13 +15,30 @@ from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 MAX_DEPTH = 3  # calls and operators nested in one expression
 IN_RETURN = 2  # layers with a weight matrix nested behind `return`: elsewhere it is one
 SIDE_BY_SIDE = 2  # such layers in one expression
+NO_NAMES: Mapping[str, str] = {}
 LINE = 88 - 8  # characters of a line of `forward`
 
 
-def nest(scope: Scope, module: ModuleDef) -> None:
-    """Put each value that is used once, in the very next statement, into that statement."""
+def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -> None:
+    """Put each value that is used once, in the very next statement, into that statement.
+
+    `names`: what values were called when this was done before: lines that came out too long are now split.
+    """
     given = {a.value: input_name(a, not scope.path, module.infos, module.roles, module.hints) for a in scope.inputs}
-    _Nesting(scope, ChainMap({v: name for v, name in given.items() if name}, module.roles)).run()
+    _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)).run()
+
+
+def copied(block: list[Statement]) -> list[Statement]:
+    """The statements of a block, which `nest` changes, once more; their expressions never change."""
+    made: list[Statement] = []
+    for statement in block:
+        if isinstance(statement, If):
+            made.append(replace(statement, then=copied(statement.then), orelse=copied(statement.orelse)))
+        else:
+            made.append(
+                replace(statement) if isinstance(statement, Assign) else replace(statement, body=copied(statement.body))
+            )
+    return made
 
 
 class _Nesting:
@@ -122,7 +140,8 @@ class _Nesting:
 def as_reached(node: ast.AST, level: int) -> ast.expr | None:
     """A member about as long as what will reach it from a class at this depth; None for other nodes."""
     if isinstance(node, MemberRef):
-        return ast.Name(".".join(("self", *node.member.path[level:])), ast.Load())
+        parts = (f'["{part}"]' if part.isdigit() else f".{part}" for part in node.member.path[level:])
+        return ast.Name("self" + "".join(parts), ast.Load())
     return None
 
 

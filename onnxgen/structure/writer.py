@@ -15,7 +15,7 @@ from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import Layout, layout
 from onnxgen.structure.naming import Names
-from onnxgen.structure.nesting import nest
+from onnxgen.structure.nesting import LINE, copied, nest
 from onnxgen.structure.parameters import Parameter
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.tree import Place, tree
@@ -88,8 +88,7 @@ class ClassWriter:
             self.reach = self.layout.reach
         self.alike = alike
         drop_copies(self.scope)
-        nest(self.scope, self.module)
-        self.names = Names(self.scope, self.module.infos, agree(self.module, alike)).run()
+        self._lay_out()
         made = ClassSource("")
         made.layers = [self._text(value) for value in self.layout.layers]
         made.init = [f"self.{name} = {name}" for name in stored] + self._init()
@@ -102,6 +101,18 @@ class ClassWriter:
         if not self.scope.path:
             made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
         return made
+
+    def _lay_out(self) -> None:
+        """Short chains into one line each, and the values' names; once more where with these a line is too long."""
+        scope, clues = self.scope, agree(self.module, self.alike)
+        body, outputs, nodes = copied(scope.body), list(scope.outputs), scope.nodes
+        nest(scope, self.module)
+        self.names = Names(scope, self.module.infos, clues).run()
+        lines = [*self._block(scope.body, 0), "return " + ", ".join(self._text(o) for o in scope.outputs)]
+        if any(len(line) > LINE for line in lines):
+            scope.body, scope.outputs, scope.nodes = body, outputs, nodes
+            nest(scope, self.module, self.names)
+            self.names = Names(scope, self.module.infos, clues).run()
 
     def _init(self) -> list[str]:
         lines: list[str] = []
