@@ -131,6 +131,20 @@ def test_names_that_the_file_knows_stay(tmp_path: Path) -> None:
     assert {"head.classifier.weight", "head.classifier.bias", "stage1.0.conv1.weight", "stage4.1.conv2.weight"} <= keys
 
 
+def test_a_named_layer_within_a_block_keeps_its_name(tmp_path: Path) -> None:
+    """Blocks are found around it; what the file knows is not overruled."""
+    model = onnx.load(residual_net(6, tmp_path / "net.onnx"))
+    conv = [node for node in model.graph.node if node.op_type == "Conv"][5]
+    tensor = next(t for t in model.graph.initializer if t.name == conv.input[1])
+    tensor.name = conv.input[1] = "body.middle.weight"
+    onnx.save(model, tmp_path / "net.onnx")
+    feeds = {name: np.ones((1, 4, 8, 8), np.float32) for name in ("x", "mask")}
+    made = run(tmp_path / "net.onnx", tmp_path, feeds)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    check(made, session.run(None, feeds), tmp_path / "net.onnx")
+    assert "body.middle.weight" in made.model.state_dict()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_another_order_of_nodes_computes_the_same(seed: int, tmp_path: Path) -> None:
     """The order in the file tells what stands together; where it tells nothing, the code is only longer."""

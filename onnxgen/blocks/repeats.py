@@ -48,6 +48,8 @@ class Arranger:
 
         `top`: equal regions that stand apart are blocks, too.
         """
+        if not top and sum(t.is_layer for t in tokens) < 3:
+            return tokens
         tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits)
         if not top:
             tokens = self._known(tokens)

@@ -167,8 +167,10 @@ def _attention(part: Token) -> str:
 
 
 def set_scope(node: ir.Node, path: Path) -> None:
-    """Say where a node was written, and with it what its subgraphs hold."""
-    node.meta["scope"] = path
+    """Say where a node was written, and with it what its subgraphs hold, unless the file says."""
+    if node.meta.get("scope") and not node.meta.get("found"):
+        return
+    node.meta["scope"], node.meta["found"] = path, True
     for graph in subgraphs(node):
         for inner in graph:
             set_scope(inner, path)
