@@ -44,7 +44,7 @@ def made(
 
 def classes(source: str) -> dict[str, str]:
     """The text of each class, by name."""
-    parts = re.split(r"^class (\w+)\(nn\.Module\):", source, flags=re.MULTILINE)
+    parts = re.split(r"^class (\w+)\(nn\.\w+\):", source, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2]))
 
 
@@ -354,3 +354,76 @@ class Pyramid(nn.Module):
 def test_steps_of_a_run_that_are_used_later(tmp_path: Path) -> None:
     source = made(Pyramid, tmp_path, rows)
     assert "for stage in self.stages:\n            x = stage(x)\n            hidden_states.append(x)" in source
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.layer, self.head = nn.Linear(8, 8), Gated(), Half(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(x))
+        for _ in range(4):
+            x = self.layer(x, gate)
+        return self.head(x) + self.head(torch.flip(x, [1]))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return torch.relu(x + self.norm(self.linear(x))) * gate
+
+
+def test_a_module_called_several_times(tmp_path: Path) -> None:
+    source = made(Shared, tmp_path, rows)
+    assert re.search(r"for _ in range\(4\):\n +x = self\.layer\(x, gate\)\n", source)
+    assert source.count("self.head(") == 2
+    assert "forward(self, x: Tensor) -> Tensor:" in classes(source)["Head"]
+
+
+class Levels(nn.Module):
+    """One head on maps of several sizes, with something computed between the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Residual(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.head(x)
+        z = self.head(F.max_pool2d(y, 2))
+        return y.mean((2, 3)) + self.head(F.max_pool2d(z, 2)).mean((2, 3))
+
+
+def test_a_module_called_with_several_shapes(tmp_path: Path) -> None:
+    source = made(Levels, tmp_path)
+    assert source.count("self.head(") == 3
+    assert "#" not in classes(source)["Head"]
+
+
+class Uneven(nn.Module):
+    """Called twice, each time with other statements: it stays one class whose layers are used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, twice: bool) -> Tensor:
+        return torch.relu(self.linear(x)) * 2 if twice else self.linear(x) - x
+
+
+class Changing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.other = Uneven(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x, True)
+        return self.part(self.other(x), False)
+
+
+def test_a_module_called_with_different_bodies(tmp_path: Path) -> None:
+    source = made(Changing, tmp_path, rows)
+    assert source.count("nn.Linear(8, 8)") == 2 and source.count(".linear(") == 2

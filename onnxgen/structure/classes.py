@@ -35,9 +35,9 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             names = ", ".join(printable(str(size.dim)) for size in missing if isinstance(size, SizeOf))
             raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
         if missing:
-            call = callers[id(scope)].value
-            assert isinstance(call, ast.Call)
-            call.args.extend(missing)
+            for caller in callers[id(scope)]:
+                assert isinstance(caller.value, ast.Call)
+                caller.value.args.extend(missing)
     for scope in order:
         unpack_shapes(scope, module)
         collect_runs(scope, module)
@@ -140,7 +140,8 @@ class Classes:
                 own = dict(zip(first, values(other)))
                 alike.append({mine: own[its] for mine, its in form.names[i].items() if its in own})
         scope.body, scope.outputs = shared.body, shared.outputs
-        source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored)
+        varies = any(s.varies for group in groups for s in group)
+        source = writer.write(shared.root if len(groups) > 1 else None, alike, shared.stored, varies)
         scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
         source.name = self.names.take(scopes)
         source.parameters = shared.parameters
@@ -184,9 +185,9 @@ def _heights(order: list[Scope], inner: Mapping[int, list[Scope]], least: Mappin
     return height
 
 
-def _callers(scopes: list[Scope]) -> dict[int, Assign]:
-    """The statement that calls each child scope."""
-    found: dict[int, Assign] = {}
+def _callers(scopes: list[Scope]) -> dict[int, list[Assign]]:
+    """The statements that call each child scope."""
+    found: dict[int, list[Assign]] = {}
     pending = [statement for scope in scopes for statement in scope.body]
     while pending:
         statement = pending.pop()
@@ -195,7 +196,7 @@ def _callers(scopes: list[Scope]) -> dict[int, Assign]:
             function = statement.value.func
             if isinstance(function, MemberRef) and isinstance(function.member.build, ast.Call):
                 if isinstance(function.member.build.func, ClassRef):
-                    found[id(function.member.build.func.scope)] = statement
+                    found.setdefault(id(function.member.build.func.scope), []).append(statement)
     return found
 
 

@@ -32,8 +32,12 @@ class Turn:
         return self.statement.targets
 
 
-def make_loop(scope: Scope, path: Path, turns: list[Turn], module: ModuleDef) -> bool:
-    """Replace the calls of all items of a list by a loop over it; False, and nothing changed, if that can't be."""
+def make_loop(scope: Scope, path: Path | None, turns: list[Turn], module: ModuleDef) -> bool:
+    """Replace the calls of all items of the list at `path` by a loop over it, or those of one submodule (no path).
+
+    Returns:
+        False, and nothing changed, if that can't be.
+    """
     first = turns[0]
     if any(len(t.value.args) != len(first.value.args) or len(t.targets) != len(first.targets) for t in turns):
         return False
@@ -53,7 +57,7 @@ class _Run:
         kept: the results of which not only the last call's is used later.
     """
 
-    def __init__(self, scope: Scope, path: Path, turns: list[Turn], module: ModuleDef) -> None:
+    def __init__(self, scope: Scope, path: Path | None, turns: list[Turn], module: ModuleDef) -> None:
         self.scope, self.path, self.turns, self.module = scope, path, turns, module
         self.made = {target for t in turns for target in t.targets}
         self.carried: dict[int, int] = {}
@@ -109,11 +113,16 @@ class _Run:
 
     def write(self) -> None:
         scope, first, last = self.scope, self.turns[0], self.turns[-1]
-        container = scope.containers[self.path] = Member(self.path, quote("nn.ModuleList"), "module")
-        item = identifier(_singular(next(p for p in reversed(self.path) if not p.isdigit())))
-        turn = [self._value("item", item)]
         arguments: list[ast.expr] = list(first.value.args)
-        lists: list[ast.expr] = [MemberRef(container)]
+        turn: list[str] = []
+        lists: list[ast.expr] = []
+        function = first.value.func
+        if self.path is not None:
+            container = scope.containers[self.path] = Member(self.path, quote("nn.ModuleList"), "module")
+            item = identifier(_singular(next((p for p in reversed(self.path) if not p.isdigit()), "layer")))
+            turn.append(self._value("item", item))
+            lists.append(MemberRef(container))
+            function = Ref(turn[0])
         for position in self.own:
             own = [t.value.args[position] for t in self.turns]
             turn.append(self._value(f"own{position}", self._role(own[0])))
@@ -128,12 +137,13 @@ class _Run:
         results = [self._collected(j) for j in self.kept]
         begun += [Assign((name,), ast.List([], ast.Load()), scope.path) for name in results]
         nodes = tuple(name for t in self.turns for name in t.statement.nodes)
-        body: list[Statement] = [
-            Assign(last.targets, ast.Call(Ref(turn[0]), arguments, []), last.statement.scope, nodes)
-        ]
+        body: list[Statement] = [Assign(last.targets, ast.Call(function, arguments, []), last.statement.scope, nodes)]
         for name, j in zip(results, self.kept):
             append = ast.Attribute(Ref(name), "append", ast.Load())
             body.append(Assign((), ast.Call(append, [Ref(last.targets[j])], []), scope.path))
+        if not lists:
+            turn.append(self._value("count", ""))
+            lists.append(call("range", len(self.turns)))
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
         around = (*(last.targets[j] for j in dict.fromkeys(self.carried.values())), *results)
         loop = Loop(tuple(turn), iterable, None, body, around, scope.path)
@@ -141,7 +151,7 @@ class _Run:
         scope.body = [*self.before, *begun, loop, *self.after]
 
     def _value(self, kind: str, role: str) -> str:
-        value = f"{'.'.join(self.path)}%{kind}"
+        value = f"{'.'.join(self.turns[0].member.path if self.path is None else self.path)}%{kind}"
         if role:
             self.module.roles[value] = role
         return value

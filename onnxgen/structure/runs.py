@@ -64,6 +64,16 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
         turns = _turns(scope, items)
         if turns is not None:
             make_loop(scope, path, turns, module)
+    for turns in _again(scope):
+        make_loop(scope, None, turns, module)
+
+
+def _again(scope: Scope) -> list[list[Turn]]:
+    """The calls of each submodule that is called three times or more."""
+    found: dict[int, list[Turn]] = {}
+    for turn in _called_alone(scope):
+        found.setdefault(id(turn.member), []).append(turn)
+    return [turns for turns in found.values() if len(turns) > 2]
 
 
 def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
@@ -85,14 +95,19 @@ def _turns(scope: Scope, items: dict[int, Member]) -> list[Turn] | None:
     )
     if any(mentions[i] != 1 for i in by_id) or sorted(items) != list(range(len(items))):
         return None
-    turns = [
+    turns = [turn for turn in _called_alone(scope) if id(turn.member) in by_id]
+    turns.sort(key=lambda t: by_id[id(t.member)])
+    return turns if len(turns) == len(items) > 1 else None
+
+
+def _called_alone(scope: Scope) -> list[Turn]:
+    """The statements that do nothing but call a submodule."""
+    return [
         Turn(at, s, s.value)
         for at, s in enumerate(scope.body)
         if isinstance(s, Assign) and isinstance(s.value, ast.Call) and not s.form and not s.value.keywords
-        if isinstance(s.value.func, MemberRef) and id(s.value.func.member) in by_id
+        if isinstance(s.value.func, MemberRef) and s.value.func.member.kind == "module"
     ]
-    turns.sort(key=lambda t: by_id[id(t.member)])
-    return turns if len(turns) == len(items) > 1 else None
 
 
 class _Sequence:

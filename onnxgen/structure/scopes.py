@@ -30,6 +30,7 @@ from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import module_part, printable
 from onnxgen.structure.order import components, topological
+from onnxgen.structure.repeated import Repeated, repeated
 
 
 class ClassRef(ast.expr):
@@ -53,6 +54,7 @@ class Scope:
         outputs: the expressions that `forward` returns.
         containers: numbered submodules that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`).
         nodes: the ONNX nodes whose work is done in what is returned.
+        varies: it is called with values of several shapes.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Scope:
     outputs: list[ast.expr] = field(default_factory=list)
     containers: dict[Path, Member] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
+    varies: bool = False
 
 
 class Splitter:
@@ -77,6 +80,8 @@ class Splitter:
         self.shown = shown(module.inputs, module.body, module.infos)
         self.dissolved: set[Path] = set()
         self.claimed: set[Path] = {()}  # those that have an owner, or will have one
+        self.built: dict[Path, Member] = {}
+        self.repeated: dict[Path, Repeated | None] = {}  # what is called several times
 
     def root(self, flat: bool) -> Scope:
         """The whole network as a tree of scopes (a single one if `flat`)."""
@@ -117,7 +122,7 @@ class Splitter:
         """A block of a scope, with what belongs to deeper scopes as calls; `wanted`: what is used after it."""
         keys = [self._key(s, len(scope.path)) for s in statements]
         while True:
-            units = _units(statements, keys)
+            units = self._units(statements, keys)
             bad = [c for c in components(_edges(units, self.shown)) if len(c) > 1]
             if not bad:
                 break
@@ -126,15 +131,16 @@ class Splitter:
         # before any branch is split: what is a submodule here is none of a branch's own
         self.claimed.update(unit.key for unit in units if unit.key is not None)
         order = topological(_edges(units, self.shown))
-        results: list[list[str]] = []
+        results: dict[int, list[str]] = {}
         for index in reversed(order):
-            results.append(self._results(units[index], wanted))
+            results[index] = self._results(units[index], wanted)
             wanted.add(units[index].statements)
+        same_results(units, results, self.repeated)
         body: list[Statement] = []
         for index in order:
-            unit, outputs = units[index], results.pop()
+            unit = units[index]
             if unit.key is not None:
-                body.append(self._call(unit.key, unit.statements, outputs))
+                body.append(self._call(unit, results[index]))
                 continue
             for statement in unit.statements:
                 if isinstance(statement, If):  # a loop's body reads what it assigns later, and stays as it is
@@ -172,23 +178,43 @@ class Splitter:
         if unit.key is None:
             return
         self.dissolved.add(unit.key)
-        inside = {id(s) for s in unit.statements}
         for i, statement in enumerate(statements):
-            if id(statement) in inside:
+            if keys[i] == unit.key:
                 keys[i] = self._key(statement, len(unit.key))
 
-    def _call(self, path: Path, statements: list[Statement], outputs: list[str]) -> Assign:
-        """Make a child scope of these statements, and the statement that calls it."""
+    def _units(self, statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
+        """The statements of each submodule together, of one that is called several times those of each call."""
+        made: list[Unit] = []
+        for unit in _units(statements, keys):
+            if unit.key is None:
+                made.append(unit)
+                continue
+            found = self.repeated[unit.key] = repeated(unit.statements, self.module.infos)
+            calls = found.calls if found is not None else [unit.statements]
+            made += [Unit(unit.key, call, n) for n, call in enumerate(calls)]
+        return made
+
+    def _call(self, unit: Unit, outputs: list[str]) -> Assign:
+        """Make a child scope of a submodule's statements, unless it is made, and the statement that calls it."""
+        path, statements = unit.key, unit.statements
+        assert path is not None
+        several = self.repeated[path]
+        if several is not None and path in self.built:
+            again: list[ast.expr] = [Ref(name) for name in several.inputs[unit.call]]
+            return Assign(tuple(outputs), ast.Call(MemberRef(self.built[path]), again, []), path[:-1])
         made: set[str] = set()
         inputs: dict[str, None] = {}
         for statement in statements:
             inputs.update(dict.fromkeys(name for name in used(statement) if name not in made))
             made.update(statement.targets)
+        if several is not None:
+            inputs = dict.fromkeys(several.inputs[unit.call])
         child = Scope(path, [], [], [self._input(name) for name in inputs], [Ref(name) for name in outputs])
+        child.varies = self._owner(path[:-1]).varies or (several is not None and several.varies)
         self.owners[path] = child
         self._fill(child, statements, False)
         build = ast.Call(ClassRef(child), [], [])
-        member = Member(path, build, "module")
+        member = self.built[path] = Member(path, build, "module")
         self._owner(path[:-1]).members.append(member)
         arguments: list[ast.expr] = [Ref(name) for name in inputs]
         return Assign(tuple(outputs), ast.Call(MemberRef(member), arguments, []), path[:-1])
@@ -217,10 +243,25 @@ class _Wanted:
 
 @dataclass
 class Unit:
-    """Statements that stand together: those of one submodule (`key`), or a single one."""
+    """Statements that stand together: those of one `call` of a submodule (`key`), or a single one."""
 
     key: Path | None
     statements: list[Statement]
+    call: int = 0
+
+
+def same_results(units: list[Unit], results: dict[int, list[str]], several: dict[Path, Repeated | None]) -> None:
+    """A submodule that is called several times returns each time whatever is used of any call."""
+    by_key: dict[Path, list[int]] = {}
+    for index, unit in enumerate(units):
+        if unit.key is not None and several[unit.key] is not None:
+            by_key.setdefault(unit.key, []).append(index)
+    for key, indices in by_key.items():
+        made = several[key]
+        assert made is not None
+        used = {n for i in indices for n, name in enumerate(made.made[units[i].call]) if name in results[i]}
+        for i in indices:
+            results[i] = [made.made[units[i].call][n] for n in sorted(used)]
 
 
 def _in_order_of_use(scope: Scope) -> None:

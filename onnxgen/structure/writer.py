@@ -71,22 +71,26 @@ class ClassWriter:
         self.module, self.scope, self.built, self.writers = module, scope, built, writers
         self.names: dict[str, str] = {}
         self.alike: list[Mapping[str, str]] = []
+        self.varies = False
         self.reach: dict[int, ast.expr] = {}
         self.layout: Layout = layout(tree(scope.path, scope.members, scope.containers), self._text)
         self.reach = self.layout.reach
         self.outside = dict(self.reach)
 
-    def write(self, root: Place | None, alike: list[Mapping[str, str]], stored: list[str]) -> ClassSource:
+    def write(
+        self, root: Place | None, alike: list[Mapping[str, str]], stored: list[str], varies: bool = False
+    ) -> ClassSource:
         """The class.
 
         `root`: what it registers, if it is shared by scopes that are not equal. `alike`: for each instance its own
         names of the values; a comment stands where it is true of all. `stored`: the constructor's parameters that
-        `forward` reads.
+        `forward` reads. `varies`: it is called with values of several shapes.
         """
         if root is not None:
             self.layout = layout(root, self._text)
             self.reach = self.layout.reach
         self.alike = alike
+        self.varies = varies
         drop_copies(self.scope)
         self._lay_out()
         made = ClassSource("")
@@ -186,7 +190,7 @@ class ClassWriter:
 
     def _comment(self, statement: Assign) -> str:
         """The dims of what a statement makes, where they differ from those of what it is made of."""
-        if len(statement.targets) != 1 or isinstance(statement.value, Ref):  # a name for a loop to carry on
+        if len(statement.targets) != 1 or self.varies or isinstance(statement.value, Ref):  # a name to carry on
             return ""
         target, *needed = statement.targets[0], *(n.value for n in walk(statement.value) if isinstance(n, Ref))
         texts = set()
