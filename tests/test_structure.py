@@ -219,9 +219,9 @@ class Half(nn.Module):
 
 
 class Layered(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, layer: type[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.Sequential(Half(width), Half(width))
+        self.layers = nn.Sequential(layer(6), layer(6))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x) - 1
@@ -230,7 +230,7 @@ class Layered(nn.Module):
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = Layered(8), Layered(6)
+        self.encoder, self.decoder = Layered(Half), Layered(Projected)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(self.encoder(x)) * 2
@@ -427,3 +427,42 @@ class Changing(nn.Module):
 def test_a_module_called_with_different_bodies(tmp_path: Path) -> None:
     source = made(Changing, tmp_path, rows)
     assert source.count("nn.Linear(8, 8)") == 2 and source.count(".linear(") == 2
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.mlp, self.pool = Projected(4), Projected(6), nn.Sequential(Reshaping(True), Reshaping(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(self.mlp(x) + self.attn(x))
+
+
+class Projected(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, width), nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.down(torch.tanh(self.up(x)))
+
+
+class Reshaping(nn.Module):
+    """Only one of two shifts what it is given: a change of shape is no flag."""
+
+    def __init__(self, shifts: bool) -> None:
+        super().__init__()
+        self.linear, self.shifts = nn.Linear(8, 8), shifts
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return torch.relu(torch.cat([x[:, 1:], x[:, :1]], 1) if self.shifts else x)
+
+
+def test_one_class_for_several_roles(tmp_path: Path) -> None:
+    source = made(Mixed, tmp_path, rows)
+    assert re.findall(r"self\.(attn|mlp) = (\w+)\((\d)\)", source) in (
+        [("mlp", "Mlp", "6"), ("attn", "Mlp", "4")],
+        [("attn", "Attention", "4"), ("mlp", "Attention", "6")],
+    )
+    assert "if self." not in source

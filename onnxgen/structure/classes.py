@@ -22,6 +22,7 @@ from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassSource, ClassWriter
 
 ROUNDS = 10  # roles nested in each other, as far as anyone nests them
+MOST_ACROSS = 3  # parameters of a class for several roles
 MOST_VARIANTS = 8  # of one role; more are no variants of one thing
 
 
@@ -72,6 +73,7 @@ class Classes:
         found: list[tuple[list[list[Scope]], Form, Shared]] = []
         for equal in self._roles(level):
             found += self._variants(equal)
+        found = self._across(found)
         found.sort(key=lambda item: min(order[id(s)] for scopes in item[0] for s in scopes))
         for groups, form, shared in found:
             self._finish(groups, form, shared, order)
@@ -85,6 +87,25 @@ class Classes:
         for scopes in equal.values():
             roles.setdefault(self.names.role(scopes[0]), []).append(scopes)
         return list(roles.values())
+
+    def _across(
+        self, found: list[tuple[list[list[Scope]], Form, Shared]]
+    ) -> list[tuple[list[list[Scope]], Form, Shared]]:
+        """Classes of several roles that differ in a few numbers are one, unless an exporter recorded their names."""
+        made: list[tuple[list[list[Scope]], Form, Shared]] = []
+        forms: dict[str, list[int]] = {}
+        for groups, form, shared in found:
+            recorded = any(scope.path in self.module.classes for group in groups for scope in group)
+            if not form.variants and not recorded:
+                forms.setdefault(form.key, []).append(len(made))
+            made.append((groups, form, shared))
+        gone: set[int] = set()
+        for places in forms.values():
+            both = self._shared([[g for i in places for g in made[i][0]]]) if len(places) > 1 else None
+            if both is not None and len(both[1].parameters) <= MOST_ACROSS:
+                made[places[0]] = ([g for i in places for g in made[i][0]], *both)
+                gone.update(places[1:])
+        return [entry for i, entry in enumerate(made) if i not in gone]
 
     def _variants(self, groups: list[list[Scope]]) -> list[tuple[list[list[Scope]], Form, Shared]]:
         """The classes of one role: as few as the rules of `union` and `parameters` allow."""

@@ -31,6 +31,7 @@ WORDS = {
     "encoder_attn": "cross_attention",
     "blk": "block",
     "feature": "block",
+    "h": "block",
     "features": "features",
     "ff": "feed_forward",
     "ffn": "feed_forward",
@@ -81,7 +82,7 @@ class ClassNames:
         known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
         if recorded or known:
             return self._free(class_name(recorded) if recorded else known)
-        short = _short(self.module, scopes[0])
+        short = self._common(scopes)
         mine = {role_path(scope.path) for scope in scopes}
         others = self.parts[short] - mine
         elsewhere = {word for path in others for word in path}
@@ -89,6 +90,16 @@ class ClassNames:
         if others and telling and len(mine) == 1:
             return self._free(class_name(f"{_singular(telling[0].removesuffix('_model'))}_{short}"))
         return self._free(short)
+
+    def _common(self, scopes: list[Scope]) -> str:
+        """The short name of a class: of one that has several roles, the last word that they share."""
+        shorts = list(dict.fromkeys(_short(self.module, scope) for scope in scopes))
+        words = [re.findall("[A-Z][a-z0-9]*", short) for short in shorts]
+        last = {w[-1] for w in words if w}
+        if len(shorts) == 1 or len(last) != 1:
+            return shorts[0] if len(shorts) == 1 or not _is_projection(scopes[0]) else "Projection"
+        name = last.pop()
+        return f"{name}Block" if name in RESERVED else name
 
     def _free(self, name: str) -> str:
         """The name, or with the first number that is free."""
@@ -144,6 +155,11 @@ def _together(scope: Scope) -> str:
     if kinds == ["point", "point"] and any(isinstance(v, ast.BinOp) and isinstance(v.op, ast.Mult) for v in values):
         return "SqueezeExcitation"
     return TOGETHER.get((tuple(kinds), adds), "")
+
+
+def _is_projection(scope: Scope) -> bool:
+    """Nothing but a product with a matrix of its own."""
+    return all(member.kind == "parameter" for member in scope.members) and len(scope.members) in (1, 2)
 
 
 def _is_sum(tree: ast.BinOp) -> bool:

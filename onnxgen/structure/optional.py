@@ -9,6 +9,7 @@ from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite
 from onnxgen.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, parts
+from onnxgen.structure.literals import ACTIVATIONS
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.parameters import Flag
 
@@ -78,7 +79,14 @@ class Body:
         return [blocks[i] for i in topological(before)]
 
     def _check(self) -> None:
-        """An optional part has its own submodules; outside, only its last value is used, for which something stands."""
+        """An optional part has its own submodules; outside, only its last value is used, for which something stands.
+
+        A part without any is a sum, a product or an activation: nobody chooses between two ways to reshape.
+        """
+        for part in self.blocks:
+            if part.only is not None and not any(inner_members(node) for node in part.nodes):
+                if not _is_choice(part.last.expressions[0]):
+                    raise Differ("an optional change of shape")
         has = {
             id(m): p.only for p in parts(self.form.root) for m in (p.place.member, p.place.container) if m is not None
         }
@@ -224,6 +232,12 @@ def _rebuilt(statement: Statement, values: Iterator[ast.expr]) -> Statement:
     stop = next(values) if statement.stop is not None else None
     body = [_rebuilt(s, values) for s in statement.body]
     return Loop(statement.turn, iterable, stop, body, statement.targets, statement.scope, statement.nodes)
+
+
+def _is_choice(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, (ast.Add, ast.Mult))
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in (ACTIVATIONS | {"F.dropout"})
 
 
 def role(node: Node) -> str:
