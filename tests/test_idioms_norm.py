@@ -152,6 +152,15 @@ def test_rms_norm_with_another_scale() -> None:
     hold(gemma, wanted, lambda x: F.rms_norm(x, (4,), weights()[0] + 1, eps=1e-3), atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1)])
+def test_rms_norm_of_channels(shape: tuple[int, ...]) -> None:
+    text = "q = Mul(x, x) v = ReduceMean<axes = [1]>(q) e = Add(eps, v) s = Sqrt(e) z = Div(x, s) "
+    model = spelled(text + 'y = Mul(z, "norm.weight")', stored(*shape), shape="2, 4, 2, 4")
+    ran = hold(model, "return self.norm(x)", lambda x: rms_norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), atol=1e-4)
+    assert "F.rms_norm(x.permute(0, 2, 3, 1), (4,), self.weight, eps=0.001)" in " ".join(ran.source.split())
+    assert {key: tuple(value.shape) for key, value in ran.model.state_dict().items()} == {"norm.weight": (4,)}
+
+
 def test_rms_norm_of_half_precision_is_computed_in_float32() -> None:
     text = (
         "f = Cast<to = 1>(x) q = Pow(f, two) v = ReduceMean<axes = [-1]>(q) e = Add(v, eps) s = Sqrt(e) "

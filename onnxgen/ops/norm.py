@@ -197,8 +197,8 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
     normalised = shape[0] if len(shape) == 1 else tuple(shape)
     if is_plain(scale, bias):
         return b.call("F.layer_norm", X, tuple(shape), eps=unless(eps, 1e-5))
-    if b.node.meta.get("own"):  # the module has more in it than the norm
-        weights = [b.parameter(w, shape=tuple(shape)) for w in (scale, bias) if w is not None]
+    if b.node.meta.get("own"):
+        weights = [_own(b, w, X.shape) for w in (scale, bias) if w is not None]
         return b.call("F.layer_norm", X, tuple(shape), *weights, eps=unless(eps, 1e-5))
     if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
         return None
@@ -242,6 +242,11 @@ def _axis(axis: int, x: Arg) -> int:
     return -1 if x.rank is not None and x.rank > 2 and axis == x.rank - 1 else axis
 
 
+def _own(b: Builder, weight: Arg, shape: Any) -> ast.expr:
+    """A weight of a module that has more in it than a norm over the last axis: its parameter, in that axis's shape."""
+    return b.parameter(weight, shape=(shape[-1],))
+
+
 @op("Dropout", renames={"is_test": "_"})
 def dropout(
     b: Builder,
@@ -277,6 +282,8 @@ def rms_normalization(
     known = shape is not None and all(isinstance(d, int) for d in shape)
     if known and is_plain(scale, None):
         return b.call("F.rms_norm", X, shape, eps=eps)
+    if b.node.meta.get("own"):
+        return b.call("F.rms_norm", X, shape, _own(b, scale, X.shape), eps=eps)
     if shape is None or scale.shape != shape or not known:
         normal = b.call("F.rms_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=eps)
         return b("n * s", n=normal, s=scale)

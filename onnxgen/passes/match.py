@@ -1,4 +1,4 @@
-"""Reading the graph backwards from a value: what made it, with which constant, and the factors of a product."""
+"""Reading the graph backwards from a value: what made it, with which constant, over which axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.passes.rewrite import only_user
 from onnxgen.propagate.info import info
 from onnxgen.stored import stored
 
@@ -31,12 +30,6 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(constant.reshape(-1)[0]) if constant.size == 1 and constant.dtype.kind in "iuf" else None
 
 
-def is_number(value: ir.Value | None, number: float) -> bool:
-    """Whether a value is the constant `number`, see `is_close`."""
-    found = scalar(value)
-    return found is not None and value is not None and is_close(found, number, value)
-
-
 # how near a constant must be to the number that it stands for, in the precision of a file
 NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 8e-3}
 
@@ -45,20 +38,6 @@ def is_close(found: float, number: float, near: ir.Value) -> bool:
     """Whether a constant is `number`, as near as the type of a value beside it can say it."""
     dtype = info(near).dtype
     return math.isclose(found, number, rel_tol=NEAR.get(dtype, 1e-5) if dtype is not None else 1e-5)
-
-
-def factors(value: ir.Value) -> list[ir.Value]:
-    """The leaves of a product: `(a * b) * c` is a, b, c, looking through products that only this one uses."""
-    leaves: list[ir.Value] = []
-    stack = [value]
-    while stack:
-        top = stack.pop()
-        node = made_by(top, "Mul")
-        if node is not None and len(leaves) + len(stack) < 8 and (top is value or only_user(top) is not None):
-            stack.extend(i for i in node.inputs if i is not None)
-        else:
-            leaves.append(top)
-    return leaves
 
 
 def other(node: ir.Node, value: ir.Value) -> ir.Value | None:

@@ -100,8 +100,10 @@ def _made(
     of_images = form.op_type == "InstanceNormalization"
     plain = (form.shape[0],) if of_images or form.perm else form.shape
     size = [d for d in plain if isinstance(d, int)]
-    stored = [v for v in (scale, bias) if v is not None]
-    if len(size) < len(plain) or any(info(v).shape != plain and len(plain) > 1 for v in stored):
+    given = [v for v in (scale, bias) if v is not None]
+    if len(size) < len(plain) and (scale is None or of_images and bias is None):
+        return None
+    if any(info(v).shape != plain and len(plain) > 1 for v in given):
         return None
     dtype = info(x).dtype or ir.DataType.FLOAT
     inputs = [x, _as(root, scale, plain) if scale is not None else filled(root, size, 1, dtype)]
