@@ -176,7 +176,7 @@ class Lowering:
         """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
         if not output.name or not self.is_wanted(output):
             return True
-        if output.meta.get(KEPT) and output.producer() is not None:
+        if output.meta.get(KEPT) and output.producer() is not None and stored(output) is None:
             return False
         return info(output).data is not None or stored(output) is not None
 

@@ -38,6 +38,9 @@ GRAPHS = {
         (float[1, 1] x) => (float[] y) <int64[0] shape = {}> { y = Reshape(x, shape) }""",
     "an input is an output without a shape": """
         (float[N, 2, 3] x) => (float[] y, float[] x) { y = Flatten<axis = 2>(x) }""",
+    "a Constant called as a buffer is an output": """
+        (float[N, 2] x) => (float[a, b] y, int64[c] "a.b.bias")
+        { "a.b.bias" = Constant <value = int64[1] {3}> ()  y = Relu(x) }""",
     "a tensor's path begins another's": """
         (float[N, 2] x) => (float[] y)
         <float[2] "a.weight" = {1.5, 2}, float[2] "a.weight.bias" = {3, 4.5}, float[2] "a.weight.bias.0" = {2, 0.5}>
