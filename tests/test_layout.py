@@ -399,3 +399,14 @@ def test_a_learnt_mask_is_a_bias(tmp_path: Path) -> None:
     assert "qkv = self.qkv(x)" in text and "q, k, v = qkv" in text
     assert "bias = self.table(" in text and "attn_mask=bias" in text and "mask =" not in text
     made.agrees(torch.randn(3, 7, 8))
+
+
+def test_sizes_of_an_unknown_rank_stay_where_they_are(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", 1, None)
+    outputs = [helper.make_tensor_value_info(name, 7, None) for name in ("y", "z")]
+    options = {"axis": 0, "keepdims": 0, "select_last_index": 1}
+    nodes = [helper.make_node(op, ["x"], [name], **options) for op, name in (("ArgMax", "y"), ("ArgMin", "z"))]
+    graph = helper.make_graph(nodes, "g", [x], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert generate(tmp_path / "m.onnx").source.count("x.shape[0] - 1") == 2

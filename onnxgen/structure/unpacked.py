@@ -33,6 +33,9 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
     made: dict[int, list[Statement]] = {}
     names: dict[tuple[str, int], str] = {}
     for value, axes in asked.items():
+        shape = module.infos.get(value, Info()).shape
+        if shape is None or max(axes) >= len(shape):  # of unknown rank
+            continue
         if value in places.first and (axes.total() > 1 or places.outlives(value)):
             made.setdefault(places.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
 
