@@ -410,3 +410,27 @@ def test_sizes_of_an_unknown_rank_stay_where_they_are(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     assert generate(tmp_path / "m.onnx").source.count("x.shape[0] - 1") == 2
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TwoInputs()
+
+    def forward(self, query: Tensor, document: Tensor) -> Tensor:
+        return self.inner(query, document).exp()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.fc(x).tanh() * self.fc(other)
+
+
+def test_inputs_of_the_graph_keep_their_names_side_by_side(tmp_path: Path) -> None:
+    inputs = torch.randn(2, 4), torch.randn(2, 4)
+    made = Layout(tmp_path, Towers(), *inputs, names=("query", "document"), dynamic={})
+    assert "def forward(self, query: Tensor, document: Tensor) -> Tensor:" in made.forward["Inner"]

@@ -33,11 +33,13 @@ class Clues:
         roles: what each is for sure ("q", "mask").
         hints: the name that each has in the file, whatever it looks like.
         own: that name, where it is one that a person gave.
+        given: those that are the graph's own inputs, in every instance.
     """
 
     roles: dict[str, str]
     hints: dict[str, str]
     own: dict[str, str]
+    given: frozenset[str] = frozenset()
 
 
 def input_name(
@@ -76,9 +78,11 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
             columns.setdefault(value, []).append(its)
     roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
     hints = {v: _commonest(module.hints.get(its, its) for its in column) for v, column in columns.items()}
+    graph = {argument.value for argument in module.inputs}
+    given = frozenset(v for v, column in columns.items() if graph.issuperset(column))
     own_names = {v: own_name(hint) for v, hint in hints.items()}
     return Clues(
-        {v: role for v, role in roles.items() if role}, hints, {v: name for v, name in own_names.items() if name}
+        {v: role for v, role in roles.items() if role}, hints, {v: name for v, name in own_names.items() if name}, given
     )
 
 

@@ -69,6 +69,9 @@ class Names:
         sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
         if sure:
             return [sure]
+        hint = identifier(self.clues.hints.get(value, value))
+        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _ROLE.match(hint):
+            return [hint]  # several of the graph's inputs are told apart by its names
         if value in self.parts:
             return [self.parts[value], "x"]
         if not has_main:
