@@ -1,6 +1,6 @@
 """How long generating takes: a cold command against the imports it can't do without, then larger graphs by stage.
 
-    python -m benchmarks.generation [--rounds 21] [--nodes 1000,10000] [--json FILE]
+    python -m benchmarks.generation [--rounds 21] [--nodes 1000,10000] [--blocks 10,100] [--json FILE]
 
 The first row's ratio is that of wall clock times of two processes that take turns, the median over all rounds.
 """
@@ -11,6 +11,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,24 @@ def chain(nodes: int) -> onnx.ModelProto:
     return make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
 
 
-def staged(nodes: int, folder: Path) -> dict[str, Any]:
+def transformer(blocks: int, path: Path) -> int:
+    """Write a vision transformer as PyTorch's TorchScript exporter writes it; returns the number of nodes."""
+    from tests.zoo import ZOO
+    from tests.zoo.export import export
+    from tests.zoo.vit import VisionTransformer
+
+    export(replace(ZOO["vit"], build=lambda: VisionTransformer(dim=8, depth=blocks, heads=2)), path)
+    return len(onnx.load(path).graph.node)
+
+
+def staged(name: str, path: Path) -> dict[str, Any]:
     """One generation of a larger graph: seconds a stage, as the command itself reports them."""
-    path = folder / f"chain{nodes}.onnx"
-    onnx.save(chain(nodes), path)
     start = time.perf_counter()
-    said = json.loads(python("-m", "onnxgen", str(path), "-o", str(folder / f"chain{nodes}.py"), "--json"))
+    said = json.loads(python("-m", "onnxgen", str(path), "-o", str(path.with_suffix(".py")), "--json"))
     seconds = time.perf_counter() - start
     stages = ", ".join(f"{stage} {spent:.2f}" for stage, spent in said["stages"].items())
     return {
-        "measurement": f"{nodes} nodes, {said['lines']} lines",
+        "measurement": f"{name}, {said['lines']} lines",
         "seconds": round(seconds, 3),
         "stages": {k: round(v, 3) for k, v in said["stages"].items()},
         "against": stages,
@@ -97,10 +106,19 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=21, help="pairs of processes (default: 21)")
     parser.add_argument("--nodes", default="1000,10000", help="sizes of the larger graphs (default: 1000,10000)")
+    parser.add_argument("--blocks", default="10,100", help="transformers of as many blocks (default: 10,100)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = [cold(given.rounds, Path(folder))]
-        rows += [staged(int(n), Path(folder)) for n in given.nodes.split(",") if n]
+        path = Path(folder) / "graph.onnx"
+        for nodes in filter(None, given.nodes.split(",")):
+            onnx.save(chain(int(nodes)), path)
+            rows.append(staged(f"{nodes} nodes", path))
+        for blocks in filter(None, given.blocks.split(",")):
+            rows.append(staged(f"{blocks} blocks, {transformer(int(blocks), path)} nodes", path))
+        if "," in given.blocks:
+            rows[-1]["ratio"] = round(sum(rows[-1]["stages"].values()) / sum(rows[-2]["stages"].values()), 2)
+            rows[-1]["target"] = "<= 12 for ten times the blocks"
     finish(rows, given.json)
 
 

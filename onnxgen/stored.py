@@ -115,8 +115,11 @@ def folded_from(value: ir.Value) -> str:
 
     It lists everything that it folded; constants' names have no dot.
     """
+    text = value.metadata_props.get("pkg.onnxscript.optimizer.folded_from")
+    if text is None:
+        return ""
     try:
-        names = ast.literal_eval(value.metadata_props.get("pkg.onnxscript.optimizer.folded_from", "[]"))
+        names = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return ""
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):

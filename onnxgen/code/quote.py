@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -207,19 +207,23 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
     while stack:
         node = stack.pop()
         yield node
-        children: list[ast.AST] = []
-        for name in node._fields:
+        for name in reversed(node._fields):
             field = getattr(node, name, None)
             if isinstance(field, ast.AST):
-                children.append(field)
+                stack.append(field)
             elif isinstance(field, list):
-                children.extend(f for f in field if isinstance(f, ast.AST))
-        stack.extend(reversed(children))
+                stack.extend(f for f in reversed(field) if isinstance(f, ast.AST))
 
 
-def refs(tree: ast.AST) -> list[str]:
-    """The ids of the values that an expression uses, in order, with repetitions."""
-    return [n.value for n in walk(tree) if isinstance(n, Ref)]
+def refs(tree: ast.AST) -> Sequence[str]:
+    """The ids of the values that an expression uses, in order, with repetitions.
+
+    Remembered with the expression, which is never modified: every stage and every level of scopes asks again.
+    """
+    found: tuple[str, ...] | None = tree.__dict__.get("_refs")
+    if found is None:
+        found = tree.__dict__["_refs"] = tuple(n.value for n in walk(tree) if isinstance(n, Ref))
+    return found
 
 
 def depth(tree: ast.AST) -> int:

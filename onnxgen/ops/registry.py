@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -39,7 +40,7 @@ class Operator:
     renames: Mapping[str, str] = field(default_factory=dict)
     takes: Callable[[ir.Node], bool] = lambda node: True
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The function's parameters by name, without the builder."""
         found = dict(inspect.signature(self.function).parameters)
