@@ -14,6 +14,7 @@ from onnxgen.passes.attention import attention
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.deviation import deviation
+from onnxgen.passes.dropout import dropout
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.group_norm import group_norm
@@ -52,6 +53,7 @@ PASSES: list[Pass] = [
     dynamic_batch,  # when sizes are numbers, and operators still the exporter's: it has a rule for each
     sequences,  # lists that are taken apart again at once
     no_ops,  # casts and identities that would hide a pattern
+    dropout,  # random numbers, before anything takes the product for its own
     recurrent,  # LSTM, GRU and RNN as torch's layers
     rotary,  # these and rolls begin with Slices, which would be the parts of an axis
     roll,

@@ -2,6 +2,8 @@
 
 Identity, casts to the type that a value already has, products with 1, sums with 0, and their like of truth values.
 
+A cast to the type of another tensor is a plain cast where that type is known: it is no use of that tensor's elements.
+
 One that makes a graph output stays: the output must keep its name. So does one that gives a stored tensor a parameter's
 name: the legacy exporter stores equal tensors once.
 """
@@ -12,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import drop, replace
 from onnxgen.passes.trainable import ROOT
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
@@ -33,12 +35,25 @@ NEUTRAL = {
 def no_ops(model: ir.Model, options: Options) -> None:
     """Drop every node that passes an input on unchanged."""
     for node in list(model.graph.all_nodes()):
+        node = _plain(node)
         source = _passed_on(node) if node.domain == "" and len(node.outputs) == 1 else None
         output = node.outputs[0]
         if source is None or output.is_graph_output() or node.graph is None:
             continue
         ir.convenience.replace_all_uses_with(output, source)
         drop(node)
+
+
+def _plain(node: ir.Node) -> ir.Node:
+    """The Cast that a CastLike is; any other node itself."""
+    like = node.inputs[1] if (node.domain, node.op_type) == ("", "CastLike") else None
+    dtype = info(like).dtype if like is not None else None
+    if dtype is None or node.graph is None:
+        return node
+    kept = [a for name, a in node.attributes.items() if name == "saturate"]
+    cast = ir.Node("", "Cast", [node.inputs[0]], [ir.AttrInt64("to", dtype), *kept], version=19)
+    replace(node, cast)
+    return cast
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
