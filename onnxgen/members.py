@@ -25,7 +25,7 @@ from onnxgen.options import Options
 from onnxgen.passes.trainable import KEPT, stored_values
 from onnxgen.places import settle
 from onnxgen.reader.origin import is_alias, siblings
-from onnxgen.stored import folded_from, is_uniform, stored
+from onnxgen.stored import is_uniform, stored, viewed_from
 from onnxgen.twins import Twins
 from onnxgen.wayback import Source
 
@@ -130,7 +130,7 @@ class Members:
         `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
         `shape`: the one that it had before an exporter folded axes of size 1 in.
         """
-        name, label = value.name or "weight", label or folded_from(value)
+        name, label = value.name or "weight", label or viewed_from(value)
         if name in self._weights and not transposed:
             member, key = self._weights[name]
             path, own = self._homes.path(name, label, b.scope), (*member.path, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -110,6 +111,13 @@ VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
 }
 
 
+_VIEW_NAME = re.compile(
+    r"(val|t|transpose|permute|_?(unsafe_)?view|reshape|unsqueeze|squeeze|flatten|unflatten|expand|alias|clone|detach|"
+    r"contiguous|slice|select|index_select|embedding|split|split_with_sizes|chunk|unbind|getitem|cat|_?to_copy|linear)"
+    r"(_\d+)?"
+)
+
+
 def folded_from(value: ir.Value) -> str:
     """The parameter that an initializer is a folded copy of (transposed, say), where the dynamo exporter says so.
 
@@ -128,6 +136,15 @@ def folded_from(value: ir.Value) -> str:
     return dotted[0] if len(dotted) == 1 else ""
 
 
+def viewed_from(value: ir.Value) -> str:
+    """The parameter that an initializer is a folded view of; "" if what was folded made other numbers of it.
+
+    The dynamo exporter calls values by the torch function that made them (`exp_1`), or by a number inside of one
+    (`val_7`). CLIP's `logit_scale` is stored as its exponential: under its own name it would take a checkpoint's value.
+    """
+    return folded_from(value) if _VIEW_NAME.fullmatch(value.name or "") else ""
+
+
 def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
     """How `value` is made of stored tensors by views alone (transposed, sliced, concatenated...), or None.
 
@@ -135,7 +152,7 @@ def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source |
     """
     tensor = stored(value)
     if tensor is not None:
-        return replace(Source.of(tensor, value.name or ""), label=folded_from(value))
+        return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
     node = value.producer()
     if node is None or node.domain not in ("", "ai.onnx"):
         return None

@@ -141,6 +141,38 @@ def test_buffers_of_the_state_dict_are_kept(case: Case, tmp_path: Path) -> None:
     assert {k for k, _ in made.model.named_buffers()} == {"attn.index", "attn.mask"}
 
 
+class Tempered(nn.Module):
+    """A parameter that is only used by its exponential, as CLIP's scale is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.inner = Warm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.body(x))
+
+
+class Warm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.log_scale.exp()
+
+
+def test_what_was_computed_of_a_parameter_has_not_its_name(tmp_path: Path) -> None:
+    """Under that name it would take a checkpoint's logarithms for what they are the logarithms of."""
+    entry = Entry(Tempered, lambda n=2: (torch.ones(n, 3),), ("x",), ("y",), {"x": {0: "n"}})
+    path = tmp_path / "model.onnx"
+    original = export(entry, path, "dynamo", 18)
+    made = Road("", entry, Case("dynamo", 18, False), path, original, tmp_path)
+    made.assert_outputs(3)
+    assert set(original.state_dict()) - set(made.model.state_dict()) == {"inner.log_scale"}
+    assert set(made.model.state_dict()) - set(original.state_dict()) == {"inner.exp"}
+
+
 def test_siblings_differ_in_numbers_only() -> None:
     assert siblings(("layers", "0", "attn"), ("layers", "12", "attn"))
     assert not siblings(("layers", "0", "attn"), ("layers", "0", "attn"))

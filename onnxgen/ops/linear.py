@@ -12,7 +12,7 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import folded_from
+from onnxgen.stored import viewed_from
 from onnxgen.wayback import Source
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _original_name(weight: Arg, bias: Arg | None) -> str:
         return ""
     partner = param_path(bias.name) if bias is not None else None
     beside = ".".join((*partner[:-1], partner[-1].replace("bias", "weight"))) if partner is not None else ""
-    return folded_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
+    return viewed_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
 
 
 def _module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:

@@ -231,6 +231,13 @@ _unsupported("encoder encoder_prenorm", {"legacy-13-*": "aten::scaled_dot_produc
 _unsupported("cross_attention", {f"legacy-{n}-*": "aten::scaled_dot_product_attention" for n in (9, 11, 13)})
 _unsupported("bert gpt2", {"legacy-9-*": "Slice with dynamic inputs"})
 _unsupported("llama", {f"legacy-{n}-*": "aten::triu" for n in (9, 11, 13)})
+_unsupported("swin", {"legacy-9-*": "step!=1 is currently not supported"})
+_unsupported("hf_bert hf_llama", {"legacy-9-*": "Slice with dynamic inputs"})
+_unsupported("hf_gpt2 hf_whisper hf_clip", {"legacy-9-*": "aten::scaled_dot_product_attention"})
+_unsupported(
+    "hf_bert hf_gpt2 hf_llama hf_whisper hf_clip",
+    {f"legacy-{n}-*": "aten::scaled_dot_product_attention" for n in (11, 13)},
+)
 # It keeps LSTM and GRU whole, and unrolls a plain RNN over time.
 ZOO["rnn_tagger"] = replace(ZOO["rnn_tagger"], static_in_dynamo=frozenset({"length"}))
 ZOO["unet_bilinear"] = replace(

@@ -35,8 +35,8 @@ class Loss:
     extra: tuple[str, ...] = ()
 
 
-CONVNEXT_NORMS = ("downsample_layers.0.1", *(f"downsample_layers.{n}.0" for n in (1, 2, 3)))
 SWIN_BLOCKS = [f"layers.{layer}.blocks.{block}" for layer in (0, 1, 2) for block in (0, 1)]
+SWIN_FOLDED = ("unsqueeze", "unsqueeze_1", "unsqueeze_4", "unsqueeze_5", "unsqueeze_8", "unsqueeze_9")
 SWIN_SHIFTED = ("layers.0.blocks.1", "layers.1.blocks.1")
 LOSSES = (
     Loss(
@@ -67,13 +67,6 @@ LOSSES = (
         ("channel_norm.scale",),
     ),
     Loss(
-        "convnext",
-        "legacy-*-eval",
-        "what the forward makes [8, 1, 1] of the parameters is stored, without their names",
-        tuple(f"{norm}.weight" for norm in CONVNEXT_NORMS),
-        tuple(f"{norm}.scale" for norm in CONVNEXT_NORMS),
-    ),
-    Loss(
         "swin",
         "legacy-*-eval",
         "what is looked up in the table of positions is stored instead of table, index and mask",
@@ -88,6 +81,30 @@ LOSSES = (
         ),
     ),
     Loss(
+        "swin",
+        "dynamo-*-eval",
+        "what is looked up in the table of positions is stored instead of table, index and mask",
+        (
+            *(f"{block}.attn.relative_position_{part}" for block in SWIN_BLOCKS for part in ("bias_table", "index")),
+            "layers.0.blocks.1.attn_mask",
+            "layers.1.blocks.1.attn_mask",
+        ),
+        tuple(f"{block}.attn.{name}" for block, name in zip(SWIN_BLOCKS, SWIN_FOLDED)),
+    ),
+    Loss(
+        "hf_t5",
+        "dynamo-*",
+        "of a tensor with two names it writes the one that is used",
+        ("model.shared.weight",),
+    ),
+    Loss(
+        "hf_clip",
+        "dynamo-*-eval",
+        "what is looked up in the table of positions is stored instead of it, and the exponential of the scale",
+        ("model.vision_model.embeddings.position_embedding.weight", "model.logit_scale"),
+        ("model.vision_model.embeddings.embedding", "model.exp"),
+    ),
+    Loss(
         "hf_whisper",
         "legacy-*-eval",
         "what is looked up in the table of positions is stored instead of it",
@@ -97,7 +114,6 @@ LOSSES = (
 )
 # The keys are the original's, the tensors are not: stored is what the forward makes [8, 1, 1] of them.
 RESHAPED = {("image_norms", "legacy-*-eval"): {"channel_norm.bias"}}
-RESHAPED[("convnext", "legacy-*-eval")] = {f"{norm}.bias" for norm in CONVNEXT_NORMS}
 RESHAPED[("image_norms", "dynamo-*-eval")] = {"channel_norm.weight", "channel_norm.bias"}
 
 
