@@ -42,6 +42,7 @@ EXPECTED = {
     "bert": [(r"layers\.\d", 2, 1), (r"layers\.\d\.attn\.[qkv]_proj", 6, 1), (r"layers\.\d\.mlp", 2, 1)],
     "gpt2": [(r"layers\.\d", 2, 1), (r"layers\.\d\.attn", 2, 1), (r"layers\.\d\.mlp", 2, 1)],
     "llama": [(r"layers\.\d", 2, 1), (r"layers\.\d\.mlp\.(gate|up|down)_proj", 6, 1)],
+    "hf_clip": [(r"vision_layers\.\d", 2, 1), (r"text_layers\.\d", 2, 1)],
     "encoder_prenorm": [(r"layers\.\d", 2, 1)],
     "squeezenet": [(r"stages\.\d\.blocks\.\d", 5, 1)],
     "vgg": [(r"stage\d\.\d", 4, 1)],

@@ -7,6 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxgen.blocks.flow import Flow
+from onnxgen.blocks.kinds import kind
 from onnxgen.blocks.repeats import Arranger
 from onnxgen.blocks.roles import base_name, class_of, gates, part_name, projections
 from onnxgen.blocks.tokens import Token
@@ -39,6 +40,11 @@ class Writer:
         bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
         if "decoder_layers" in bases:
             bases = ["encoder_layers" if base == "layers" else base for base in bases]
+        if bases.count("layers") > 1:
+            sources = [
+                self._source(group) + "layers" if base == "layers" else base for base, group in zip(bases, groups)
+            ]
+            bases = sources if len(set(sources)) == len(sources) else bases
         if bases.count("blocks") > 1:
             bases = ["stage" if base == "blocks" else base for base in bases]
         if self.taken and not path:
@@ -65,6 +71,22 @@ class Writer:
         if len(chains) == len(token.parts):
             return [token.parts]
         return [group for chain in chains for group in (self._stages(chain) if staged else [chain])]
+
+    def _source(self, group: list[Token]) -> str:
+        """What a tower of transformer layers looks at: images come through a convolution, text through an embedding."""
+        inside = set(group[0].nodes)
+        pending = [j for i in inside for j in self.flow.before[i] if j not in inside]
+        seen = set(pending)
+        kinds = set()
+        while pending and len(seen) < 64:
+            i = pending.pop()
+            if self.flow.weighs[i]:
+                kinds.add(kind(self.flow, i))
+                continue
+            new = [j for j in self.flow.before[i] if j not in seen]
+            seen.update(new)
+            pending += new
+        return "vision_" if "conv" in kinds else "text_" if "embedding" in kinds else ""
 
     def _is_chain(self, group: list[Token]) -> bool:
         return len(group) < 2 or self.arranger.chained(group[:1], group[1:2])
