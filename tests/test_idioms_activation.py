@@ -104,13 +104,13 @@ SPELLINGS: list[tuple[str, str, str, Callable[..., Any]]] = [
     (
         "softplus with beta, torch's legacy exporter",
         "a = Mul(x, two) s = Softplus(a) y = Div(s, two)",
-        "F.softplus(x, beta=2.0)",
+        "F.softplus(x, beta=2)",
         lambda x: F.softplus(x, beta=2),
     ),
     (
         "softplus with beta, torch's dynamo exporter",
         "a = Mul(x, two) s = Softplus(a) d = Div(s, two) g = Greater(a, twenty) y = Where(g, x, d)",
-        "F.softplus(x, beta=2.0)",
+        "F.softplus(x, beta=2)",
         lambda x: F.softplus(x, beta=2),
     ),
     ("logsigmoid by Softplus", "n = Neg(x) s = Softplus(n) y = Neg(s)", "F.logsigmoid(x)", F.logsigmoid),

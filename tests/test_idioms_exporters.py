@@ -36,7 +36,7 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
     (lambda x: F.leaky_relu(x, 0.1), "F.leaky_relu(x, 0.1)", 9),
     (lambda x: torch.maximum(x, 0.1 * x), "F.leaky_relu(x, 0.1)", 9),
     (lambda x: F.softplus(x), "F.softplus(x)", 9),
-    (lambda x: F.softplus(x, beta=2), "F.softplus(x, beta=2.0)", 9),
+    (lambda x: F.softplus(x, beta=2), "F.softplus(x, beta=2)", 9),
     (lambda x: F.elu(x, 0.5), "F.elu(x, alpha=0.5)", 9),
     (lambda x: F.selu(x), "F.selu(x)", 9),
     (lambda x: F.softsign(x), "F.softsign(x)", 9),

@@ -288,3 +288,11 @@ def test_a_variance_of_any_size() -> None:
     assert "x.var(" not in text_of(spelled(SAMPLE + other + DIVIDED, NUMBERS + AT, shape="2, N, L"))
     assert "x.var(" not in text_of(spelled(SAMPLE + "b = Mul(a, less) y = Div(b, two)", NUMBERS))
     assert "x.var(" not in text_of(spelled(SAMPLE + "y = Sqrt(a)", NUMBERS))
+
+
+def test_stored_statistics_stay_spelled_out() -> None:
+    """A batch norm that is written out is frozen: `nn.BatchNorm2d` would follow the batch while it is trained."""
+    text = 's = Sub(x, "bn.running_mean") a = Add("bn.running_var", eps) r = Sqrt(a) z = Div(s, r) ' + AFFINE
+    statistics = ", ".join(f'float[4, 1, 1] "bn.running_{n}" = {{1, 2, 3, 4}}' for n in ("mean", "var"))
+    model = spelled(text, f"{stored(4, 1, 1)}, {statistics}", shape="2, 4, 2, 2")
+    assert "atchNorm" not in hold(model, "", atol=1e-4).source

@@ -48,7 +48,9 @@ def _is_narrow(x: Arg) -> bool:
 @op("Softplus", domain=DOMAIN)
 def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     """`softplus(beta * x) / beta`"""
-    return b.call("F.softplus", x, beta=unless(shortest(beta, x.dtype), 1.0), threshold=OMIT if _is_narrow(x) else 40)
+    beta = shortest(beta, x.dtype)
+    whole = int(beta) if beta == int(beta) else beta
+    return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
 
 
 @op("LogSigmoid", domain=DOMAIN)

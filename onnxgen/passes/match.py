@@ -31,7 +31,7 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 # how near a constant must be to the number that it stands for, in the precision of a file
-NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 8e-3}
+NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 4e-3}
 
 
 def is_close(found: float, number: float, near: ir.Value) -> bool:
