@@ -65,6 +65,9 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
     if node.op_type == "Cast":
         dtype = info(source).dtype
         return source if dtype is not None and dtype == ir.DataType(node.attributes["to"].value) else None
+    if node.op_type == "CastLike":  # PyTorch's dynamo exporter makes sure of a mask's type so
+        dtype = info(source).dtype
+        return source if dtype is not None and dtype == info(node.inputs[1]).dtype else None
     if node.op_type in NEUTRAL and len(node.inputs) == 2:
         neutral, either = NEUTRAL[node.op_type]
         first, second = node.inputs
