@@ -137,7 +137,8 @@ def _singular(word: str) -> str:
 def _short(module: ModuleDef, scope: Scope) -> str:
     word = _word(scope.path)
     if word in WHOLE:
-        return "Backbone" if module.name.endswith("Model") else class_name(f"{module.name}_model")
+        nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
+        return "Backbone" if nested or module.name.endswith("Model") else class_name(f"{module.name}_model")
     name = class_name("block" if _is_numbered(scope.path) and word == "layer" else WORDS.get(word, word))
     return f"{name}Block" if name in RESERVED else name
 
