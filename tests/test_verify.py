@@ -219,6 +219,9 @@ def test_sizes_hold_the_windows_of_pools(tmp_path: Path, pads: list[int]) -> Non
     nodes.append(h.make_node("AveragePool", ["x3"], ["y"], kernel_shape=[3, 3], pads=pads))
     ins, outs = [VI("x0", T.FLOAT, [1, 1, "h", "w"])], [VI("y", T.FLOAT, [1, 1, "a", "b"])]
     path = save(tmp_path / "pools.onnx", nodes, ins, outs)
+    model = onnx.load(path)
+    model.producer_name = "pytorch"
+    onnx.save(model, path)
     generate(path, tmp_path / "pools.py")
     report = verify(path, tmp_path / "pools.py")
     assert report.agrees, report.problems()

@@ -22,7 +22,7 @@ class Window:
     """The geometry of a pool: one entry a spatial axis.
 
     Attributes:
-        kernel: the size of the window; that of the input where it is known to be smaller.
+        kernel: the size of the window; `min(kernel, size)` where the input may be smaller than it.
         begins, ends: padding.
         overhang: what the last window reaches past the padded end, if the output size is rounded up (negative: what it
             leaves over).
@@ -94,16 +94,21 @@ def window(
     kernel: list[Dim] = list(kernel_shape)
     for i in range(n):
         if X.shape is not None and dilation[i] == 1 and begins[i] == ends[i] == overhang[i] == 0 and not ceil:
-            kernel[i] = _clipped(X.shape[i + 2], kernel_shape[i], stride[i])
+            kernel[i] = _clipped(b, X.shape[i + 2], kernel_shape[i], stride[i])
     return Window(kernel, stride, dilation, begins, ends, overhang, ceil)
 
 
-def _clipped(size: Dim, kernel: int, stride: int) -> Dim:
-    """The window over an axis that is shorter: onnxruntime, not the text, then has one, of what is there.
+def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
+    """The window over an axis that may be shorter: onnxruntime, not the text, then has one, of what is there.
 
-    An axis of unknown size is taken to hold a window: torch says so loudly where it does not.
+    Torch refuses it. So a network that torch wrote never had a shorter axis, and where it gets one the same line that
+    its author wrote says so; networks of other frameworks may count on it.
     """
-    return size if isinstance(size, int) and kernel - stride < size < kernel else kernel
+    if kernel == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
+        return kernel
+    if not isinstance(size, int) and b.lowering.model.producer_name == "pytorch":
+        return kernel
+    return dim_min(kernel, size)
 
 
 def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:
