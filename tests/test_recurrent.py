@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.exported import exported as exported_module
 from tests.ops.harness import Ran, assert_same, run_model
 
 
@@ -120,3 +121,17 @@ def test_two_modules_stay_two() -> None:
 def test_the_dynamo_exporter() -> None:
     ran = check(Net("LSTM", "all", num_layers=2, batch_first=True), (X,), "dynamo")
     assert ran.source.count("nn.LSTM(") == 1
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_dropout_between_layers(kind: str) -> None:
+    """Training exports of the dynamo exporter keep it; it is the module's own again."""
+    model = Net(kind, "y", dropout=0.0, num_layers=3, batch_first=True).train()
+    model.net.dropout = 0.25
+    ran = run_model(exported_module(model, [X], "dynamo-18-train"), {"i0": X.numpy()})
+    assert ran.source.count(f"nn.{kind}(") == 1 and "num_layers=3" in ran.source and "dropout=0.25" in ran.source
+    assert "nn.Dropout" not in ran.source
+    assert ran.model.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        assert_same(ran.outputs[0], model.eval()(X).numpy())
+    assert not torch.equal(ran.model.train()(X), ran.model(X))

@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
 @op("LSTM", domain=DOMAIN)
 def torch_lstm(
     b: Builder, X: Arg, h: Arg | None = None, c: Arg | None = None, *weights: Arg | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> Any:  # fmt: skip
     """`y, (h, c) = self.lstm(x, (h, c))`, all as torch has them."""
     if h is None and c is not None:
@@ -52,25 +52,25 @@ def torch_lstm(
         state = b("(h, c)", h=h, c=b("torch.zeros_like(h)", h=h) if c is None else c)
     else:
         state = None
-    return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu)
+    return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
 @op("GRU", domain=DOMAIN)
 def torch_gru(
     b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> Any:  # fmt: skip
     """`y, h = self.gru(x, h)`."""
-    return _layer(b, "GRU", X, h, (h,), weights, hidden_size, directions, batch_first, relu)
+    return _layer(b, "GRU", X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
 @op("RNN", domain=DOMAIN)
 def torch_rnn(
     b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
-    hidden_size: int, directions: int, batch_first: int, relu: int,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
 ) -> Any:  # fmt: skip
     """`y, h = self.rnn(x, h)`."""
-    return _layer(b, "RNN", X, h, (h,), weights, hidden_size, directions, batch_first, relu)
+    return _layer(b, "RNN", X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
 def _layer(
@@ -84,8 +84,11 @@ def _layer(
     directions: int,
     batch_first: int,
     relu: int,
+    dropout: float,
 ) -> Any:
-    module = _module(b, kind, weights, hidden, directions, batch_first, relu)
+    module = _module(b, kind, weights, hidden, directions, batch_first, relu, dropout)
+    if module is None and dropout:
+        raise b.error("layers with Dropout between them whose weights have other homes", "export in evaluation mode")
     if module is None:
         return _spelled_out(b, kind, X, states, weights, directions, batch_first, relu)
     made = b.call(module, X, OMIT if state is None else state)
@@ -96,7 +99,14 @@ def _layer(
 
 
 def _module(
-    b: Builder, kind: str, weights: Sequence[Arg | None], hidden: int, directions: int, batch_first: int, relu: int
+    b: Builder,
+    kind: str,
+    weights: Sequence[Arg | None],
+    hidden: int,
+    directions: int,
+    batch_first: int,
+    relu: int,
+    dropout: float,
 ) -> MemberRef | None:
     first = weights[0]
     assert first is not None and first.source is not None
@@ -119,6 +129,7 @@ def _module(
         nonlinearity=unless("relu" if relu else "tanh", "tanh"),
         bias=unless(weights[2] is not None, True),
         batch_first=unless(bool(batch_first), False),
+        dropout=unless(shortest(dropout, ir.DataType.FLOAT), 0.0),
         bidirectional=unless(directions == 2, False),
         dtype=unless(first.source.dtype, ir.DataType.FLOAT),
     )

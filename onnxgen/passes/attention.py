@@ -33,7 +33,7 @@ from onnxgen.passes.attention_operands import (
 )
 from onnxgen.passes.causal import Causal, causal, uniform
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.match import made_by, scalar
+from onnxgen.passes.match import dropout_ratio, made_by, scalar
 from onnxgen.passes.rewrite import beside, only_user
 from onnxgen.passes.steps import insert
 from onnxgen.propagate.dims import Call, Dim, atoms, dim_min
@@ -116,7 +116,7 @@ def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
     dropout, guarded, scope = 0.0, False, ()
     node = made_by(value, "Dropout")
     if node is not None and value is not None and only_user(value) is not None:
-        ratio = _ratio(node)
+        ratio = dropout_ratio(node)
         if ratio is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
             return None
         dropout, value, scope = ratio, node.inputs[0], node.meta.get("scope", ())
@@ -133,12 +133,6 @@ def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
     if softmax is None or value is None or not _over_last(softmax, opset):
         return None
     return _Weights(softmax, guarded, dropout, scope) if guarded or only_user(value) is not None else None
-
-
-def _ratio(dropout: ir.Node) -> float | None:
-    if "ratio" in dropout.attributes:
-        return float(dropout.attributes["ratio"].value)
-    return scalar(dropout.inputs[1]) if len(dropout.inputs) > 1 and dropout.inputs[1] is not None else 0.5
 
 
 def _over_last(softmax: ir.Node, opset: int) -> bool:

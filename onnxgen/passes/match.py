@@ -30,6 +30,13 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(constant.reshape(-1)[0]) if constant.size == 1 and constant.dtype.kind in "iuf" else None
 
 
+def dropout_ratio(node: ir.Node) -> float | None:
+    """The share that a Dropout drops; None if it is computed."""
+    if "ratio" in node.attributes:
+        return float(node.attributes["ratio"].value)
+    return scalar(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else 0.5
+
+
 # how near a constant must be to the number that it stands for, in the precision of a file
 NEAR = {ir.DataType.DOUBLE: 1e-9, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 4e-3}
 

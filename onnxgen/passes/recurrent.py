@@ -41,6 +41,8 @@ def recurrent(model: ir.Model, options: Options) -> None:
     for chain in chains:
         while chain and (above := layer_above(chain[-1], layers)) is not None:
             other = next(c for c in chains if c and c[0] is above)
+            if len({layer.dropout for layer in (*chain, *other[:-1])}) > 1:
+                break  # a module has one rate for all of its layers
             chain.extend(other)
             other.clear()
     for chain in [c for c in chains if c]:

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.rewrite import beside, drop
+from onnxgen.passes.match import dropout_ratio
+from onnxgen.passes.rewrite import beside, drop, only_user
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses
 from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.wayback import Source
@@ -28,17 +29,25 @@ class Layer:
     home: tuple[str, ...] | None = None
     number: int = 0
     new: ir.Node = None  # type: ignore[assignment]  # made when it is rewritten
+    dropout: float = 0.0  # between this layer and the next one of the module
 
 
 def layer_above(layer: Layer, layers: dict[ir.Value, Layer]) -> Layer | None:
-    """The next layer of the same module: it alone takes this one's output, and names or scope say that they are one."""
+    """The next layer of the same module: it alone takes this one's output, and names or scope say that they are one.
+
+    Between them may be Dropout, as there is in training exports, if the tensors' own names tell that they are one.
+    """
     y = layer.new.outputs[0]
-    users = [use.node for use in y.uses()]
-    if len(users) != 1 or y.is_graph_output():
-        return None
-    above = layers.get(users[0].outputs[0])
+    user, ratio = only_user(y), 0.0
+    if user is not None and user.op_type == "Dropout" and user.domain == "" and layer.home is not None:
+        found = dropout_ratio(user)
+        if found is None or any(o.uses() or o.is_graph_output() for o in user.outputs[1:]):
+            return None
+        y, ratio, user = user.outputs[0], found, only_user(user.outputs[0])
+    above = None if user is None else layers.get(user.outputs[0])
     if above is None or above.new.inputs[0] is not y or above.new.graph is not layer.new.graph:
         return None
+    layer.dropout = ratio
     same = (
         above.new.op_type == layer.new.op_type
         and above.hidden == layer.hidden
@@ -67,7 +76,8 @@ def merged(chain: list[Layer]) -> ir.Node:
     states = [_joined(last, [layer.new.inputs[1 + i] for layer in chain]) for i in range(len(_states(first)))]
     weights = [v for layer in chain for v in layer.new.inputs[-3:]]
     new = ir.Node(
-        DOMAIN, first.op_type, [first.inputs[0], *states, *weights], list(first.attributes.values()),
+        DOMAIN, first.op_type, [first.inputs[0], *states, *weights],
+        [*first.attributes.values(), ir.AttrFloat32("dropout", chain[0].dropout)],
         num_outputs=len(first.outputs), version=1, name=first.name,
     )  # fmt: skip
     beside(new, first)

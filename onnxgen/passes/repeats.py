@@ -15,22 +15,23 @@ from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user, replace
+from onnxgen.passes.steps import stored_views
 from onnxgen.propagate.info import info
-from onnxgen.stored import stored
 
 
 def repeats(model: ir.Model, options: Options) -> None:
     """Rewrite every Reshape that ends such a chain."""
+    weights = stored_views(model)
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Reshape" and node.domain == "" and node.graph is not None:
-            _rewrite(node)
+            _rewrite(node, weights)
 
 
-def _rewrite(node: ir.Node) -> None:
+def _rewrite(node: ir.Node, weights: set[ir.Value]) -> None:
     repeated = made_by(node.inputs[0], "Expand", "Tile")
     lengthened = None if repeated is None else made_by(repeated.inputs[0], "Unsqueeze", "Reshape")
     x = None if lengthened is None else lengthened.inputs[0]
-    if x is None or repeated is None or lengthened is None or stored(x) is not None or info(x).data is not None:
+    if x is None or repeated is None or lengthened is None or x in weights or info(x).data is not None:
         return
     before, one, many, after = (info(v).shape for v in (x, lengthened.outputs[0], repeated.outputs[0], node.outputs[0]))
     if before is None or one is None or many is None or after is None or len(after) != len(before):

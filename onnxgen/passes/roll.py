@@ -14,6 +14,7 @@ from onnxgen.options import Options
 from onnxgen.passes.cuts import Cut, cuts, taken
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import replace, together
+from onnxgen.passes.steps import stored_views
 from onnxgen.propagate.dims import Dim, nonnegative
 from onnxgen.propagate.info import info
 
@@ -22,9 +23,11 @@ FAR = 2**31 - 1
 
 def roll(model: ir.Model, options: Options) -> None:
     """Rewrite every such pair, the first one first: the next one may roll its result."""
+    weights = stored_views(model)
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Concat" and node.domain == "" and len(node.inputs) == 2 and node.graph is not None:
-            _rewrite(node)
+            if node.outputs[0] not in weights:
+                _rewrite(node)
 
 
 def _rewrite(node: ir.Node) -> None:

@@ -11,15 +11,17 @@ from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import replace
+from onnxgen.passes.steps import stored_views
 from onnxgen.propagate.info import info
-from onnxgen.stored import stored
 
 
 def stack(model: ir.Model, options: Options) -> None:
     """Rewrite every Concat of several tensors that were given the axis along which they are joined."""
+    weights = stored_views(model)
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Concat" and node.domain == "" and len(node.inputs) > 1 and node.graph is not None:
-            _rewrite(node)
+            if node.outputs[0] not in weights:
+                _rewrite(node)
 
 
 def _rewrite(node: ir.Node) -> None:
@@ -30,7 +32,7 @@ def _rewrite(node: ir.Node) -> None:
     makers = [made_by(value, "Unsqueeze") for value in node.inputs]
     parts = [m.inputs[0] for m in makers if m is not None and _axes(m, rank) == [axis]]
     shapes = {info(part).shape for part in parts}
-    if len(parts) < len(makers) or len(shapes) > 1 or None in shapes or any(stored(p) is not None for p in parts):
+    if len(parts) < len(makers) or len(shapes) > 1 or None in shapes:
         return
     replace(node, ir.Node(DOMAIN, "Stack", parts, [ir.AttrInt64("axis", axis)], version=1))
 

@@ -10,7 +10,22 @@ import onnx_ir as ir
 
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
-from onnxgen.stored import SAME_ORDER
+from onnxgen.stored import SAME_ORDER, VIEWS
+
+MOVED = {*VIEWS, "Concat", "Split"}
+
+
+def stored_views(model: ir.Model) -> set[ir.Value]:
+    """The stored tensors, and what is only cut, turned or joined of them: weights are taken back by these nodes."""
+    found: set[ir.Value] = set()
+    for graph in model.graphs():
+        found.update(graph.initializers.values())
+        for node in graph:
+            data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+            is_view = node.op_type in MOVED and node.domain == "" and bool(data) and all(v in found for v in data)
+            if node.op_type == "Constant" or is_view:
+                found.update(node.outputs)
+    return found
 
 
 def insert(before: ir.Node, new: ir.Node) -> None:

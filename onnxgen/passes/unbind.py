@@ -15,9 +15,8 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside, drop, only_user, together
-from onnxgen.passes.steps import known_ints
+from onnxgen.passes.steps import known_ints, stored_views
 from onnxgen.propagate.info import info, set_info
-from onnxgen.stored import stored
 
 MOST = 8  # parts that are unpacked in one line
 _Range = tuple[int, int, int]  # axis, start, end
@@ -25,13 +24,15 @@ _Range = tuple[int, int, int]  # axis, start, end
 
 def unbind(model: ir.Model, options: Options) -> None:
     """Rewrite the users of every value that take it apart between them."""
+    weights = stored_views(model)
     for graph in model.graphs():
         values = [*graph.inputs, *(o for node in graph for o in node.outputs)]
         for value in values:
-            if len(value.uses()) > 1 and stored(value) is None and info(value).data is None:
+            if len(value.uses()) > 1 and value not in weights and info(value).data is None:
                 _take_apart(value)
     for node in list(model.graph.all_nodes()):
-        if node.op_type == "Split" and node.domain == "" and node.graph is not None:
+        is_split = node.op_type == "Split" and node.domain == "" and node.graph is not None
+        if is_split and node.inputs[0] not in weights:
             _unbind_split(node)
 
 

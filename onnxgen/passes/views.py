@@ -17,10 +17,9 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
-from onnxgen.passes.steps import insert, known_ints
+from onnxgen.passes.steps import insert, known_ints, stored_views
 from onnxgen.propagate.dims import Dim, exact_div, floordiv, product
 from onnxgen.propagate.info import Info, Shape, info, set_info
-from onnxgen.stored import stored
 
 VIEWS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
 LONGEST = 16  # nodes of one chain
@@ -42,11 +41,12 @@ _Axes = list[list[_Factor]]
 
 def views(model: ir.Model, options: Options) -> None:
     """Rewrite every chain that ends here (the last first: its producers may go with it)."""
+    weights = stored_views(model)
     for node in reversed(list(model.graph.all_nodes())):
         if node.graph is not None and _is_view(node):
             following = only_user(node.outputs[0])
             if following is None or not _continues(following, node):
-                _rewrite(node)
+                _rewrite(node, weights)
 
 
 def _is_view(node: ir.Node) -> bool:
@@ -57,7 +57,7 @@ def _continues(node: ir.Node, before: ir.Node) -> bool:
     return together((node, before)) and _is_view(node) and node.inputs[0] is before.outputs[0]
 
 
-def _rewrite(last: ir.Node) -> None:
+def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
     chain = [last]
     while len(chain) < LONGEST:
         source = chain[0].inputs[0]
@@ -68,7 +68,7 @@ def _rewrite(last: ir.Node) -> None:
             break
         chain.insert(0, before)
     x = chain[0].inputs[0]
-    if len(chain) < 2 or x is None or stored(x) is not None:
+    if len(chain) < 2 or x is None or x in weights:
         return
     followed = _follow(chain)
     if followed is None:
