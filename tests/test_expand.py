@@ -18,7 +18,6 @@ BODIES = {
     "BlackmanWindow": "fixed, with an If on an attribute",
     "Range": "by type",
     "Clip": "by type",
-    "Elu": "fixed",
     "Celu": "by type",
     "LayerNormalization": "by type, three outputs",
     "NegativeLogLikelihoodLoss": "by type",

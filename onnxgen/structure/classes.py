@@ -45,7 +45,7 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
     classes = Classes(module, root, order)
     for level in _levels(order, classes.names):
         classes.add(level)
-    return classes.made
+    return classes.in_order_of_use(order)
 
 
 class Classes:
@@ -57,6 +57,7 @@ class Classes:
         self.made: list[ClassSource] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
         self.writers: dict[int, ClassWriter] = {}
+        self.sources: dict[int, ClassSource] = {}  # by scope
         self.signatures: dict[str, Signature] = {}
         self.forms = FormMaker(self.built, self.signatures)
 
@@ -68,6 +69,7 @@ class Classes:
             source = self.writers[id(self.root)].write(None, [{v: v for v in values(self.root)}], [])
             source.paths, source.name = [""], self.module.name
             self.made.append(source)
+            self.sources[id(self.root)] = source
             return
         order = {id(scope): i for i, scope in enumerate(level)}
         found: list[tuple[list[list[Scope]], Form, Shared]] = []
@@ -174,12 +176,38 @@ class Classes:
         for i, group in enumerate(groups):
             given = ", ".join(shared.arguments[i])
             for instance in group:
+                self.sources[id(instance)] = source
                 self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
+
+    def in_order_of_use(self, order: list[Scope]) -> list[ClassSource]:
+        """The classes as a reader meets them: by their first instance, but after all that they use."""
+        made: dict[int, ClassSource] = {}
+        instances: dict[int, list[Scope]] = {}
+        for scope in order:
+            instances.setdefault(id(self.sources[id(scope)]), []).append(scope)
+        stack = [(scope, False) for scope in reversed(order)]
+        begun: set[int] = set()
+        while stack:
+            scope, done = stack.pop()
+            source = self.sources[id(scope)]
+            if done:
+                made[id(source)] = source
+            elif id(source) not in begun:
+                begun.add(id(source))
+                stack.append((scope, True))
+                inner = [child for instance in instances[id(source)] for child in _inner(instance)]
+                stack.extend((child, False) for child in reversed(inner))
+        return list(made.values())
+
+
+def _inner(scope: Scope) -> list[Scope]:
+    """The scopes of the classes that a class makes instances of."""
+    return [node.scope for member in scope.members for node in walk(member.build) if isinstance(node, ClassRef)]
 
 
 def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
     """The scopes by how deep classes are nested in them, those without any first; those of one role together."""
-    inner = {id(s): [n.scope for m in s.members for n in walk(m.build) if isinstance(n, ClassRef)] for s in order}
+    inner = {id(scope): _inner(scope) for scope in order}
     role = {id(scope): names.role(scope) for scope in order}
     height = _heights(order, inner, {})
     for _ in range(ROUNDS):

@@ -179,7 +179,7 @@ class _Sequence:
         after = self.users.get(target) if self.uses[target] == 1 else None
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
-        return after if refs(after.value) == [target] else None
+        return after if list(refs(after.value)) == [target] else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
