@@ -30,7 +30,7 @@ def outputs(body: str, result: str = "y") -> str:
     [
         ("s = SplitToSequence <axis = 1> (x, two)", "x.split([2, 2, 1], dim=1)"),
         ("s = SplitToSequence <axis = -2> (x, sizes)", "x.split([1, 4], dim=1)"),
-        ("s = SplitToSequence <axis = 2> (x)", "x.split(1, dim=2)"),
+        ("s = SplitToSequence <axis = 2> (x)", "x.chunk(3, dim=-1)"),
     ],
 )
 def test_parts_by_number(split: str, text: str) -> None:
