@@ -140,6 +140,9 @@ def _short(module: ModuleDef, scope: Scope) -> str:
         nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
         return "Backbone" if nested or module.name.endswith("Model") else class_name(f"{module.name}_model")
     name = class_name("block" if _is_numbered(scope.path) and word == "layer" else WORDS.get(word, word))
+    around = [part for part in scope.path[:-1] if not part.isdigit()]
+    if name == f"{word.capitalize()}Model" and around:  # Python has another use for `Self`: BERT's `attention.self`
+        name = class_name(f"{word}_{WORDS.get(around[-1], around[-1])}")
     return f"{name}Block" if name in RESERVED else name
 
 

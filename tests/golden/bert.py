@@ -6,7 +6,7 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      f1562689e5e68f34
+Code      1bf7e5e7e10c7a4e
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "3bbb0ca19a53febe35f769fc597c5cdf"
+FINGERPRINT = "646745754446aaee64ea22d64b8e8702"
 
 
 class Embeddings(nn.Module):
@@ -41,7 +41,7 @@ class Embeddings(nn.Module):
         return self.dropout(x)
 
 
-class SelfModel(nn.Module):
+class SelfAttention(nn.Module):
     """encoder.layer.0.attention.self to encoder.layer.1.attention.self (2 uses)."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.self = SelfModel()
+        self.self = SelfAttention()
         self.output = Output(24)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
