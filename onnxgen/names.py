@@ -123,6 +123,11 @@ def network_name(stem: str) -> str:
     return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
+def singular(word: str) -> str:
+    """What one of several is called: "layers" are each a `layer`."""
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+
+
 def is_class_name(text: str) -> bool:
     """Whether a generated file can have a class called exactly so."""
     plain = text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= LENGTH

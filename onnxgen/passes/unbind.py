@@ -13,6 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.passes.cuts import cuts
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside, drop, only_user, together
 from onnxgen.passes.steps import known_ints, stored_views
@@ -82,22 +83,9 @@ def _piece(node: ir.Node, value: ir.Value) -> _Range | None:
         index = int(constant)
         index += size if index < 0 else 0
         return (axis, index, index + 1) if 0 <= index < size else None
-    return _sliced(node, len(shape)) if node.op_type == "Slice" else None
-
-
-def _sliced(node: ir.Node, rank: int) -> _Range | None:
-    starts, ends, axes = (_ints(node, i, key) for i, key in ((1, "starts"), (2, "ends"), (3, "axes")))
-    steps = _ints(node, 4, "steps") if len(node.inputs) > 4 and node.inputs[4] is not None else [1]
-    if starts is None or ends is None or len(starts) != 1 or steps != [1]:
-        return None
-    if axes is None and ("axes" in node.attributes or (len(node.inputs) > 3 and node.inputs[3] is not None)):
-        return None
-    axis = (axes[0] if axes else 0) % rank
-    size = (info(node.inputs[0]).shape or ())[axis]
-    if not isinstance(size, int):
-        return None
-    start, end, _ = slice(starts[0], ends[0]).indices(size)
-    return (axis, start, end) if start < end else None
+    found = cuts(node)
+    taken = found[0].range(shape[found[0].axis]) if found is not None and len(found) == 1 else None
+    return (found[0].axis, *taken) if found is not None and taken is not None else None
 
 
 def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from onnxgen.code.module_def import ModuleDef, Path, expressions
 from onnxgen.code.quote import Ref, walk
-from onnxgen.names import RESERVED, Namer, class_name
+from onnxgen.names import RESERVED, Namer, class_name, singular
 from onnxgen.structure.scopes import Scope
 
 # attributes that say nothing of what is in them
@@ -88,7 +88,7 @@ class ClassNames:
         elsewhere = {word for path in others for word in path}
         telling = [word for word in reversed(role_path(scopes[0].path)[:-1]) if word not in elsewhere]
         if others and telling and len(mine) == 1:
-            return self._free(class_name(f"{_singular(telling[0].removesuffix('_model'))}_{short}"))
+            return self._free(class_name(f"{singular(telling[0].removesuffix('_model'))}_{short}"))
         return self._free(short)
 
     def _common(self, scopes: list[Scope]) -> str:
@@ -121,17 +121,13 @@ def _word(path: Path) -> str:
     if path[-1].isdigit() and path[-2:-1] and path[-2].isdigit():
         return "block"
     word = words[-1].rstrip("0123456789").rstrip("_") or words[-1] if words else "block"
-    return _singular(word) if path[-1].isdigit() else word
+    return singular(word) if path[-1].isdigit() else word
 
 
 def _is_numbered(path: Path) -> bool:
     """`layer1.0`: an item of a list that itself is one of several."""
     words = [part for part in path if not part.isdigit()]
     return path[-1].isdigit() and bool(words) and words[-1][-1].isdigit()
-
-
-def _singular(word: str) -> str:
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
 def _short(module: ModuleDef, scope: Scope) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Path, Statement, used
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
-from onnxgen.names import identifier
+from onnxgen.names import identifier, singular
 from onnxgen.propagate.info import Info
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.scopes import Scope
@@ -119,7 +119,7 @@ class _Run:
         function = first.value.func
         if self.path is not None:
             container = scope.containers[self.path] = Member(self.path, quote("nn.ModuleList"), "module")
-            item = identifier(_singular(next((p for p in reversed(self.path) if not p.isdigit()), "layer")))
+            item = identifier(singular(_unnumbered(next((p for p in reversed(self.path) if not p.isdigit()), "layer"))))
             turn.append(self._value("item", item))
             lists.append(MemberRef(container))
             function = Ref(turn[0])
@@ -225,6 +225,5 @@ def _dumped(node: ast.AST) -> ast.expr | None:
     return ast.Name(f"%{id(node.member)}", ast.Load()) if isinstance(node, MemberRef) else None
 
 
-def _singular(word: str) -> str:
-    word = word.rstrip("0123456789").rstrip("_") or word
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+def _unnumbered(word: str) -> str:
+    return word.rstrip("0123456789").rstrip("_") or word
