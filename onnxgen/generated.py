@@ -27,6 +27,8 @@ from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
+from onnxgen.signature import KEY as SIGNATURE
+from onnxgen.signature import signature
 from onnxgen.structure.writer import ClassSource
 from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, index_path, is_sharded
@@ -70,7 +72,7 @@ class Generated:
     Attributes:
         source: the module's text.
         tensors: every tensor of the sidecar by its key; a `Source` is read only when it is written.
-        metadata: the sidecar's metadata: fingerprint, and the way back of each trainable ONNX tensor.
+        metadata: the sidecar's metadata: fingerprint, signature, and the way back of each trainable ONNX tensor.
         weights: where the sidecar goes.
         report: see `Report`.
         reads: the ONNX file and its external data, which nothing may be written over.
@@ -95,6 +97,7 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together."""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
+    origin = {"wayback": json.dumps(record), SIGNATURE: signature(model, path).to_json()}
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
@@ -106,13 +109,13 @@ def compose(
     if options.embed:
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
-        frame.embedded = embed_bytes(tensors, {})
+        frame.embedded = embed_bytes(tensors, origin)
     source = render(frame, classes, options.templates)
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
-    metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, "wayback": json.dumps(record)}
+    metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     freed: Freed | None = model.meta.get(FREED)
     if freed is not None and freed.inputs:
         record_of_batch = {"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs}

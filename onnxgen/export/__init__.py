@@ -1,0 +1,1 @@
+"""The trained weights, back into the ONNX file."""

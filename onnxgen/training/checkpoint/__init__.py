@@ -1,0 +1,1 @@
+"""Nothing lost: stateful loading, atomic checkpoints, resuming bit for bit."""

@@ -1,0 +1,1 @@
+"""Verbs for a model that was trained before."""

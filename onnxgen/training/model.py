@@ -1,0 +1,86 @@
+"""A generated module as training sees it: opened from its file, and what it takes and returns."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.load import from_pretrained
+from onnxgen.signature import Port, Signature, recorded
+from onnxgen.verify.integrity import metadata_of
+
+
+def open_module(path: Path | str) -> ModuleType:
+    """Import a generated file, and leave it imported: worker processes and pickle look its classes up by name.
+
+    Raises:
+        OnnxgenError: there is no such file, or running it fails.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise OnnxgenError(Problem(f"there is no file {path}", help="name the module that onnxgen generated"))
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
+            return module
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"onnxgen_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OnnxgenError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise OnnxgenError(
+            Problem(f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force")
+        ) from error
+    return module
+
+
+def open_model(path: Path | str, weights: Path | str | None = None, *, from_scratch: bool = False) -> nn.Module:
+    """The model of a generated file: with its own weights, with those of a checkpoint, or freshly initialised.
+
+    Raises:
+        OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
+    """
+    module = open_module(path)
+    if not hasattr(module, "Model"):
+        raise OnnxgenError(Problem(f"{path} has no class Model", help="is it a file that onnxgen generated?"))
+    if from_scratch:
+        made: nn.Module = module.Model()
+        return made
+    if weights is None:
+        return from_pretrained(module, Path(path))
+    if not Path(weights).is_file():
+        raise OnnxgenError(f"there is no file {weights}")
+    try:
+        made = module.Model.from_pretrained(weights)
+    except Exception as error:
+        raise OnnxgenError(f"{weights} does not fit {path}: {' '.join(str(error).split())[:300]}") from error
+    return made
+
+
+def signature_of(model: nn.Module) -> Signature:
+    """What a model takes and returns, in the order of `forward`.
+
+    Of a generated module its sidecar knows. Of any other, only the names of the arguments are known: dtypes and dims
+    are None, and of the outputs nothing.
+    """
+    module = sys.modules.get(type(model).__module__)
+    if module is not None:
+        try:
+            found = recorded(metadata_of(vars(module)))
+        except OnnxgenError:
+            found = None
+        if found is not None:
+            return found
+    required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
+    names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return Signature(tuple(Port(name, None, None) for name in names), ())
