@@ -17,10 +17,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxgen.training.devices import choose, devices
-    from onnxgen.training.evaluate import evaluate, predict
-    from onnxgen.training.finetune import calibrate_batchnorm, freeze, param_groups, replace_head, reset, unfreeze
-    from onnxgen.training.fit import Result, fit
     from onnxgen.training.model import open_model, signature_of
     from onnxgen.training.settings import Settings
 

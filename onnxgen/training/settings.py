@@ -30,7 +30,7 @@ class Settings:
         clip: largest norm of all gradients together.
         loss: by its torch name ("nll_loss", "cross_entropy", "mse_loss", ...), or one for each output; "auto" takes the
             one that fits what the model ends in.
-        inputs: the data's column for each input of the model; what is not named is matched by name or by being the only.
+        inputs: the data's column for each input of the model; unnamed ones match by name, or as the only.
         target: the data's column for each output; a text alone is for the only output.
         device: "auto", "cpu", "cuda:1", "mps", "xpu", "directml", or what a plug-in calls its own.
         imports: modules to import first, which bring devices of their own.
