@@ -1,0 +1,104 @@
+"""A model, its objectives and its data's columns as a LightningModule: what Lightning's Trainer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from onnxgen.training.data.samples import Batch, Feeding
+from onnxgen.training.losses import Objective
+from onnxgen.training.meter import Made, Meter
+
+Configure = Callable[[lightning.LightningModule], Any]
+
+
+class Task(lightning.LightningModule):
+    """Trains `model` towards its objectives.
+
+    Logged at the end of each epoch: `train_loss`, `val_loss`, `test_loss`, and of a classifier the accuracies.
+
+    Attributes:
+        model: as it was generated: its own `state_dict` has the generated file's keys.
+        confusion: after a validation or test, how often a class (row) was taken for another (column), on the CPU; None
+            where nothing is classified.
+    """
+
+    def __init__(
+        self, model: nn.Module, objectives: Sequence[Objective], feeding: Feeding, configure: Configure
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.objectives = list(objectives)
+        self.feeding = feeding
+        self.confusion: Tensor | None = None
+        self._configure = configure
+        self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
+
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The model's outputs, always as a tuple."""
+        made = self.model(*(batch[column] for column in self.feeding.inputs))
+        return made if isinstance(made, tuple) else (made,)
+
+    def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
+        """The loss to train (the sum over the objectives), and what it is made of."""
+        outputs = self(batch)
+        made: list[Made] = []
+        for objective in self.objectives:
+            output, target = outputs[objective.output], batch[objective.column]
+            made.append((objective(output, target), output, target))
+        total = made[0][0]
+        for loss, _, _ in made[1:]:
+            total = total + loss
+        return total, made
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        loss, made = self.compute(batch)
+        self._meters["train"].add(made)
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        self._meters["val"].add(self.compute(batch)[1])
+
+    def test_step(self, batch: Batch, index: int) -> None:
+        self._meters["test"].add(self.compute(batch)[1])
+
+    def on_train_epoch_start(self) -> None:
+        self._meters["train"] = Meter(self.objectives)
+
+    def on_validation_epoch_start(self) -> None:
+        self._meters["val"] = Meter(self.objectives, confusing=True)
+
+    def on_test_epoch_start(self) -> None:
+        self._meters["test"] = Meter(self.objectives, confusing=True)
+
+    def on_train_epoch_end(self) -> None:
+        self._log("train")
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_validation_epoch_end(self) -> None:
+        self._log("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log("test")
+
+    def _log(self, part: str) -> None:
+        meter = self._meters[part]
+        for name, value in meter.means(part, self._summed).items():
+            self.log(name, torch.tensor(value, dtype=torch.float32))
+        if part != "train":
+            self.confusion = meter.confusion
+
+    def _summed(self, values: Tensor) -> Tensor:
+        """Over all processes. Every process logs the same numbers then."""
+        if self.trainer.world_size == 1:
+            return values
+        found = self.trainer.strategy.reduce(values.to(self.device), reduce_op="sum")
+        assert isinstance(found, Tensor)
+        return found.cpu()
+
+    def configure_optimizers(self) -> Any:
+        return self._configure(self)

@@ -1,0 +1,155 @@
+"""What a model ends in, and what its outputs are trained towards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.samples import Field
+from onnxgen.training.losses import NAMES, SHORT, Objective, ending_of, loss_name, objective
+from onnxgen.training.meter import Meter
+
+INT, FLOAT, PETS = Field(torch.int64), Field(torch.float32), Field(torch.int64, (), ("cat", "dog"))
+
+
+def scores(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "made, kind, axis",
+    [
+        (lambda x: F.log_softmax(x, -1), "log_softmax", 2),
+        (lambda x: F.log_softmax(x, 1), "log_softmax", 1),
+        (lambda x: F.softmax(x, 1).log(), "log_softmax", 1),
+        (lambda x: F.softmax(x, -2), "softmax", 1),
+        (lambda x: F.softmax(x, 1).transpose(1, 2), "softmax", None),
+        (lambda x: F.log_softmax(x, 1).reshape(2, -1), "log_softmax", None),
+        (lambda x: x.sigmoid().squeeze(), "sigmoid", None),
+        (lambda x: F.relu(x), "", None),
+        (lambda x: F.softmax(x, 1) * 2, "", None),
+        (lambda x: x.exp().log(), "", None),
+        (lambda x: x.detach(), "", None),
+    ],
+)
+def test_what_a_model_ends_in(made: Callable[[Tensor], Tensor], kind: str, axis: int | None) -> None:
+    found = ending_of(made(scores(2, 3, 4)))
+    assert (found.kind, found.axis) == (kind, axis)
+
+
+CLASSES = torch.tensor([0, 2])
+TOKENS = torch.tensor([[0, 1, 2, 1], [2, 0, -100, 1]])
+
+
+@pytest.mark.parametrize(
+    "output, target, loss, expected",
+    [
+        (lambda x: x, CLASSES, "cross_entropy", lambda x: F.cross_entropy(x, CLASSES)),
+        (lambda x: x.log_softmax(1), CLASSES, "nll_loss", lambda x: F.cross_entropy(x, CLASSES)),
+        (lambda x: x.softmax(1), CLASSES, "nll_loss", lambda x: F.cross_entropy(x, CLASSES)),
+    ],
+)
+def test_a_classifier_is_trained_by_what_it_ends_in(
+    output: Callable[[Tensor], Tensor], target: Tensor, loss: str, expected: Callable[[Tensor], Tensor]
+) -> None:
+    x = scores(2, 3)
+    made = objective(0, "", output(x), "y", INT, target, "auto")
+    assert made.loss == loss and made.classes == 3
+    value = made(output(x), target)
+    torch.testing.assert_close(value, expected(x))
+    (gradient,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected(x), x)[0])
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("end", [lambda x, axis: x, lambda x, axis: x.log_softmax(axis)])
+def test_classes_lie_where_the_target_has_no_axis(end: Callable[[Tensor, int], Tensor], last: bool) -> None:
+    x = scores(2, 3, 4)
+    output = end(x, 1).transpose(1, 2) if last else end(x, 1)
+    made = objective(0, "", output, "y", INT, TOKENS, "auto")
+    assert made.axis == (2 if last else 1)
+    torch.testing.assert_close(made(output, TOKENS), F.cross_entropy(x, TOKENS))
+    assert int(made.count(TOKENS)) == 7, "one token is to be ignored"
+
+
+def test_an_open_question_is_asked() -> None:
+    x, y = scores(2, 3, 3), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(OnnxgenError, match=r"any of the axes \[1, 2\] could be the classes"):
+        objective(0, "", x, "y", INT, y, "auto")
+    assert objective(0, "", x.softmax(2), "y", INT, y, "auto").axis == 2
+
+
+@pytest.mark.parametrize(
+    "output, target, field, loss",
+    [
+        (lambda x: x, torch.zeros(2, 3), FLOAT, "mse_loss"),
+        (lambda x: x.sigmoid(), torch.zeros(2, 3), FLOAT, "binary_cross_entropy"),
+        (lambda x: x.log_softmax(1), torch.full((2, 3), 1 / 3), FLOAT, "kl_div"),
+        (lambda x: x[:, :1], torch.tensor([0, 1]), PETS, "binary_cross_entropy_with_logits"),
+        (lambda x: x[:, :1].sigmoid(), torch.tensor([0, 1]), INT, "binary_cross_entropy"),
+        (lambda x: x[:, :1], torch.tensor([31, 47]), INT, "mse_loss"),
+    ],
+)
+def test_what_is_no_class_index(output: Callable[[Tensor], Tensor], target: Tensor, field: Field, loss: str) -> None:
+    made = objective(0, "", output(scores(2, 3)), "y", field, target, "auto")
+    assert made.loss == loss
+    value = made(output(scores(2, 3)), target)
+    one_by_one = [made(o[None], t[None]) for o, t in zip(output(scores(2, 3)), target, strict=True)]
+    torch.testing.assert_close(value, torch.stack(one_by_one).mean())
+
+
+@pytest.mark.parametrize(
+    "end, loss, instead",
+    [
+        (lambda x: x, "nll_loss", "cross_entropy"),
+        (lambda x: x, "bce", "bce_with_logits"),
+        (lambda x: x.sigmoid(), "bce_with_logits", "bce"),
+        (lambda x: x.softmax(1), "cross_entropy", "nll_loss"),
+    ],
+)
+def test_a_loss_that_would_learn_nothing_right_is_refused(
+    end: Callable[[Tensor], Tensor], loss: str, instead: str
+) -> None:
+    with pytest.raises(OnnxgenError, match=f"take {instead}"):
+        objective(0, "", end(scores(2, 3)), "y", INT, CLASSES, loss)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *SHORT, "MSE", "nll"])
+def test_losses_go_by_their_torch_names(name: str) -> None:
+    assert hasattr(F, loss_name(name))
+
+
+def test_an_unknown_loss_names_its_neighbours() -> None:
+    with pytest.raises(OnnxgenError, match="did you mean cross_entropy"):
+        loss_name("cross_entrpy")
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"nll_loss", "cross_entropy", "multi_margin_loss"}))
+def test_every_loss_gives_what_torch_gives(name: str) -> None:
+    x = scores(4, 3)
+    output = {"kl_div": x.log_softmax(1), "binary_cross_entropy": x.sigmoid()}.get(name, x)
+    target = torch.rand(4, 3, generator=torch.Generator().manual_seed(1)).round()
+    target = target.long() if name == "multilabel_margin_loss" else target
+    expected = F.kl_div(output, target, reduction="batchmean") if name == "kl_div" else getattr(F, name)(output, target)
+    assert torch.equal(Objective(0, "", "y", name, ending_of(output))(output, target), expected)
+
+
+def test_means_over_batches_of_different_sizes_are_those_of_all_samples() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(37, 5), torch.randint(0, 5, (37,))
+    made = Objective(0, "", "y", "cross_entropy", classes=5)
+    meter = Meter([made], confusing=True)
+    for a, b in zip(x.split(8), y.split(8), strict=True):
+        meter.add([(made(a, b), a, b)])
+    found = meter.means("val", lambda t: t)
+    assert found["val_loss"] == pytest.approx(F.cross_entropy(x, y).item(), rel=1e-6)
+    assert found["val_accuracy"] == (x.argmax(1) == y).double().mean().item()
+    expected = torch.zeros(5, 5, dtype=torch.int64)
+    for true, said in zip(y.tolist(), x.argmax(1).tolist(), strict=True):
+        expected[true, said] += 1
+    assert meter.confusion is not None and torch.equal(meter.confusion, expected)
