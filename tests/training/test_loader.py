@@ -1,0 +1,163 @@
+"""The order of batches: a pure function of seed and epoch, shared out to ranks, and taken up again anywhere."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.samples import Field
+from onnxgen.training.loader import Loader, count_workers
+
+
+class Numbers:
+    """Samples that are their own index, and the seed they were taken with."""
+
+    def __init__(self, count, bad=-1):
+        self.count, self.bad = count, bad
+        self.fields = {"x": Field(torch.int64), "seed": Field(torch.int64)}
+
+    def __len__(self):
+        return self.count
+
+    def take(self, indices, seed):
+        if self.bad in indices:
+            raise OnnxgenError(f"sample {self.bad} can't be read")
+        return {"x": torch.tensor(indices), "seed": torch.full((len(indices),), seed)}
+
+
+def epoch(loader):
+    return [batch["x"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_has_every_sample_once_in_a_new_order(workers):
+    loader = Loader(Numbers(50), 8, shuffle=True, workers=workers)
+    first, second = epoch(loader), epoch(loader)
+    assert [len(batch) for batch in first] == [8] * 6 + [2]
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(50))
+    assert first != second and sum(first, []) != list(range(50))
+
+
+def test_unshuffled_is_in_order():
+    assert sum(epoch(Loader(Numbers(10), 4)), []) == list(range(10))
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    wanted = [epoch(loader) for loader in [Loader(Numbers(40), 8, shuffle=True, seed=3, workers=0)] for _ in range(3)]
+    torch.manual_seed(99), np.random.seed(99), random.seed(99)
+    loader = Loader(Numbers(40), 8, shuffle=True, seed=3, workers=2)
+    loader.set_epoch(2)
+    assert epoch(loader) == wanted[2]
+    loader.set_epoch(0)
+    assert epoch(loader) == wanted[0]
+    assert epoch(Loader(Numbers(40), 8, shuffle=True, seed=4)) != wanted[0]
+    assert epoch(Loader(Numbers(40), 8, shuffle=True, seed=-4))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_global_random_states_stay_as_they_are(workers):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    epoch(Loader(Numbers(20), 4, shuffle=True, workers=workers))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1], before[2]) == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_samples_are_drawn_anew_each_epoch_and_run():
+    def seeds(seed):
+        loader = Loader(Numbers(8), 4, seed=seed)
+        return [{int(s) for batch in loader for s in batch["seed"]} for _ in range(3)]
+
+    assert all(len(each) == 1 for each in seeds(0))
+    assert len(set.union(*seeds(0), *seeds(1))) == 6
+    assert seeds(0) == seeds(0)
+
+
+@pytest.mark.parametrize(("count", "world"), [(48, 2), (50, 3), (61, 4), (7, 4), (4, 4), (33, 2)])
+def test_ranks_share_the_batches_of_one_process(count, world):
+    alone = epoch(Loader(Numbers(count), 4 * world, shuffle=True, smallest=world))
+    loaders = [Loader(Numbers(count), 4, shuffle=True, rank=rank, world=world) for rank in range(world)]
+    shared = [sum(parts, []) for parts in zip(*map(epoch, loaders), strict=True)]
+    assert shared == alone
+
+
+@pytest.mark.parametrize("count", [48, 50, 53, 47])
+def test_weights_make_the_mean_of_ranks_that_of_the_batch(count):
+    loaders = [Loader(Numbers(count), 4, rank=rank, world=3) for rank in range(3)]
+    for parts in zip(*loaders, strict=True):
+        whole = torch.cat([part["x"] for part in parts]).double()
+        means = [loader.weight * part["x"].double().mean() for loader, part in zip(loaders, parts, strict=True)]
+        torch.testing.assert_close(sum(means) / 3, whole.mean())
+
+
+def test_a_remainder_too_small_to_share_joins_the_batch_before():
+    sizes = [[len(batch) for batch in epoch(Loader(Numbers(17), 4, rank=rank, world=2))] for rank in (0, 1)]
+    assert sizes == [[4, 4], [4, 5]]
+    assert [len(batch) for batch in epoch(Loader(Numbers(9), 4, smallest=2))] == [4, 5]
+    assert [len(batch) for batch in epoch(Loader(Numbers(1), 4, smallest=2))] == [1]
+
+
+def test_whole_batches_only():
+    assert [len(batch) for batch in epoch(Loader(Numbers(19), 4, drop_last=True))] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("options", [{"world": 4}, {"drop_last": True}])
+def test_too_few_samples(options):
+    with pytest.raises(OnnxgenError, match="3 samples, and one batch takes at least 4"):
+        Loader(Numbers(3), 4, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3, 6])
+def test_goes_on_after_what_was_given_out(workers, stop):
+    plain = Loader(Numbers(48), 8, shuffle=True, seed=5, workers=0)
+    wanted = epoch(plain) + epoch(plain)
+    first = Loader(Numbers(48), 8, shuffle=True, seed=5, workers=workers)
+    batches = iter(first)
+    seen = [next(batches)["x"].tolist() for _ in range(stop)]
+    again = Loader(Numbers(48), 8, shuffle=True, seed=5, workers=2 - workers)
+    again.load_state_dict(first.state_dict())
+    if stop < 6:
+        seen += epoch(again)
+    assert seen + epoch(again) == wanted
+    assert len(again) == 6
+
+
+def test_setting_the_epoch_that_is_under_way_goes_on_in_it():
+    loader = Loader(Numbers(16), 4)
+    loader.load_state_dict({"epoch": 3, "given": 3})
+    loader.set_epoch(3)
+    assert len(epoch(loader)) == 1
+    loader.load_state_dict({"epoch": 3, "given": 3})
+    loader.set_epoch(4)
+    assert len(epoch(loader)) == 4
+
+
+def test_an_iteration_left_early_starts_again():
+    loader = Loader(Numbers(16), 4, shuffle=True)
+    first = next(iter(loader))["x"].tolist()
+    assert epoch(loader)[0] == first
+
+
+def test_an_error_of_a_worker_is_one_line():
+    with pytest.raises(OnnxgenError) as caught:
+        epoch(Loader(Numbers(20, bad=11), 4, workers=1))
+    assert str(caught.value) == "sample 11 can't be read"
+
+
+def test_workers(monkeypatch):
+    samples = Numbers(4)
+    assert count_workers(samples, 3) == 3
+    monkeypatch.setattr("onnxgen.training.loader._cores", lambda: 64)
+    assert (count_workers(samples, "auto"), count_workers(samples, "auto", 16)) == (8, 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
+    assert count_workers(samples, "auto", 64) == 2
+    samples.in_memory = True
+    assert count_workers(samples, "auto") == 0
+
+
+def test_each_batch_counts_from_its_column_once():
+    counted = Counter(sum(epoch(Loader(Numbers(33), 5, shuffle=True, rank=1, world=2)), []))
+    assert max(counted.values()) == 1
