@@ -6,9 +6,10 @@
     model = onnxgen.load("mnist.onnx")              # an nn.Module in memory, with the trained weights
     report = onnxgen.verify("mnist.onnx", "model.py")
     assert report.agrees
+    onnxgen.export("model.py", weights="best.safetensors", out="tuned.onnx")   # what training made of it, as ONNX
 
-Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`
-and `verify` import torch.
+Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`,
+`verify` and `export` import torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from onnxgen._version import __version__
 
 if TYPE_CHECKING:
     from onnxgen.errors import EditedError, OnnxgenError, Problem
+    from onnxgen.export import ExportReport, export
     from onnxgen.generated import Generated, Report
     from onnxgen.load import load
     from onnxgen.options import Limits, Options
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EditedError",
+    "ExportReport",
     "Generated",
     "Limits",
     "OnnxgenError",
@@ -36,13 +39,14 @@ __all__ = [
     "Report",
     "VerifyReport",
     "__version__",
+    "export",
     "generate",
     "load",
     "verify",
 ]
 
-# `load` and `verify` are submodules too, and importing a submodule binds its name in the package: whichever comes
-# first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
+# `load`, `verify` and `export` are submodules too, and importing a submodule binds its name in the package: whichever
+# comes first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
 _HOME = {
     "EditedError": "errors",
     "OnnxgenError": "errors",
@@ -53,11 +57,12 @@ _HOME = {
     "Report": "generated",
     "generate": "pipeline",
     "VerifyReport": "verify",
+    "ExportReport": "export",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in ("load", "verify"):
+    if name in ("export", "load", "verify"):
         return importlib.import_module(f"onnxgen.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen' has no attribute {name!r}")

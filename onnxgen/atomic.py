@@ -46,6 +46,16 @@ class Replacing:
         if target.exists():
             shutil.copymode(target, temporary)
 
+    def take(self, ready: Path, target: Path) -> None:
+        """A file of the same file system that lies ready to become `target`."""
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file", str(target))
+        with open(ready, "rb") as file:
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, ready)
+        self._new.append((ready, target))
+
     def remove(self, target: Path) -> None:
         """Remove a file once everything else is in place."""
         self._obsolete.append(target)

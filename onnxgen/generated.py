@@ -97,7 +97,7 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together."""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
-    origin = {"wayback": json.dumps(record), SIGNATURE: signature(model, path).to_json()}
+    origin = {"wayback": json.dumps(record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
@@ -116,12 +116,16 @@ def compose(
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
-    freed: Freed | None = model.meta.get(FREED)
-    if freed is not None and freed.inputs:
-        record_of_batch = {"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs}
-        metadata["batch"] = json.dumps(record_of_batch)
     reads = frozenset({path, *model.meta.get("data files", ())})
     return Generated(source, tensors, metadata, weights, report, reads)
+
+
+def _freed_batch(model: ir.Model) -> dict[str, str]:
+    """What the batch was made free of (`--dynamic-batch`), as the metadata has it."""
+    freed: Freed | None = model.meta.get(FREED)
+    if freed is None or not freed.inputs:
+        return {}
+    return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
 
 
 def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:

@@ -14,7 +14,7 @@ from onnxgen.cli.options import generation_options, saying_options, take_options
 EXIT_CODES = """\b
 Exit codes:
   0   fine; with --check: fresh; verify: equal
-  1   with --check: stale; verify: different
+  1   with --check: stale; verify, export: different
   2   bad input: the file, an option, or a model that can't be converted exactly
   3   the module was edited by hand and its source changed too: MODULE.new is beside it
   70  a bug in onnxgen
@@ -101,6 +101,29 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     from onnxgen.cli.verifying import verify_command
 
     return verify_command(model, module, take_options(given), **given)
+
+
+@_command("export", "Write a trained module back to ONNX.")
+@click.argument("module", type=click.Path(path_type=Path))
+@click.option("--onnx", metavar="FILE", type=click.Path(path_type=Path), help="The original. Default: as recorded.")
+@click.option(
+    "--weights",
+    metavar="FILE.safetensors",
+    type=click.Path(path_type=Path),
+    help="The trained weights. Default: the module's own.",
+)
+@click.option("-o", "--output", "out", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--no-verify", "verify", flag_value=False, default=True, help="Don't compare it with the module first.")
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=1e-3, show_default=True, help="Relative tolerance.")
+@click.option("--atol", type=click.FloatRange(min=0), default=1e-5, show_default=True, help="Absolute tolerance.")
+@saying_options
+def export(module: Path, **given: Any) -> int:
+    """Write the trained values of MODULE into its original graph, or export it anew if it was changed."""
+    from onnxgen.cli.exporting import export_command
+
+    return export_command(module, **given)
 
 
 @_command("inspect", "Show what is in a model.")

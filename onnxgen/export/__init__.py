@@ -1,1 +1,66 @@
-"""The trained weights, back into the ONNX file."""
+"""Back to ONNX: a trained module's values in the file that it came from.
+
+Where the network is what it was, they are written into the original graph: the same nodes, names and opset, so that
+whatever ran the old file runs the new one. Where a person changed it, PyTorch exports it anew under the original names
+of inputs and outputs. Either way the new file is compared with the module before it is put in place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxgen._callable import callable_module
+from onnxgen.export.report import DiffersError, ExportReport
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["DiffersError", "ExportReport", "export"]
+
+
+def export(
+    module: Path | str,
+    onnx: Path | str | None = None,
+    weights: Path | str | nn.Module | None = None,
+    out: Path | str | None = None,
+    *,
+    verify: bool = True,
+    runs: int = 3,
+    seed: int = 0,
+    rtol: float = 1e-3,
+    atol: float = 1e-5,
+) -> ExportReport:
+    """Write a generated module's trained values back to ONNX.
+
+    Args:
+        module: the generated file.
+        onnx: the ONNX file that it was generated from. Default: the one of the recorded name beside the module, or
+            what `[[tool.onnxgen.models]]` of the nearest pyproject.toml says. It must be that very file.
+        weights: a safetensors file (or index) with the module's own keys, or the trained `nn.Module` itself. Default:
+            the module's own sidecar.
+        out: the file to write; default: `<onnx>-tuned.onnx` beside the module. Large tensors that the original has in
+            files beside it go to `<out>.data`.
+        verify: compare the new file with the module before it is put in place; runs, seed, rtol and atol are those of
+            `onnxgen.verify`.
+
+    Returns:
+        what was done.
+
+    Raises:
+        DiffersError: the new file does not compute what the module does; nothing was written.
+        OnnxgenError: a file can't be read or written, the weights do not fit the module, PyTorch or onnxruntime is
+            missing, or the changed module can't be exported.
+    """
+    from onnxgen.load import need_torch
+
+    need_torch("export")
+    from onnxgen.export.road import Road, Verification
+
+    wanted = Verification(runs, seed, rtol, atol) if verify else None
+    trained = Path(weights) if isinstance(weights, str) else weights
+    road = Road(Path(module), None if onnx is None else Path(onnx), trained, None if out is None else Path(out))
+    return road.run(wanted)
+
+
+callable_module(__name__, export)

@@ -88,12 +88,8 @@ class Check:
         integrity: bool,
     ) -> VerifyReport:
         with self._opened(module) as (network, space):
-            self._free_batch(space)
-            self._choose_tolerance(network)
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
-            mode = "training" if self.graph.training else "eval"
-            report = VerifyReport(str(self.path), shown, mode, str(self.tolerance), notes=self.notes)
-            backward = torch_side.Backward()
+            report, backward = self._begun(network, space, shown), torch_side.Backward()
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
@@ -103,6 +99,21 @@ class Check:
                     raise OnnxgenError("--integrity compares files: give the generated module's path")
                 report.integrity = compare_weights(self.path, Path(module), space, self.options)
         return report
+
+    def forward(self, network: nn.Module, space: Mapping[str, Any], *, runs: int, seed: int) -> VerifyReport:
+        """Compare the outputs alone of a module in memory, of the generated file whose names are `space`."""
+        report = self._begun(network, space, type(network).__name__)
+        with torch_side.in_mode(network, self.graph):
+            for given in self._inputs(runs, seed, None):
+                report.runs.append(self._run(network, given, None, report.gradients))
+        return report
+
+    def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
+        """The report before the first run, when it is settled what is compared, and how."""
+        self._free_batch(space)
+        self._choose_tolerance(network)
+        mode = "training" if self.graph.training else "eval"
+        return VerifyReport(str(self.path), shown, mode, str(self.tolerance), notes=self.notes)
 
     @contextmanager
     def _opened(self, module: Path | str | nn.Module | None) -> Iterator[tuple[nn.Module, Mapping[str, Any]]]:
@@ -203,7 +214,7 @@ class Check:
         self,
         network: nn.Module,
         given: tuple[_Input, Oracle, list[Any]],
-        backward: torch_side.Backward,
+        backward: torch_side.Backward | None,
         gradients: Gradients,
     ) -> Run:
         (sizes, seed, feeds), oracle, expected = given
@@ -220,7 +231,8 @@ class Check:
         if any(o.why and o.got == o.expected for o in run.outputs):
             self._allow_for_conditioning(run, given, expected, got)
         try:
-            backward.add(network, outputs)
+            if backward is not None:
+                backward.add(network, outputs)
         except torch_side.Failed as failure:
             gradients.error = gradients.error or str(failure)
         return run

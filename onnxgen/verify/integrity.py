@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,9 +36,30 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
-    """The metadata of a generated file's sidecar; empty if it has none. Raises `OnnxgenError` if that is broken."""
+    """The metadata of a generated file's weights; empty if it has none. Raises `OnnxgenError` if they are broken."""
     sidecar = sidecar_of(space)
-    return {} if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
+    return _embedded(space).get("__metadata__", {}) if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
+
+
+def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a generated file's weights. Raises `OnnxgenError` if they are broken."""
+    sidecar = sidecar_of(space)
+    if sidecar is not None:
+        return {key: e.shape for file in sidecar_files(sidecar) for key, e in read_header(file)[1].items()}
+    return {key: tuple(e["shape"]) for key, e in _embedded(space).items() if key != "__metadata__"}
+
+
+def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The header of the weights that a generated file has in itself (`--embed`)."""
+    text = space.get("WEIGHTS")
+    if not isinstance(text, str):
+        return {}
+    try:
+        data = base64.b85decode("".join(text.split()))
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except ValueError as error:
+        raise OnnxgenError(f"the weights in the module are broken: {error}") from None
+    return header if isinstance(header, dict) else {}
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:

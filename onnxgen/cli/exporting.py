@@ -1,0 +1,46 @@
+"""`onnxgen export model.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onnxgen.cli.say import count, progress
+from onnxgen.export.report import BACK, ExportReport
+
+
+def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, **given: Any) -> int:
+    """Write the ONNX file and say what was done; returns the exit code."""
+    from onnxgen.export import export
+
+    with progress(f"exporting {module.name}", quiet or as_json):
+        report = export(module, **given)
+    if as_json:
+        print(json.dumps(report.as_json()))
+    elif not quiet:
+        _print(report, verbose)
+    return 0
+
+
+def _print(report: ExportReport, verbose: bool) -> None:
+    print(f"wrote {' and '.join(str(path) for path in report.wrote)}")
+    print(f"  {report.road}: {report.why}")
+    if report.road == BACK:
+        text = f"{len(report.changed):,} of {count(report.tensors, 'tensor')} changed"
+        added = f", {len(report.added):,} added that the file had shared" if report.added else ""
+        lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
+        print(f"  {text}{added}{lossy}")
+    for note in report.notes:
+        print(f"  note: {note}")
+    for name in report.changed if verbose else ():
+        print(f"  changed: {name}")
+    for name in report.added:
+        print(f"  added: {name}")
+    if report.verified is None:
+        print("  not verified")
+    else:
+        runs = count(len(report.verified.runs), "run")
+        print(f"  verified against the module in {runs}: equal, to {report.verified.tolerance}")
+        for note in report.verified.notes if verbose else ():
+            print(f"  note: {note}")

@@ -1,0 +1,130 @@
+"""Exports a module that a person changed with PyTorch's exporter, under the original names of inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.export.origin import Origin
+from onnxgen.export.report import ExportReport
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.verify import feeds as drawing
+from onnxgen.verify.check import Check
+from onnxgen.verify.convert import to_torch
+
+LEGACY = range(9, 21)  # the opsets that torch's older exporter writes
+DYNAMO = range(18, 24)  # and its newer one
+
+
+def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options, report: ExportReport) -> None:
+    """Write the network, in eval mode, to `out`.
+
+    Raises:
+        OnnxgenError: no exporter takes it; each one's reason is in the message.
+    """
+    opset = _opset(origin.onnx)
+    arguments = _example(origin, options)
+    reasons = []
+    modes = {m: m.training for m in network.modules()}
+    try:
+        network.eval()
+        for name, exporter, opsets in _exporters(opset):
+            version = min(max(opset, opsets.start), opsets.stop - 1)
+            try:
+                with _quiet():
+                    exporter(network, arguments, origin, out, version)
+            except Exception as error:  # exporters fail in every way
+                reasons.append(f"the {name} exporter: {type(error).__name__}: {printable(str(error), 200)}")
+                continue
+            note = "" if version == opset else f", which does not write the original's opset {opset}"
+            report.notes.append(f"exported by torch's {name} exporter at opset {version}{note}")
+            return
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    what = f"the changed module can't be exported ({'; '.join(reasons)})"
+    raise OnnxgenError(Problem(what, help="keep its architecture, or export it with torch.onnx.export yourself"))
+
+
+_Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]
+
+
+def _exporters(opset: int) -> list[tuple[str, _Exporter, range]]:
+    """Those at hand: the newer one first, unless only the older one writes the original's opset."""
+    found: list[tuple[str, _Exporter, range]] = [("TorchScript", _legacy, LEGACY)]
+    if importlib.util.find_spec("onnxscript") is not None:
+        found.insert(0 if opset in DYNAMO else 1, ("dynamo", _dynamo, DYNAMO))
+    return found
+
+
+def _opset(path: Path) -> int:
+    imports = onnx.load(path, load_external_data=False).opset_import
+    return next((entry.version for entry in imports if entry.domain in ("", "ai.onnx")), 17)
+
+
+def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
+    """Inputs that the original graph would take, to trace with."""
+    graph = Check(origin.onnx, options, rtol=0.0, atol=0.0).graph
+    sizes = next(iter(drawing.sizes(graph, 0)))
+    return tuple(to_torch(value) for value in drawing.draw(graph, sizes, "plain", 0).values())
+
+
+def _dynamic(origin: Origin, outputs: bool) -> dict[str, dict[int, str]]:
+    """The axes that have a symbolic size, by input (and output), each with its symbol."""
+    ports = (*origin.signature.inputs, *(origin.signature.outputs if outputs else ()))
+    return {
+        port.name: {axis: dim for axis, dim in enumerate(port.dims or ()) if isinstance(dim, str)} for port in ports
+    }
+
+
+def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
+    torch.onnx.export(
+        network,
+        arguments,
+        out,
+        dynamo=False,
+        opset_version=opset,
+        input_names=[port.name for port in origin.signature.inputs],
+        output_names=[port.name for port in origin.signature.outputs],
+        dynamic_axes=_dynamic(origin, outputs=True),
+    )
+
+
+def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
+    torch.onnx.export(
+        network,
+        arguments,
+        out,
+        dynamo=True,
+        opset_version=opset,
+        input_names=[port.name for port in origin.signature.inputs],
+        output_names=[port.name for port in origin.signature.outputs],
+        dynamic_shapes=tuple(_dynamic(origin, outputs=False).values()),
+        external_data=False,
+        verbose=False,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Neither warnings nor progress: exporters print a lot."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,107 @@
+"""Puts the new ONNX file in place: proved beside it first, renamed over what is there, never over the original."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.export.places import tensors_of
+
+LARGEST = (1 << 31) - (1 << 20)  # bytes of a protobuf, and some room for what is no tensor
+SMALL = 1 << 10  # bytes that stay inline where others must go
+ALIGNED = 4096  # where large tensors begin in the data file, so that they can be mapped
+
+
+def data_path(out: Path) -> Path:
+    """The file beside an ONNX file that its external tensors go to."""
+    return out.with_name(out.name + ".data")
+
+
+def original_files(path: Path) -> set[Path]:
+    """An ONNX file and the files that its external tensors lie in."""
+    model = onnx.load(path, load_external_data=False)
+    folder = path.absolute().parent
+    found = {path}
+    for tensor in tensors_of(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            found |= {folder / entry.value for entry in tensor.external_data if entry.key == "location"}
+    return found
+
+
+def refuse_overwriting(out: Path, kept: Iterable[Path]) -> None:
+    """Raise `OnnxgenError` if the new file or its data would be written over one of the files to keep."""
+    if not out.name or out.is_dir():
+        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file with -o"))
+    for target in (out, data_path(out)):
+        for path in kept:
+            if target.exists() and path.exists() and target.samefile(path):
+                what = f"cannot write {target}: it is the original, or belongs to the module"
+                raise OnnxgenError(Problem(what, help="name another file with -o"))
+
+
+@contextmanager
+def workshop(out: Path) -> Iterator[Path]:
+    """A folder in the same file system, where the new file is made and proved under its own name."""
+    try:
+        folder = tempfile.TemporaryDirectory(
+            dir=out.absolute().parent, prefix=".onnxgen-export-", ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise OnnxgenError(f"cannot write {out}: {error.strerror}") from None
+    with folder as name:
+        yield Path(name) / out.name
+
+
+def put_in_place(made: Path, out: Path) -> list[Path]:
+    """Move what was made to `out`, the data first; returns the files."""
+    pairs = [(path, out.with_name(path.name)) for path in sorted(made.parent.iterdir()) if path != made]
+    try:
+        with replacing([out.absolute().parent]) as files:
+            for source, target in (*pairs, (made, out)):
+                files.take(source, target)
+    except OSError as error:
+        raise OnnxgenError(f"cannot write {out}: {error.strerror or error}") from error
+    return [out, *(target for _, target in pairs)]
+
+
+class Data:
+    """The file that external tensors are written to, one after the other."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.name = file, Path(file.name).name
+
+    def put(self, tensor: onnx.TensorProto, content: ir.TensorProtocol) -> None:
+        """Write a tensor's elements, and say in its protobuf where they are."""
+        start = self.file.tell()
+        if content.nbytes >= ALIGNED and start % ALIGNED:
+            start += ALIGNED - start % ALIGNED
+            self.file.seek(start)
+        if isinstance(content, ir.ExternalTensor):
+            content.tofile(self.file)  # in chunks
+        else:
+            self.file.write(content.tobytes())
+        tensor.ClearField("raw_data")
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        where = {"location": self.name, "offset": str(start), "length": str(content.nbytes)}
+        for key, value in where.items():
+            tensor.external_data.add(key=key, value=value)
+
+
+@contextmanager
+def data_file(out: Path) -> Iterator[Data]:
+    """The file for the external tensors of `out`; none is left if there are none."""
+    path = data_path(out)
+    with open(path, "wb") as file:
+        yield Data(file)
+        is_empty = not file.tell()
+    if is_empty:
+        path.unlink()

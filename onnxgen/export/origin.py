@@ -1,0 +1,102 @@
+"""The generated module to export, what its sidecar recorded, and the ONNX file it came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.signature import Signature, file_sha256, recorded
+from onnxgen.verify.integrity import metadata_of, sidecar_of
+from onnxgen.weights import sidecar_files
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+AGAIN = "generate module and weights again, to have it recorded"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A generated module's past.
+
+    Attributes:
+        module: the module's path; `space` are the names in it.
+        onnx: the file it came from, whose bytes are those that were read then.
+        signature: inputs and outputs.
+        record: how each ONNX tensor is made of the state dict.
+    """
+
+    module: Path
+    space: Mapping[str, Any]
+    onnx: Path
+    signature: Signature
+    record: Mapping[str, Any]
+
+    @property
+    def files(self) -> set[Path]:
+        """The module and its weights."""
+        sidecar = sidecar_of(self.space)
+        return {self.module, *([] if sidecar is None else sidecar_files(sidecar))}
+
+
+def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Origin:
+    """Where a generated module came from (`onnx`: named by the user).
+
+    Raises:
+        OnnxgenError: the module's weights do not say, the file is not to be found, or is another one now.
+    """
+    metadata = metadata_of(space)
+    signature = recorded(metadata)
+    try:
+        record = json.loads(metadata["wayback"])
+    except (KeyError, ValueError):
+        record = None
+    if signature is None or not isinstance(record, dict):
+        what = f"the weights of {module} do not say which ONNX file they came from"
+        raise OnnxgenError(Problem(what, help=AGAIN))
+    path = onnx or _found(module, signature.source)
+    if not path.is_file():
+        raise OnnxgenError(f"there is no file {path}")
+    if file_sha256(path) != signature.sha256:
+        what = f"{path} is not the file that {module} was generated from (its SHA-256 is another)"
+        way_out = "generate from it again, or name the original with --onnx"
+        raise OnnxgenError(Problem(what, help=way_out))
+    return Origin(module, space, path, signature, record)
+
+
+def _found(module: Path, name: str) -> Path:
+    """The ONNX file: beside the module by its recorded name, or as the project's pyproject.toml says."""
+    beside = module.absolute().parent / Path(name).name
+    if name and beside.is_file():
+        return beside
+    found = _configured(module.absolute())
+    if found is not None and found.is_file():
+        return found
+    what = f"{module} was generated from {printable(name)}, which is not beside it"
+    raise OnnxgenError(Problem(what, help="name the file with --onnx"))
+
+
+def _configured(module: Path) -> Path | None:
+    """`source` of the nearest pyproject.toml's `[[tool.onnxgen.models]]` entry whose `output` is the module."""
+    for folder in module.parents:
+        file = folder / "pyproject.toml"
+        if not file.is_file():
+            continue
+        try:
+            models = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("onnxgen", {}).get("models")
+        except (OSError, ValueError) as error:
+            raise OnnxgenError(f"{file} can't be read: {' '.join(str(error).split())}") from None
+        for entry in models if isinstance(models, list) else []:
+            source, output = (entry.get(k) if isinstance(entry, dict) else None for k in ("source", "output"))
+            if isinstance(source, str) and isinstance(output, str) and (folder / output).resolve() == module.resolve():
+                return folder / source
+        return None
+    return None

@@ -1,0 +1,171 @@
+"""Where the tensors of an ONNX file lie in its protobuf, to be read and written in place.
+
+The names are those by which the way back knows them: an initializer's own, or that of a Constant node's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.reader.tensors import dense
+
+Array = NDArray[Any]
+CONSTANT = "Constant"
+_TYPED: dict[int, tuple[str, Any]] = (
+    {  # the fields that hold elements one by one; of other types they are written as raw bytes
+        onnx.TensorProto.FLOAT: ("float_data", np.float32),
+        onnx.TensorProto.DOUBLE: ("double_data", np.float64),
+        onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
+        onnx.TensorProto.BFLOAT16: ("int32_data", np.uint16),
+        onnx.TensorProto.INT64: ("int64_data", np.int64),
+        onnx.TensorProto.INT32: ("int32_data", np.int32),
+    }
+)
+_FIELDS: tuple[Any, ...] = (
+    "raw_data",
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+    "string_data",
+)
+
+
+@dataclass
+class Place:
+    """One stored tensor.
+
+    Attributes:
+        name: see the module's text.
+        tensor: its protobuf; None where a Constant node has its elements in another kind of attribute.
+        sparse: the sparse initializer or attribute that it is, if it is one.
+        attribute: of the Constant node, if it is one's.
+        graph: that has it as an initializer.
+    """
+
+    name: str
+    tensor: onnx.TensorProto | None = None
+    sparse: onnx.SparseTensorProto | None = None
+    attribute: onnx.AttributeProto | None = None
+    graph: onnx.GraphProto | None = None
+
+    @property
+    def is_external(self) -> bool:
+        return self.tensor is not None and self.tensor.data_location == onnx.TensorProto.EXTERNAL
+
+    def read(self, folder: Path) -> ir.TensorProtocol:
+        """The tensor; what lies in another file (of `folder`) is mapped when it is first used."""
+        if self.tensor is not None:
+            return ir.serde.deserialize_tensor(self.tensor, str(folder))
+        if self.sparse is not None:
+            return ir.serde.deserialize_tensor(dense(self.sparse))
+        assert self.attribute is not None
+        value = self.attribute.f if self.attribute.name == "value_float" else list(self.attribute.floats)
+        return ir.tensor(np.asarray(value, np.float32))
+
+    def write(self, array: Array) -> bool:
+        """Put other elements in its place; False if it is sparse no longer, as none of its zeros was left one."""
+        if self.tensor is not None:
+            fill(self.tensor, array)
+        elif self.sparse is not None:
+            return self._write_sparse(array)
+        elif self.attribute is not None and self.attribute.name == "value_float":
+            self.attribute.f = float(array)
+        elif self.attribute is not None:
+            self.attribute.floats[:] = array.reshape(-1).tolist()
+        return True
+
+    def _write_sparse(self, array: Array) -> bool:
+        assert self.sparse is not None
+        where = onnx.numpy_helper.to_array(self.sparse.indices)
+        flat = where if where.ndim == 1 else np.ravel_multi_index(tuple(where.T), tuple(self.sparse.dims))
+        if np.count_nonzero(array) == np.count_nonzero(array.reshape(-1)[flat]):
+            fill(self.sparse.values, array.reshape(-1)[flat])
+            return True
+        tensor = onnx.TensorProto(name=self.name, data_type=self.sparse.values.data_type, dims=array.shape)
+        fill(tensor, array)
+        if self.graph is not None:
+            self.graph.sparse_initializer.remove(self.sparse)
+            self.graph.initializer.append(tensor)
+        else:
+            assert self.attribute is not None
+            self.attribute.Clear()
+            self.attribute.name, self.attribute.type = "value", onnx.AttributeProto.TENSOR
+            tensor.ClearField("name")
+            self.attribute.t.CopyFrom(tensor)
+        return False
+
+
+def fill(tensor: onnx.TensorProto, array: Array) -> None:
+    """Give a tensor other elements, in the field that it has them in."""
+    field, kind = _TYPED.get(tensor.data_type, ("", None))
+    is_typed = bool(field) and len(getattr(tensor, field)) > 0
+    for name in _FIELDS:
+        tensor.ClearField(name)
+    if is_typed and kind is not None:
+        getattr(tensor, field).extend(np.ascontiguousarray(array).reshape(-1).view(kind).tolist())
+    else:
+        tensor.raw_data = ir.tensor(np.ascontiguousarray(array), ir.DataType(tensor.data_type)).tobytes()
+
+
+def places(model: onnx.ModelProto) -> Iterator[Place]:
+    """Every stored tensor of a model's graph and its inner graphs."""
+    yield from _of_graph(model.graph)
+
+
+def function_places(function: onnx.FunctionProto) -> Iterator[Place]:
+    """Every stored tensor of a local function."""
+    yield from _of_nodes(function.node)
+
+
+def _of_graph(graph: onnx.GraphProto) -> Iterator[Place]:
+    for tensor in graph.initializer:
+        yield Place(tensor.name, tensor, graph=graph)
+    for sparse in list(graph.sparse_initializer):
+        yield Place(sparse.values.name, sparse=sparse, graph=graph)
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _of_graph(attribute.g)
+            for graph in attribute.graphs:
+                yield from _of_graph(graph)
+            if node.op_type == CONSTANT and node.domain in ("", "ai.onnx") and node.output:
+                if attribute.name == "value" and attribute.HasField("t"):
+                    yield Place(node.output[0], attribute.t, attribute=attribute)
+                elif attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
+                    yield Place(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
+                elif attribute.name in ("value_float", "value_floats"):
+                    yield Place(node.output[0], attribute=attribute)
+
+
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the protobuf, whatever it is for: what may be external."""
+
+    def of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+        for node in nodes:
+            for attribute in node.attribute:
+                yield from ([attribute.t] if attribute.HasField("t") else [])
+                yield from attribute.tensors
+                for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                    yield from of_graph(graph)
+
+    def of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+        yield from graph.initializer
+        yield from of_nodes(graph.node)
+
+    yield from of_graph(model.graph)
+    for function in model.functions:
+        yield from of_nodes(function.node)

@@ -1,0 +1,67 @@
+"""What an export did, for people and for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.verify.report import VerifyReport
+
+BACK, ANEW = "written back", "exported anew"
+
+
+@dataclass
+class ExportReport:
+    """The result of `export`.
+
+    Attributes:
+        model, module: the original ONNX file, and the generated module.
+        out: the new ONNX file.
+        road: "written back" into the original graph, or "exported anew" by PyTorch's exporter.
+        why: the reason for the road.
+        wrote: the files written.
+        tensors: how many stored tensors of the file the network knows.
+        changed: the names of those whose elements are others now.
+        added: the initializers that are new: what the file had shared and training made differ.
+        lossy: the tensors that were cast back from a narrower type.
+        notes: other things worth knowing.
+        verified: how the new file compares with the module; None with `verify=False`.
+    """
+
+    model: str
+    module: str
+    out: str
+    road: str = BACK
+    why: str = ""
+    wrote: list[Path] = field(default_factory=list)
+    tensors: int = 0
+    changed: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    lossy: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verified: VerifyReport | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it in plain types."""
+        plain = {k: v for k, v in vars(self).items() if k not in ("wrote", "verified")}
+        found = None if self.verified is None else self.verified.as_json()
+        return {**plain, "wrote": [str(path) for path in self.wrote], "verified": found}
+
+
+class DiffersError(OnnxgenError):
+    """The new file does not compute what the module does; nothing was written.
+
+    Attributes:
+        report: what was done, and how the two differ (`report.verified`).
+    """
+
+    exit_code = 1
+
+    def __init__(self, report: ExportReport) -> None:
+        self.report = report
+        found = report.verified.problems() if report.verified is not None else []
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = f"{report.out} was not written: it would differ from the module: {found[0] if found else ''}{more}"
+        super().__init__(Problem(what, help="please report this model; --no-verify writes the file all the same"))

@@ -1,0 +1,138 @@
+"""One export, step by step."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.export import anew, files
+from onnxgen.export.back import NoWayBack, write_back
+from onnxgen.export.origin import Origin, origin_of
+from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
+from onnxgen.export.state import bare, build, is_constant, misfits, read_state, state_of, tied
+from onnxgen.load import from_pretrained, imported
+from onnxgen.options import Options
+from onnxgen.output import Output
+from onnxgen.verify.check import Check
+from onnxgen.verify.integrity import shapes_of
+from onnxgen.verify.report import VerifyReport
+from onnxgen.weights import Array
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How the new file is compared with the module (see `onnxgen.verify`)."""
+
+    runs: int
+    seed: int
+    rtol: float
+    atol: float
+
+    def compare(self, made: Path, network: nn.Module, origin: Origin) -> VerifyReport:
+        check = Check(made, _options(origin), rtol=self.rtol, atol=self.atol)
+        return check.forward(network, origin.space, runs=self.runs, seed=self.seed)
+
+
+class Road:
+    """From a trained module to an ONNX file (see `export` for the arguments and what is raised)."""
+
+    def __init__(self, module: Path, onnx: Path | None, weights: Path | nn.Module | None, out: Path | None) -> None:
+        self.module, self.onnx, self.weights, self.out = module, onnx, weights, out
+
+    def run(self, wanted: Verification | None) -> ExportReport:
+        if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
+            what = "verifying what is exported needs onnxruntime"
+            raise OnnxgenError(Problem(what, help="pip install onnxruntime, or leave it out with --no-verify"))
+        with imported(self.module) as file:
+            origin = origin_of(self.module, vars(file), self.onnx)
+            out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")
+            files.refuse_overwriting(out, files.original_files(origin.onnx) | origin.files | self._own())
+            network, state = self._trained(file)
+            report = ExportReport(str(origin.onnx), str(self.module), str(out))
+            with files.workshop(out) as made:
+                self._make(made, origin, network, state, report, wanted)
+                report.wrote = files.put_in_place(made, out)
+        return report
+
+    def _own(self) -> set[Path]:
+        return {self.weights} if isinstance(self.weights, Path) else set()
+
+    def _trained(self, file: Any) -> tuple[nn.Module, Mapping[str, Array]]:
+        """The network with its weights, and these."""
+        if isinstance(self.weights, nn.Module):
+            network = bare(self.weights)
+        elif self.weights is None:
+            network = from_pretrained(file, self.module)
+        else:
+            network = build(_model(file, self.module), read_state(self.weights), self.weights)
+        return network, state_of(network)
+
+    def _make(
+        self,
+        made: Path,
+        origin: Origin,
+        network: nn.Module,
+        state: Mapping[str, Array],
+        report: ExportReport,
+        wanted: Verification | None,
+    ) -> None:
+        """Write the new file by the one road, or by the other if that leads nowhere."""
+        changed = _changes(origin, network, state)
+        if not changed:
+            try:
+                write_back(origin.onnx, made, origin.record, state, report)
+                report.road, report.why = BACK, "the network is as it was generated"
+                report.verified = None if wanted is None else wanted.compare(made, network, origin)
+                if report.verified is None or report.verified.agrees:
+                    return
+                if not self._may_differ():
+                    raise DiffersError(report)
+                changed = "the module was edited, and no longer computes what the original graph does"
+            except NoWayBack as reason:
+                changed = str(reason)
+        report.road, report.why = ANEW, changed
+        report.changed, report.added, report.lossy, report.tensors = [], [], [], 0
+        anew.export_anew(network, origin, made, _options(origin), report)
+        report.verified = None if wanted is None else wanted.compare(made, network, origin)
+        if report.verified is not None and not report.verified.agrees:
+            raise DiffersError(report)
+
+    def _may_differ(self) -> bool:
+        """Whether somebody changed what the module computes: its file, or the module that is in memory."""
+        text = self.module.read_text(encoding="utf-8", errors="replace")
+        return isinstance(self.weights, nn.Module) or Output(self.module, Options()).is_edited(text)
+
+
+def _model(file: Any, shown: Path) -> Any:
+    model = getattr(file, "Model", None)
+    if not isinstance(model, type):
+        raise OnnxgenError(Problem(f"{shown} has no class Model", help="is it a file that onnxgen generated?"))
+    return model
+
+
+def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:
+    """Which keys or shapes are not what was generated, in words; "" if all are."""
+    generated = shapes_of(origin.space)
+    given = {key: array.shape for key, array in state.items()}
+    for names in tied(network):  # the sidecar has a tied tensor once
+        known = [name for name in names if name in generated]
+        given = {key: shape for key, shape in given.items() if not known or key in known[:1] or key not in names}
+    wanted = {key: shape for key, shape in generated.items() if key in given or not is_constant(key, state)}
+    found = misfits(wanted, given)
+    return f"the network was changed: it {found}" if found else ""
+
+
+def _options(origin: Origin) -> Options:
+    """Inputs of the sizes that the module was generated for (`--input-shape`)."""
+    shapes = {
+        port.name: tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
+        for port in origin.signature.inputs
+        if port.dims is not None and port.kind == "tensor"
+    }
+    return Options(input_shapes=shapes)

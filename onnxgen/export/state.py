@@ -1,0 +1,114 @@
+"""The trained tensors: of a safetensors file, or of a module in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.verify.convert import to_numpy, to_torch
+from onnxgen.weights import Array, read_tensors
+
+SHOWN = 3  # keys that a message names
+
+
+def read_state(path: Path) -> dict[str, Array]:
+    """The tensors of a safetensors file, or of the index of several, memory-mapped.
+
+    Raises:
+        OnnxgenError: there is no such file, or it is something else, such as a Lightning checkpoint.
+    """
+    if not path.is_file() and not path.with_name(path.name + ".index.json").is_file():
+        raise OnnxgenError(f"there is no file {path}")
+    if path.is_file():
+        with open(path, "rb") as file:
+            head = file.read(2)
+        if head in (b"PK", b"\x80\x02"):
+            what = f"{path} is a checkpoint of PyTorch or Lightning, not safetensors"
+            way_out = "take best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
+            raise OnnxgenError(Problem(what, help=way_out))
+    return read_tensors(path)
+
+
+def state_of(model: nn.Module) -> dict[str, Array]:
+    """The tensors of a module's state dict; on the CPU they are not copied."""
+    return {key: to_numpy(value) for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The network itself, on the CPU: out of what `torch.compile` and DistributedDataParallel put around it."""
+    while isinstance(inner := getattr(model, "_orig_mod", None) or _parallel(model), nn.Module):
+        model = inner
+    devices = {t.device.type for t in (*model.parameters(), *model.buffers())}
+    return model if devices <= {"cpu"} else copy.deepcopy(model).cpu()
+
+
+def _parallel(model: nn.Module) -> object:
+    kinds = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return model.module if isinstance(model, kinds) else None
+
+
+def build(kind: Any, state: Mapping[str, Array], shown: Path) -> nn.Module:
+    """An instance of a generated `Model` with these tensors; those of tied parameters need be given once.
+
+    Raises:
+        OnnxgenError: the tensors are not the model's.
+    """
+    with torch.device("meta"):
+        model: nn.Module = kind()
+    wanted = model.state_dict()
+    given = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
+    for names in tied(model):
+        known = next((given[name] for name in names if name in given), None)
+        given |= {} if known is None else {name: given.get(name, known) for name in names}
+    refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, {k: v.shape for k, v in given.items()}, shown)
+    model.load_state_dict({key: to_torch(given[key]) for key in wanted}, assign=True)
+    if callable(tie := getattr(model, "tie_weights", None)):
+        tie()
+    return model.eval()
+
+
+def is_constant(key: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether it is a constant of the sidecar, which lies under a prefix that no member of the module has."""
+    first = key.partition(".")[0]
+    return first.lstrip("_") == "constants" and not any(k == first or k.startswith(first + ".") for k in wanted)
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def refuse_misfits(
+    wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], shown: Path | str
+) -> None:
+    """Raise `OnnxgenError` unless both have the same keys and shapes; one line that names some of them."""
+    found = misfits(wanted, given)
+    if found:
+        what = f"{shown} does not fit the module: {found}"
+        raise OnnxgenError(Problem(what, help="give the weights of this module, under its own keys"))
+
+
+def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> str:
+    """What keys and shapes differ, in words; "" if none do."""
+    both = [key for key in wanted if key in given and tuple(wanted[key]) != tuple(given[key])]
+    parts = [
+        _listed("lacks", [key for key in wanted if key not in given]),
+        _listed("has besides", [key for key in given if key not in wanted]),
+        _listed("has other shapes:", [f"{key} {list(given[key])} instead of {list(wanted[key])}" for key in both]),
+    ]
+    return "; it ".join(part for part in parts if part).removeprefix("; ")
+
+
+def _listed(verb: str, keys: list[str]) -> str:
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return f"{verb} {', '.join(printable(key) for key in keys[:SHOWN])}{more}" if keys else ""

@@ -1,0 +1,39 @@
+"""Values that training might have left, and files compared but for their values."""
+
+from __future__ import annotations
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from onnxgen.export.places import tensors_of
+
+SHARE = 0.05  # of a tensor's deviation that its elements move by
+
+
+def perturbed(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
+    """The model's state dict with every parameter and every BatchNorm statistic moved; variances stay positive."""
+    generator = torch.Generator().manual_seed(seed)
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied: dict[int, Tensor] = {}
+    for name, value in (state := dict(model.state_dict(keep_vars=True))).items():
+        statistic = name.endswith(("running_mean", "running_var"))
+        if not value.is_floating_point() or not (name in trained or statistic):
+            continue
+        if id(value) not in tied:
+            wide = value.detach().double()
+            deviation = wide.std() if wide.numel() > 1 else wide.abs().max()
+            noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+            moved = wide + SHARE * (deviation if deviation > 0 else 1.0) * noise
+            tied[id(value)] = (wide * noise.mul(SHARE).exp() if name.endswith("running_var") else moved).to(value.dtype)
+        state[name] = tied[id(value)]
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def blank(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the elements of floating point tensors, wherever they are stored."""
+    for tensor in tensors_of(model):
+        if tensor.data_type in (1, 10, 11, 16):
+            for field in ("raw_data", "float_data", "double_data", "int32_data", "external_data", "data_location"):
+                tensor.ClearField(field)
+    return model
