@@ -1,1 +1,8 @@
 """Where the data comes from, and how it is fed to a model."""
+
+from onnxgen.training.data.checking import check
+from onnxgen.training.data.feeding import feed
+from onnxgen.training.data.opening import open_data
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+
+__all__ = ["Data", "Feeding", "Field", "Samples", "check", "feed", "open_data"]

@@ -28,7 +28,10 @@ class Field:
 
 
 class Samples(Protocol):
-    """A part of the data. Picklable: worker processes get a copy."""
+    """A part of the data. Picklable: worker processes get a copy.
+
+    One that has a true attribute `in_memory` is so fast that no worker processes are needed for it.
+    """
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -54,6 +57,9 @@ class Data:
         train, val, test: None where there is no such part.
         name: what it is called in reports.
         notes: what a person should know (skipped files, how it was split and normalised).
+        target: the column that is to be predicted, where the data itself says so.
+        normalize: how images were normalised, as `Settings.normalize` takes it ("0.1307,0.3081"), so that other data
+            can be made alike; empty where none were.
     """
 
     train: Samples | None
@@ -61,6 +67,8 @@ class Data:
     test: Samples | None = None
     name: str = "data"
     notes: list[str] = field(default_factory=list)
+    target: str = ""
+    normalize: str = ""
 
 
 @dataclass(frozen=True)

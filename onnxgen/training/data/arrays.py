@@ -1,0 +1,88 @@
+"""Samples that lie in memory, and a selection of any samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onnxgen.training.data.samples import Batch, Field, Samples
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Whole columns in memory, first axis the samples; a batch is one indexing.
+
+    Attributes:
+        columns: tensors of one length.
+        classes: the names of the classes of a column that holds class indices.
+    """
+
+    columns: Mapping[str, Tensor]
+    classes: Mapping[str, tuple[str, ...]]
+    in_memory = True  # a batch is faster taken than handed over by a worker process
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return {n: Field(c.dtype, tuple(c.shape[1:]), self.classes.get(n, ())) for n, c in self.columns.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        which = torch.as_tensor(indices, dtype=torch.int64)
+        return {name: column.index_select(0, which) for name, column in self.columns.items()}
+
+    def column(self, name: str) -> Tensor | None:
+        return self.columns[name]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of the samples, by their indices [n] (int64)."""
+
+    samples: Samples
+    indices: Tensor
+
+    @property
+    def in_memory(self) -> bool:
+        return getattr(self.samples, "in_memory", False)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self.samples.fields
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        which = self.indices.index_select(0, torch.as_tensor(indices, dtype=torch.int64))
+        return self.samples.take(which.tolist(), seed)
+
+    def column(self, name: str) -> Tensor | None:
+        whole = column_of(self.samples, name)
+        return None if whole is None else whole.index_select(0, self.indices)
+
+
+def column_of(samples: Samples, name: str) -> Tensor | None:
+    """A whole column [n, *shape] where it lies in memory; None where samples have to be read for it."""
+    found = getattr(samples, "column", None)
+    column: Tensor | None = found(name) if found is not None else None
+    return column
+
+
+def spread(samples: Samples, most: int) -> list[int]:
+    """At most so many indices, evenly spaced over all samples."""
+    count = min(len(samples), most)
+    return [i * len(samples) // count for i in range(count)]
+
+
+def subset(samples: Samples, indices: np.ndarray | Sequence[int]) -> Samples:
+    """The samples of some indices, in their order."""
+    which = torch.as_tensor(np.asarray(indices, dtype=np.int64))
+    if isinstance(samples, Arrays):  # one indexing a batch instead of two
+        return Arrays({n: c.index_select(0, which) for n, c in samples.columns.items()}, samples.classes)
+    return Subset(samples, which)

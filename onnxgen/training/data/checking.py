@@ -1,0 +1,269 @@
+"""Whether data fits a model, found out before the first epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import Problem, Problems
+from onnxgen.signature import Port
+from onnxgen.training.data.arrays import column_of, spread
+from onnxgen.training.data.images import shown
+from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
+from onnxgen.training.data.source import PARTS
+from onnxgen.training.model import signature_of
+from onnxgen.training.settings import Settings
+
+LOOKED_AT = 500  # samples whose values are looked at where they have to be read first
+IGNORED = -100  # a class index that counts nowhere: torch's own default
+OF_CLASSES = ("auto", "cross_entropy", "ce", "nll", "nll_loss", "multi_margin", "multi_margin_loss")
+_CHUNK = 1 << 22  # elements looked at at once
+
+
+def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) -> None:
+    """Find all that does not fit. What is odd but works becomes a note.
+
+    A few samples run through the model, in evaluation mode and where it is; it is left as it was.
+
+    Raises:
+        OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input is not finite; a
+            class or an index is out of range; or the model fails on a batch.
+    """
+    parts = {part: samples for part in PARTS if (samples := getattr(data, part)) is not None}
+    problems = Problems()
+    ports = signature_of(model).inputs
+    for part, samples in parts.items():
+        _check_size(part, samples, ports, data, settings, problems)
+        for port, column in zip(ports, feeding.inputs):
+            _check_input(port, column, samples, problems)
+    problems.raise_if_any()
+    first, samples = next(iter(parts.items()))
+    for part, samples in parts.items():
+        for column in dict.fromkeys(feeding.inputs):
+            _check_finite(part, samples, column, problems)
+    tried = _tried(model, parts[first], feeding, settings)
+    for column, (name, rows) in tried.embeddings.items():
+        for part, samples in parts.items():
+            help = "the numbers must come from what the model was trained with, its tokenizer for example"
+            _check_range(part, samples, column, rows, f"{name} has {rows} rows", help, problems)
+    if tried.error and not problems.found:
+        problems.add(tried.error)
+    for index, column in feeding.targets.items():
+        loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
+        if index < len(tried.outputs) and loss.lower() in OF_CLASSES:
+            _check_classes(tried.outputs[index], column, parts, data, problems)
+    problems.raise_if_any()
+
+
+def _loss_of(index: int, model: nn.Module, settings: Settings) -> str:
+    outputs = signature_of(model).outputs
+    assert not isinstance(settings.loss, str)
+    return settings.loss.get(outputs[index].name if index < len(outputs) else "", "auto")
+
+
+def _check_size(
+    part: str, samples: Samples, ports: Sequence[Port], data: Data, settings: Settings, problems: Problems
+) -> None:
+    if len(samples) == 0:
+        problems.add(Problem(f"the {part} part of {data.name} is empty", help="put samples into it, or leave it out"))
+        return
+    for port in ports:
+        if port.dims is not None and len(port.dims) == 0:
+            problems.add(Problem(f"input {port.name!r} is a single number, so it has no batch", help="wrap the model"))
+        elif port.dims and isinstance(port.dims[0], int):
+            fixed = port.dims[0]
+            what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
+            way = "generate the model again with --dynamic-batch"
+            if fixed != settings.batch_size:
+                problems.add(
+                    Problem(
+                        f"{what}, and --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
+                    )
+                )
+            if len(samples) < fixed:
+                problems.add(Problem(f"{what}, and the {part} part has {len(samples)} samples", help=way))
+    if part == "train" and len(samples) < settings.batch_size:
+        data.notes.append(f"a batch has only {len(samples)} samples: the train part has no more")
+
+
+def _check_input(port: Port, column: str, samples: Samples, problems: Problems) -> None:
+    field = samples.fields[column]
+    if port.dims:
+        wanted, given = port.dims[1:], field.shape
+        if len(wanted) != len(given) or any(isinstance(w, int) and w != g for w, g in zip(wanted, given)):
+            gives = f"[{', '.join(map(str, ('n', *given)))}]"
+            way = "change the data, or generate the model for this shape with --input-shape"
+            if field.dtype.is_floating_point and len(wanted) == 3 and len(given) in (2, 3):
+                way = "images as uint8 are resized and converted; or generate the model with --input-shape"
+            problems.add(
+                Problem(f"input {port.name!r} takes {shown(port)}, and column {column!r} gives {gives}", help=way)
+            )
+    if port.dtype not in (None, "str") and field.dtype != getattr(torch, str(port.dtype)):
+        has = str(field.dtype).removeprefix("torch.")
+        help = "store whole numbers" if "int" in str(port.dtype) and "float" in has else f"store it as {port.dtype}"
+        problems.add(Problem(f"input {port.name!r} takes {port.dtype}, and column {column!r} holds {has}", help=help))
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def _values(samples: Samples, column: str) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """All values of a column where it lies in memory, else those of some samples; with the samples' indices."""
+    whole = column_of(samples, column)
+    if whole is None:
+        some = spread(samples, LOOKED_AT)
+        for start in range(0, len(some), 50):
+            indices = some[start : start + 50]
+            yield indices, samples.take(indices, 0)[column]
+        return
+    step = max(1, _CHUNK // max(1, whole[:1].numel()))
+    for start in range(0, len(whole), step):
+        yield range(start, min(start + step, len(whole))), whole[start : start + step]
+
+
+def _check_finite(part: str, samples: Samples, column: str, problems: Problems) -> None:
+    if not samples.fields[column].dtype.is_floating_point:
+        return
+    whole = column_of(samples, column)
+    if whole is not None and not whole.is_floating_point():
+        return  # stored as whole numbers
+    for indices, values in _values(samples, column):
+        bad = ~values.isfinite()
+        if bad.any():
+            row = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
+            value = float(values[row][bad[row]].flatten()[0])
+            help = "leave the sample out, or fill the value in"
+            problems.add(Problem(f"column {column!r} of {part} has {value} in row {indices[row]}", help=help))
+            return
+
+
+def _check_range(
+    part: str, samples: Samples, column: str, count: int, why: str, help: str, problems: Problems, ignored: int = 0
+) -> int:
+    """A problem for the first value that is not from 0 up to `count` (or `ignored`); returns the highest value."""
+    highest = -1
+    for indices, values in _values(samples, column):
+        wrong = (values < 0) | (values >= count)
+        if ignored:
+            wrong &= values != ignored
+        highest = max(highest, int(values.max())) if values.numel() else highest
+        if wrong.any():
+            row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
+            value = int(values[row][wrong[row]].flatten()[0])
+            problems.add(Problem(f"column {column!r} of {part} has {value} in row {indices[row]}: {why}", help=help))
+            break
+    return highest
+
+
+def _check_classes(output: Tensor, column: str, parts: dict[str, Samples], data: Data, problems: Problems) -> None:
+    fields = next(iter(parts.values())).fields
+    field = fields[column]
+    if field.dtype.is_floating_point or field.dtype == torch.bool:
+        return
+    shape = list(output.shape[1:])
+    axes = [axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == list(field.shape)]
+    if len(axes) != 1:
+        return  # no class index, or the loss has to tell
+    count = shape[axes[0]]
+    if count < 2:
+        return  # one number: of two classes the chance of the second
+    if len(field.classes) > count:
+        names = ", ".join(field.classes[:3])
+        problems.add(
+            Problem(
+                f"the data has {len(field.classes)} classes ({names}, ...), and the model tells {count} apart",
+                help=f"--replace-head {len(field.classes)}",
+            )
+        )
+        return
+    ignored = IGNORED if field.shape else 0
+    why = f"the model's {count} classes are 0 to {count - 1}"
+    found = [
+        _check_range(part, samples, column, count, why, "count the classes from 0", problems, ignored)
+        for part, samples in parts.items()
+    ]
+    has = len(field.classes) or max(found) + 1
+    if has < count and not problems.found and not field.shape:
+        data.notes.append(
+            f"the model tells {count} classes apart, and the data has {has}: --replace-head {has} fits it"
+        )
+
+
+# ---- a batch through the model ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tried:
+    """What a few samples came to: the outputs; the embeddings that a column's numbers go into; what went wrong."""
+
+    outputs: tuple[Tensor, ...]
+    embeddings: dict[str, tuple[str, int]]
+    error: Problem | None = None
+
+
+def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> Tried:
+    fixed = [port.dims[0] for port in signature_of(model).inputs if port.dims]
+    count = max((d for d in fixed if isinstance(d, int)), default=2)
+    batch = samples.take(range(min(count, len(samples))), settings.seed)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    inputs = [batch[column].to(device) for column in feeding.inputs]
+    tried = Tried((), {})
+    with _evaluating(model), torch.no_grad(), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
+        try:
+            made = model(*inputs)
+            tried.outputs = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
+    return tried
+
+
+def _shapes(batch: Batch, feeding: Feeding) -> str:
+    return ", ".join(
+        f"{column} {list(batch[column].shape)} {str(batch[column].dtype).removeprefix('torch.')}"
+        for column in feeding.inputs
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _same(taken: Tensor, x: Tensor) -> bool:
+    """Whether an embedding takes an input's numbers, perhaps cast. Numbers that are all the same could be any's."""
+    if taken.data_ptr() == x.data_ptr():
+        return True
+    return taken.shape == x.shape and bool((taken == x).all()) and bool(x.min() != x.max())
+
+
+@contextmanager
+def _embeddings(model: nn.Module, inputs: dict[str, Tensor], tried: Tried) -> Iterator[None]:
+    """Note which embeddings are looked up by an input's own numbers."""
+    whole = {column: x for column, x in inputs.items() if not x.is_floating_point()}
+    names = {module: name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, nn.Embedding)
+        for column, x in whole.items():
+            if args and isinstance(args[0], Tensor) and _same(args[0], x):
+                known = tried.embeddings.get(column)
+                if known is None or module.num_embeddings < known[1]:
+                    tried.embeddings[column] = (names[module], module.num_embeddings)
+
+    handles = [module.register_forward_pre_hook(note) for module in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,166 @@
+"""Arrays by name: `.npz`, `.npy` and safetensors files, dicts of arrays and tensors, scikit-learn's digits."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
+
+MOST_CLASSES = 100_000
+
+
+def open_npz(path: Path) -> Source:
+    """The arrays of an `.npz`, or the one of an `.npy` as column "x". Nothing is unpickled.
+
+    Raises:
+        OnnxgenError: it is damaged, holds Python objects, or its arrays are not of one length.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+        arrays = {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        pickled = "pickle" in str(error).lower()
+        way = "save arrays of numbers: objects would run code when they are read" if pickled else "save it again"
+        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help=way)) from None
+    return from_columns(arrays, path.name)
+
+
+def open_safetensors(path: Path) -> Source:
+    """The tensors of a safetensors file, first axis the samples. Raises `OnnxgenError` as `open_npz`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return from_columns(load_file(path), path.name)
+    except (SafetensorError, OSError) as error:
+        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help="save it again")) from None
+
+
+def open_digits() -> Source:
+    """The 1,797 handwritten digits that scikit-learn brings, 8x8 with values from 0 to 16: "image" and "label"."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise OnnxgenError(
+            Problem("the digits come with scikit-learn, which is not installed", help="pip install 'onnxgen[train]'")
+        ) from None
+    found = load_digits()
+    columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
+    classes = {"label": tuple(map(str, range(10)))}
+    return Source({"train": Arrays(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
+
+
+def from_columns(arrays: Mapping[str, Any], name: str) -> Source:
+    """Arrays, tensors or lists by name; names like `x_train` or `test_images` make parts.
+
+    Text becomes class indices, the classes in sorted order.
+
+    Raises:
+        OnnxgenError: an array is not of numbers or text, or not of the length of the others.
+    """
+    if not arrays:
+        raise OnnxgenError(f"{name} has no arrays")
+    parts: dict[str, dict[str, Any]] = {}
+    divided = {key: _divided(key) for key in arrays}
+    whole = not all(divided.values()) or not any(d and d[0] == "train" for d in divided.values())
+    for key, array in arrays.items():
+        part, column = ("train", key) if whole else divided[key] or ("", "")
+        parts.setdefault(part, {})[column] = array
+    return from_parts(parts, name)
+
+
+def _divided(key: str) -> tuple[str, str] | None:
+    """The part and the column that a key like `x_train` or `test_images` names."""
+    for before, after in (key.split("_", 1), key.rsplit("_", 1)) if "_" in key else ():
+        if part := part_called(before):
+            return part, after
+        if part := part_called(after):
+            return part, before
+    return None
+
+
+def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str) -> Source:
+    """As `from_columns`, with the parts told apart."""
+    made = {part: _tensors(columns, name) for part, columns in parts.items()}
+    first = made.get("train") or next(iter(made.values()))
+    text = [column for column, values in first.items() if isinstance(values, np.ndarray)]
+    classes = {column: tuple(sorted(set(map(str, first[column].tolist())))) for column in text}
+    for part, columns in made.items():
+        for column in text:
+            if column in columns:
+                columns[column] = _indices(columns[column], classes[column], f"{name}: column {column!r} of {part}")
+    target = target_called(first)
+    if target and target not in classes:
+        counted = _counted([columns[target] for columns in made.values() if target in columns])
+        classes |= {target: counted} if counted else {}
+    samples = {part: Arrays(columns, classes) for part, columns in made.items()}
+    one_table(samples, name)
+    return Source(dict(samples), name, target)
+
+
+def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Tensors, and numpy arrays where a column is text."""
+    found = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
+    lengths = {column: len(values) for column, values in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise OnnxgenError(
+            Problem(
+                f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
+                help="the first axis of each must be the samples",
+            )
+        )
+    if not any(lengths.values()):
+        raise OnnxgenError(f"{name} has no samples")
+    return found
+
+
+def tensor_of(values: Any, what: str) -> Any:
+    """A tensor of at least one axis; of text a numpy array. Raises `OnnxgenError` for anything else."""
+    if isinstance(values, Tensor):
+        found: Any = values.detach().cpu()
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
+            if array.ndim != 1:
+                raise OnnxgenError(f"{what} is text of rank {array.ndim}; one text a sample can be a class")
+            return array.astype(str)
+        if array.dtype.kind not in "biuf":
+            raise OnnxgenError(Problem(f"{what} is of {array.dtype}", help="give numbers or text, all of one shape"))
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
+            array = array.astype(np.int64)
+        found = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if found.ndim == 0:
+        raise OnnxgenError(f"{what} is a single number; its first axis must be the samples")
+    return found
+
+
+def _indices(values: Any, classes: Sequence[str], what: str) -> Tensor:
+    place = {name: i for i, name in enumerate(classes)}
+    for row, value in enumerate(values.tolist()):
+        if value not in place:
+            raise OnnxgenError(f"{what} has {printable(value)!r} in row {row}, a class that train has not")
+    return torch.tensor([place[v] for v in values.tolist()], dtype=torch.int64)
+
+
+def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
+    """The classes that whole numbers from 0 on stand for; none if they are something else."""
+    if any(t.is_floating_point() or t.ndim != 1 for t in targets) or not sum(map(len, targets)):
+        return ()
+    filled = [t.long() for t in targets if len(t)]
+    lowest, highest = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
+    return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MOST_CLASSES else ()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

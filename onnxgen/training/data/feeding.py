@@ -1,0 +1,123 @@
+"""Which columns go to which inputs, and which are the targets: said, or the only way; never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from onnxgen.errors import Problem, Problems
+from onnxgen.names import printable
+from onnxgen.signature import Port, Signature
+from onnxgen.training.data.samples import Data, Feeding, Samples
+from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.model import signature_of
+from onnxgen.training.settings import Settings
+
+
+def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
+    """The columns of each input and target.
+
+    An input gets the column that `settings.inputs` names, else that of its own name, else the only one that is left
+    for the only input that is left. An output's target is what `settings.target` names, else the column of its name,
+    else, for an only output, what the data says is the target (`label`, `y`, ...) or the only column left. Outputs
+    without a target are not trained.
+
+    Args:
+        data: with the columns of its parts.
+        model: as `signature_of` knows it.
+        settings: `inputs` and `target`.
+        targets: False: only inputs are needed (to predict).
+
+    Raises:
+        OnnxgenError: a name is unknown, or something is left open. It names inputs, outputs, columns, and the option.
+    """
+    samples = next(part for part in (data.train, data.val, data.test) if part is not None)
+    return matched(samples, data.target, signature_of(model), settings, targets)
+
+
+def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
+    """`feed`, for samples whose target is `known` ("" if it isn't)."""
+    columns = list(samples.fields)
+    problems = Problems()
+    inputs = _inputs_named(columns, ports, settings, problems)
+    outputs = _targets_named(columns, ports, settings, problems)
+    problems.raise_if_any()
+    conventional = known or target_called(columns)
+    reserved = {*outputs.values(), *([] if outputs else [conventional])}
+    left = [c for c in columns if c not in inputs.values() and c not in reserved]
+    open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
+    if len(open_inputs) == 1 and len(left) == 1:
+        inputs[open_inputs.pop()] = left.pop()
+    if targets and not outputs and len(ports.outputs) <= 1:
+        if conventional and conventional not in inputs.values():
+            outputs[0] = conventional
+        elif not conventional and len(left) == 1:
+            outputs[0] = left.pop()
+    if open_inputs:
+        problems.add(_open(open_inputs, ports, columns))
+    if targets and not outputs:
+        problems.add(_no_target(ports, columns))
+    problems.raise_if_any()
+    return Feeding(tuple(inputs[port.name] for port in ports.inputs), dict(sorted(outputs.items())) if targets else {})
+
+
+def _inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:
+    """The columns of inputs that are said, or that have an input's name."""
+    names = [port.name for port in ports.inputs]
+    found = {name: name for name in names if name in columns}
+    for name, column in settings.inputs.items():
+        if name not in names:
+            problems.add(f"the model has no input {printable(name)!r} (it has {_ports(ports.inputs)})")
+        elif column not in columns:
+            problems.add(f"--inputs {name}={printable(column)}: the data has no such column (it has {listed(columns)})")
+        else:
+            found[name] = column
+    for port in ports.inputs:
+        if port.kind != "tensor" or port.dtype == "str":
+            kind = "text" if port.dtype == "str" else f"of kind {port.kind}"
+            problems.add(Problem(f"input {port.name!r} is {kind}, which no column can feed", help="wrap the model"))
+    return found
+
+
+def _targets_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[int, str]:
+    """The columns of targets that are said, or that have an output's name."""
+    names = [port.name for port in ports.outputs]
+    if isinstance(settings.target, str) and len(names) > 1:
+        help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
+        problems.add(Problem(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help))
+        return {}
+    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
+    given = {0: settings.target} if isinstance(settings.target, str) else {}
+    for name, column in said.items():
+        if name in names:
+            given[names.index(name)] = column
+        elif not names and not given:  # a model of one's own, whose outputs have no names
+            given[0] = column
+        else:
+            problems.add(f"the model has no output {printable(name)!r} (it has {_ports(ports.outputs)})")
+    for column in given.values():
+        if column not in columns:
+            problems.add(f"--target {printable(column)}: the data has no such column (it has {listed(columns)})")
+    return given or {i: name for i, name in enumerate(names) if name in columns}
+
+
+def _ports(ports: tuple[Port, ...]) -> str:
+    return listed(port.name for port in ports)
+
+
+def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
+    what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
+    return Problem(
+        f"{what}; the data's columns are {listed(columns)}",
+        help=f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}",
+    )
+
+
+def _no_target(ports: Signature, columns: list[str]) -> Problem:
+    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs]
+    outputs = _ports(ports.outputs) or "not named"
+    return Problem(
+        f"which column is the target? The model's outputs are {outputs}; the data's columns are {listed(columns)}",
+        help=f"--target {','.join(several) if len(several) > 1 else 'COLUMN'}",
+    )

@@ -1,0 +1,233 @@
+"""Samples as they are read, made into what a model takes: only the columns it needs, in its dtypes and shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.signature import Port
+from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.augment import Augment, recipes
+from onnxgen.training.data.feeding import matched
+from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, frame, measured, parse_scale, scale_text
+from onnxgen.training.data.samples import Batch, Data, Field, Samples
+from onnxgen.training.data.source import PARTS, Source
+from onnxgen.training.data.split import split
+from onnxgen.training.model import signature_of
+from onnxgen.training.settings import Settings
+
+Step = Callable[[Tensor, Sequence[int], int], Tensor]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A column that is no image: its axes in another order, other axes of size 1, another dtype."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    order: tuple[int, ...] = ()
+
+    def __call__(self, x: Tensor, indices: Sequence[int], seed: int) -> Tensor:
+        x = x.permute(0, *(axis + 1 for axis in self.order)) if self.order else x
+        return x.reshape(len(x), *self.shape).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Samples whose columns went through a step each; other columns are left out."""
+
+    samples: Samples
+    steps: Mapping[str, Step]
+    fields: Mapping[str, Field]
+
+    @property
+    def in_memory(self) -> bool:
+        return getattr(self.samples, "in_memory", False)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        batch = self.samples.take(indices, seed)
+        return {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
+
+    def column(self, name: str) -> Tensor | None:
+        """As it is stored: before the step."""
+        return column_of(self.samples, name)
+
+
+def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: bool) -> Data:
+    """Split what was read, and let its columns go through the steps that the model's inputs need.
+
+    Raises:
+        OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
+    """
+    ports = signature_of(model)
+    first = next(iter(source.parts.values()))
+    feeding = matched(first, source.target, ports, settings, targets)
+    whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings))}
+    images = {
+        c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites
+    }
+    target = next(iter(feeding.targets.values()), "")
+    if targets:
+        split(source, target, settings)
+    fields = next(iter(source.parts.values())).fields
+    steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
+    for output, column in feeding.targets.items():
+        wanted = ports.outputs[output] if output < len(ports.outputs) else None
+        steps.setdefault(column, _target(fields[column], wanted))
+    found = Data(None, name=source.name, notes=source.notes, target=target)
+    scaled = {c: _scaled(source, c, step, settings, found) for c, step in images.items()}
+    augment = _augment(source, settings, found, bool(images))
+    for part, samples in source.parts.items():
+        drawn = augment if part == "train" else None
+        here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
+        setattr(found, part, Prepared(samples, here, _fields(samples, here)))
+    return found
+
+
+def _fields(samples: Samples, steps: Mapping[str, Step]) -> dict[str, Field]:
+    made = {}
+    for name, step in steps.items():
+        assert isinstance(step, (Plain, ToInput))
+        shape = step.shape if isinstance(step, Plain) else step.frame.shape
+        made[name] = Field(step.dtype, shape, samples.fields[name].classes)
+    return made
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def _white(source: Source, column: str, port: Port, settings: Settings) -> float:
+    """The value of white where a column holds images for this input; 0 where it holds none."""
+    if column in source.whites:
+        return source.whites[column]
+    field = next(iter(source.parts.values())).fields[column]
+    rank = 4 if port.dims is None else len(port.dims)
+    if axes_of(field.shape, port) is None or rank not in (2, 3, 4):
+        return 0.0
+    if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
+        return 255.0
+    asked = settings.normalize not in ("auto", "none") or settings.augment != "none"
+    if asked and rank == 4 and field.dtype.is_floating_point:
+        try:
+            made = frame(port, _size(field.shape, port))
+        except OnnxgenError:
+            return 0.0
+        return 1.0 if (made.channels, made.height, made.width) == _size(field.shape, port) else 0.0
+    return 0.0
+
+
+def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
+    """Channels, height and width of a stored image."""
+    axes = axes_of(shape, port)
+    if axes is None:
+        return None
+    sizes = dict(zip(axes, shape))
+    return sizes.get("C", 1), sizes["H"], sizes["W"]
+
+
+def _image_step(source: Source, column: str, port: Port, white: float) -> ToInput:
+    shapes = {samples.fields[column].shape for samples in source.parts.values()}
+    shape = shapes.pop() if len(shapes) == 1 else ()
+    wanted = frame(port, _size(shape, port))
+    for part, samples in source.parts.items():  # files are decoded in the size that is wanted
+        sized: Callable[[int, int, int], Samples] | None = getattr(samples, "sized", None)
+        if sized is not None:
+            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width)
+    shape = next(iter(source.parts.values())).fields[column].shape
+    axes = axes_of(shape, port)
+    if axes is None:
+        raise OnnxgenError(
+            Problem(f"column {column!r} holds {list(shape)}, which is no image", help="[H, W], [C, H, W] or [H, W, C]")
+        )
+    dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
+    return ToInput(axes, white, wanted, dtype=dtype)
+
+
+def _scaled(source: Source, column: str, step: ToInput, settings: Settings, data: Data) -> ToInput:
+    """The step with the mean and deviation that the settings ask for, of which a note tells."""
+    if not step.dtype.is_floating_point or settings.normalize == "none":
+        data.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
+        data.normalize = "none"
+        return step
+    if settings.normalize != "auto":
+        scale = parse_scale(settings.normalize, step.frame.channels)
+        data.normalize = scale_text(scale)
+        data.notes.append(f"{column} is normalised by --normalize {data.normalize}")
+    else:
+        part = next(p for p in PARTS if p in source.parts)
+        scale = measured(source.parts[part], column, step)
+        data.normalize = scale_text(scale)
+        data.notes.append(
+            f"{column} is normalised by the mean and deviation of the {part} part, {data.normalize}; if the weights "
+            "were trained with others, say these: --normalize mean,std"
+        )
+    return replace(step, scale=scale)
+
+
+def _augment(source: Source, settings: Settings, data: Data, images: bool) -> Augment | None:
+    names = recipes(settings.augment, source.glyphs)
+    if not names:
+        return None
+    if not images:
+        if settings.augment == "auto":
+            data.notes.append("not augmented: the data has no images")
+            return None
+        raise OnnxgenError(Problem(f"--augment {settings.augment}: the data has no images", help="--augment none"))
+    mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
+    data.notes.append(f"augmented by {', '.join(names)}{mirrored}")
+    return Augment(names)
+
+
+# ---- what is no image ------------------------------------------------------------------------------------------------
+
+
+def _plain(field: Field, port: Port) -> Plain:
+    """Only what changes no value: another dtype that holds the same numbers, axes of size 1, one axis for several."""
+    dtype = torch.float32 if field.dtype == torch.float64 else field.dtype
+    if port.dtype is not None and port.dtype != "str":
+        wanted: torch.dtype = getattr(torch, port.dtype)
+        whole = not field.dtype.is_floating_point and field.dtype != torch.bool
+        if wanted.is_floating_point or (whole and wanted in (torch.int64, torch.int32)):
+            dtype = wanted
+    return Plain(dtype, *_shaped(field.shape, port))
+
+
+def _target(field: Field, port: Port | None) -> Plain:
+    if not field.dtype.is_floating_point:
+        return Plain(field.dtype if field.dtype == torch.bool else torch.int64, field.shape)
+    shape, _ = _shaped(field.shape, port) if port is not None else (field.shape, ())
+    return Plain(torch.float32 if field.dtype == torch.float64 else field.dtype, shape)
+
+
+def _shaped(shape: tuple[int, ...], port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape that a sample gets, and the order of axes that comes first; as it is where none is sure to be meant."""
+    wanted = tuple(port.dims[1:]) if port.dims else shape
+    sizes = tuple(size for size in wanted if isinstance(size, int))
+    if wanted == shape:
+        return shape, ()
+    if len(sizes) < len(wanted):  # one free axis takes what is left of ones: (5,) for [n, length, 1]
+        if len(wanted) == len(shape):
+            return shape, ()
+        rest = [size for size in shape if size != 1]
+        places = [i for i, size in enumerate(wanted) if size != 1]
+        if len(rest) == len(places) and all(wanted[i] == s or isinstance(wanted[i], str) for i, s in zip(places, rest)):
+            filled = iter(rest)
+            return tuple(1 if size == 1 else next(filled) for size in wanted), ()
+        return shape, ()
+    if len(shape) == len(sizes) == 3:
+        for order in ((2, 0, 1), (1, 2, 0)):
+            turned = tuple(shape[axis] for axis in order)
+            if turned == sizes and {turned[0], shape[0]} & set(CHANNELS):
+                return sizes, order
+    same = [s for s in shape if s != 1] == [s for s in sizes if s != 1]
+    if same or (len(sizes) == 1 and math.prod(shape) == sizes[0]):
+        return sizes, ()
+    return shape, ()

@@ -1,0 +1,216 @@
+"""Images as a model's input wants them: channels, size, axes and scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.signature import Port
+from onnxgen.training.data.arrays import spread
+from onnxgen.training.data.augment import Augment
+from onnxgen.training.data.samples import Samples
+
+CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
+MEASURED = 10_000  # images that mean and deviation are measured on
+_CHUNK = 500
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a model wants of an image: `axes` is "CHW", "HWC", "HW" or "flat" (the elements of CHW in one axis)."""
+
+    channels: int
+    height: int
+    width: int
+    axes: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = {"C": self.channels, "H": self.height, "W": self.width}
+        return (math.prod(sizes.values()),) if self.axes == "flat" else tuple(sizes[a] for a in self.axes)
+
+
+def takes_images(port: Port) -> bool:
+    """Whether an input may hold images: [n, C, H, W], [n, H, W, C], [n, H, W], or of unknown rank."""
+    return port.dims is None or len(port.dims) in (3, 4)
+
+
+def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
+    """How one stored image lies: "HW", "CHW" or "HWC"; None if it is no image. What could be both is as the input."""
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) != 3:
+        return None
+    first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
+    if first and last:
+        return "HWC" if port is not None and _wanted_axes(port) == "HWC" else "CHW"
+    return "CHW" if first else "HWC" if last else None
+
+
+def _wanted_axes(port: Port) -> str:
+    if port.dims is None:
+        return "CHW"
+    if len(port.dims) == 4:
+        return "HWC" if port.dims[3] in CHANNELS and port.dims[1] not in CHANNELS else "CHW"
+    return {3: "HW", 2: "flat"}.get(len(port.dims), "")
+
+
+def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
+    """The image that an input takes.
+
+    Args:
+        port: the input.
+        stored: channels, height and width of the data's images; None where they differ.
+
+    Raises:
+        OnnxgenError: it takes no images, or any size and the images have several.
+    """
+    axes = _wanted_axes(port)
+    dims = list(port.dims or ())[1:]
+    if not axes:
+        raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is no image")
+    if axes == "flat":
+        return _flat(port, dims[0], stored)
+    named = dict(zip(axes, dims, strict=False))
+    sizes = {axis: size for axis, size in named.items() if isinstance(size, int)}
+    if axes == "HW":
+        sizes["C"] = 1
+    if len(sizes) < 3 and stored is None:
+        raise OnnxgenError(
+            Problem(
+                f"input {port.name!r} takes images of any size {shown(port)}, and the data's have several",
+                help="resize them to one size, or generate with --input-shape "
+                + f"{port.name}={','.join(str(-1 if a == 'N' else 224 if a in 'HW' else 3) for a in 'N' + axes)}",
+            )
+        )
+    for axis, size in zip("CHW", stored or (), strict=False):
+        sizes.setdefault(axis, size)
+    if sizes["C"] not in CHANNELS:
+        raise OnnxgenError(
+            Problem(
+                f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are no gray, RGB or RGBA image",
+                help="give arrays of just that shape as floating point numbers (.npz)",
+            )
+        )
+    return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
+
+
+def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> Frame:
+    """Images laid into one axis: of the data's own size if that fits, else square ones."""
+    if stored is not None and (not isinstance(size, int) or math.prod(stored) == size):
+        return Frame(*stored, "flat")
+    for channels in CHANNELS if isinstance(size, int) else ():
+        side = math.isqrt(int(size) // channels)
+        if channels * side * side == size:
+            return Frame(channels, side, side, "flat")
+    raise OnnxgenError(
+        Problem(
+            f"input {port.name!r} is {shown(port)}, which is no square image in gray, RGB or RGBA",
+            help="give arrays of just that shape as floating point numbers (.npz)",
+        )
+    )
+
+
+def shown(port: Port) -> str:
+    """An input's dims as a person reads them: `[batch, 1, 28, 28]`."""
+    return "of unknown shape" if port.dims is None else f"[{', '.join(map(str, port.dims))}]"
+
+
+@dataclass(frozen=True)
+class ToInput:
+    """Stored images [n, ...] to the model's input [n, *frame.shape].
+
+    Attributes:
+        axes: of a stored image: "HW", "CHW" or "HWC".
+        white: the stored value of white.
+        frame: what the model wants; `fixed` images are neither resized nor given other channels.
+        scale: mean and standard deviation a channel, of values from 0 to 1; None leaves values as they are stored.
+        augment: what is drawn for each image, before it is normalised.
+        dtype: of the result.
+    """
+
+    axes: str
+    white: float
+    frame: Frame
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    augment: Augment | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, x: Tensor, indices: Sequence[int], seed: int) -> Tensor:
+        x = self.pixels(x)
+        if self.augment is not None:
+            x = self.augment(x, indices, seed, self.white)
+        if self.scale is not None:
+            mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in self.scale)
+            x = x.div(self.white).sub_(mean).div_(std)
+        if not self.dtype.is_floating_point:
+            x = x.round().clamp_(0, self.white)
+        x = x.permute(0, 2, 3, 1) if self.frame.axes == "HWC" else x
+        return x.reshape(len(x), *self.frame.shape).to(self.dtype)
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """float32 [n, C, H, W] in the frame's channels and size, values as stored."""
+        x = x.to(torch.float32)
+        x = x.unsqueeze(1) if self.axes == "HW" else x.permute(0, 3, 1, 2) if self.axes == "HWC" else x
+        x = _channels(x, self.frame.channels, self.white)
+        size = (self.frame.height, self.frame.width)
+        if x.shape[2:] != size:
+            x = F.interpolate(x.contiguous(), size, mode="bilinear", align_corners=False, antialias=True)
+        return x
+
+
+def _channels(x: Tensor, count: int, white: float) -> Tensor:
+    """[n, C, H, W] with as many channels; gray is repeated or weighted, alpha is opaque or left out."""
+    if x.shape[1] == count:
+        return x
+    if count == 1:
+        weights = torch.tensor(_LUMA).view(1, 3, 1, 1)
+        return (x[:, :3] * weights).sum(1, keepdim=True)
+    rgb = x[:, :3] if x.shape[1] > 1 else x.expand(-1, 3, -1, -1)
+    return rgb if count == 3 else torch.cat([rgb, torch.full_like(rgb[:, :1], white)], 1)
+
+
+def measured(samples: Samples, column: str, step: ToInput) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation a channel, of values from 0 to 1, to four digits; of at most 10,000 images."""
+    indices = spread(samples, MEASURED)
+    total = squares = np.zeros(step.frame.channels)
+    for start in range(0, len(indices), _CHUNK):
+        x = step.pixels(samples.take(indices[start : start + _CHUNK], 0)[column]) / step.white
+        wide = x.transpose(0, 1).flatten(1).numpy().astype(np.float64)
+        total, squares = total + wide.sum(1), squares + np.square(wide).sum(1)
+    count = len(indices) * step.frame.height * step.frame.width
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    # An image that is all of one value has no deviation to divide by.
+    return tuple(round(float(m), 4) for m in mean), tuple(round(float(s), 4) or 1.0 for s in std)
+
+
+def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation from "0.1307,0.3081" or "0.485/0.456/0.406,0.229/0.224/0.225", one a channel.
+
+    Raises:
+        OnnxgenError: it is none of these, not as many numbers as channels, or a deviation is not positive.
+    """
+    way = "--normalize takes auto, none, or mean,std such as 0.1307,0.3081 (a channel each: 0.5/0.5/0.5,0.2/0.2/0.2)"
+    try:
+        mean, std = (tuple(float(n) for n in part.split("/")) for part in text.split(","))
+    except ValueError:
+        raise OnnxgenError(Problem(f"normalize {text!r} is no pair of numbers", help=way)) from None
+    if not all(len(p) in (1, channels) for p in (mean, std)):
+        raise OnnxgenError(Problem(f"normalize {text!r} does not fit {channels} channels", help=way))
+    if not all(s > 0 for s in std) or not all(map(math.isfinite, mean + std)):
+        raise OnnxgenError(Problem(f"normalize {text!r}: a standard deviation must be positive", help=way))
+    return (mean * channels)[:channels], (std * channels)[:channels]
+
+
+def scale_text(scale: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
+    """What `parse_scale` reads."""
+    return ",".join("/".join(f"{n:g}" for n in part) for part in scale)

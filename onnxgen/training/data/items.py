@@ -1,0 +1,152 @@
+"""Samples of a torch `Dataset`, or of anything else with a length and items."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.arrays import spread
+from onnxgen.training.data.draw import bits
+from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.data.source import target_called
+
+TARGET = "target"  # the last of several things in a tuple
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items that are read when they are taken: a tensor, a tuple (the last is the target), or a dict.
+
+    The columns of a tuple are "0", "1", ... and "target". What an item's transforms draw from Python's, numpy's or
+    torch's global generator is made a function of seed and index; the generators are left as they were.
+    """
+
+    dataset: Any
+    fields: Mapping[str, Field]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        read = []
+        with _own_generators():
+            for index in indices:
+                _seed(int(bits(seed, [index], 1)[0, 0]))
+                read.append(_read(self.dataset, int(index)))
+        return {name: _stacked([item.get(name) for item in read], name, indices) for name in self.fields}
+
+    def column(self, name: str) -> Tensor | None:
+        """The targets, where the dataset lists them (as torchvision's do) and they are what its items have."""
+        listed = getattr(self.dataset, "targets", None)
+        if name != target_called(self.fields) or self.fields[name].shape or listed is None:
+            return None
+        try:
+            found = torch.as_tensor(listed)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        some = spread(self, 8)
+        same = found.shape == (len(self),) and torch.equal(found[some], self.take(some, 0)[name])
+        return found if same else None
+
+
+def items(dataset: Any, what: str) -> Items:
+    """A dataset with a length and items, whose columns are those of its first item.
+
+    Raises:
+        OnnxgenError: it has none of both, or its first item can't be read.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise OnnxgenError(
+            Problem(
+                f"{what} is {type(dataset).__name__}, which has no length or no items by number",
+                help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
+                "resumed), arrays, or a dict of columns",
+            )
+        )
+    if len(dataset) == 0:
+        raise OnnxgenError(f"{what} has no samples")
+    with _own_generators():
+        _seed(0)
+        first = _read(dataset, 0)
+    classes = getattr(dataset, "classes", ())
+    fields = {name: Field(value.dtype, tuple(value.shape)) for name, value in first.items()}
+    target = target_called(fields)
+    if target and not fields[target].shape and not fields[target].dtype.is_floating_point and classes:
+        fields[target] = Field(fields[target].dtype, (), tuple(map(str, classes)))
+    return Items(dataset, fields)
+
+
+def _read(dataset: Any, index: int) -> dict[str, Tensor]:
+    try:
+        item = dataset[index]
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
+    if isinstance(item, Mapping):
+        named = {str(k): v for k, v in item.items()}
+    elif isinstance(item, (tuple, list)):
+        last = len(item) - 1
+        named = {TARGET if 0 < i == last else str(i): value for i, value in enumerate(item)}
+    else:
+        named = {"0": item}
+    return {name: _tensor(value, name, index) for name, value in named.items()}
+
+
+def _tensor(value: Any, name: str, index: int) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if hasattr(value, "getbands"):  # a PIL image
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float32)
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except TypeError:
+        raise OnnxgenError(
+            Problem(
+                f"column {name!r} of item {index} is {type(value).__name__}, which is no number, array or image",
+                help="let the dataset turn it into a tensor",
+            )
+        ) from None
+
+
+def _stacked(values: Sequence[Tensor | None], name: str, indices: Sequence[int]) -> Tensor:
+    present = [v for v in values if v is not None]
+    if len(present) < len(values):
+        raise OnnxgenError(f"item {indices[values.index(None)]} has no column {name!r}, but the first item has")
+    for value, index in zip(present, indices):
+        if value.shape != present[0].shape or value.dtype != present[0].dtype:
+            raise OnnxgenError(
+                Problem(
+                    f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}, "
+                    f"but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}",
+                    help="let the dataset give all samples one shape",
+                )
+            )
+    return torch.stack(present)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+
+
+@contextmanager
+def _own_generators() -> Iterator[None]:
+    """Whatever the global generators are seeded with inside, outside they go on as if nothing had been."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

@@ -1,0 +1,97 @@
+"""Data that is given as Python objects, or by a function that makes them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.columns import from_columns, from_parts
+from onnxgen.training.data.items import TARGET, items
+from onnxgen.training.data.samples import Data, Samples
+from onnxgen.training.data.source import PARTS, Source, one_table, part_called, target_called
+
+
+def call(spec: str) -> Any:
+    """What the function of "module:function" returns; the current folder is searched for the module, too.
+
+    Raises:
+        OnnxgenError: there is no such module or function, or it fails.
+    """
+    name, function = spec.split(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        made = getattr(importlib.import_module(name), function)
+        return made() if callable(made) else made
+    except OnnxgenError:
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise OnnxgenError(
+            Problem(f"data {spec}: {said}", help=f"a function {function}() of {name}.py is called without arguments")
+        ) from error
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+def from_object(given: Any, name: str) -> Source | Data:
+    """A Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts; `Data` stays as it is.
+
+    Raises:
+        OnnxgenError: it is none of these.
+    """
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, Mapping):
+        parts = {part_called(str(key)): value for key, value in given.items()}
+        if given and None not in parts:
+            return _parts({str(part): value for part, value in parts.items()}, name)
+        return from_columns(given, name)
+    if isinstance(given, (tuple, list)) and 1 < len(given) <= 3 and not any(map(_is_array, given)):
+        return _parts(dict(zip(PARTS, given)), name)
+    return _parts({"train": given}, name)
+
+
+def _parts(given: Mapping[str, Any], name: str) -> Source:
+    if "train" not in given and len(given) > 1:
+        raise OnnxgenError(f"{name} has parts {', '.join(given)}, but no train")
+    columns = {part: _columns(value) for part, value in given.items()}
+    if all(value is not None for value in columns.values()):
+        return from_parts({part: value for part, value in columns.items() if value is not None}, name)
+    samples = {part: _samples(value, f"{name}, {part}") for part, value in given.items() if value is not None}
+    one_table(samples, name)
+    return Source(samples, name, target_called(samples[next(iter(samples))].fields))
+
+
+def _columns(given: Any) -> Mapping[str, Any] | None:
+    """Columns that lie in memory; None if they don't."""
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, TensorDataset):
+        given = given.tensors
+    if isinstance(given, (tuple, list)) and given and all(map(_is_array, given)):
+        last = len(given) - 1
+        return {TARGET if 0 < i == last else str(i): value for i, value in enumerate(given)}
+    return {"0": given} if _is_array(given) else None
+
+
+def _samples(given: Any, what: str) -> Samples:
+    if isinstance(given, DataLoader):
+        raise OnnxgenError(Problem(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches"))
+    if hasattr(given, "take") and hasattr(given, "fields") and hasattr(given, "__len__"):
+        found: Samples = given
+        return found
+    return items(given, what)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Tensor)) and value.ndim > 0

@@ -1,0 +1,63 @@
+"""From what a person names as data to `Data` that fits a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.columns import open_digits, open_npz, open_safetensors
+from onnxgen.training.data.fitting import fit_to_model
+from onnxgen.training.data.idx import is_idx, open_idx
+from onnxgen.training.data.objects import call, from_object
+from onnxgen.training.data.samples import Data
+from onnxgen.training.data.source import Source
+from onnxgen.training.settings import Settings
+
+KINDS = (
+    "data is a folder of images, idx files, .npz, .npy, .csv, .tsv, .parquet, .safetensors, the word digits, "
+    "or module:function"
+)
+_FILES: dict[str, Callable[[Path], Source]] = {
+    ".npz": open_npz,
+    ".npy": open_npz,
+    ".safetensors": open_safetensors,
+}
+
+
+def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
+    """Data that fits a model: read, split, its images resized and normalised, its columns in the model's dtypes.
+
+    Args:
+        spec: a path (a folder of images or of idx files, `.npz`, `.npy`, `.csv`, `.tsv`, `.parquet`, `.safetensors`);
+            "digits"; "module:function"; or an object: a torch Dataset, arrays `(x, y)`, datasets `(train, val, test)`,
+            a dict of columns or of parts, or `Data`, which is taken as it is.
+        model: as `signature_of` knows it.
+        settings: `inputs`, `target`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
+        targets: False: no target is needed, and nothing is held back (to predict).
+
+    Raises:
+        OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
+    """
+    name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
+    if isinstance(spec, str) and re.fullmatch(r"[\w.]+:\w+", spec) and not Path(spec).exists():
+        spec = call(spec)
+    if isinstance(spec, (str, Path)):
+        found: Source | Data = open_digits() if spec == "digits" else _open_path(Path(spec), settings)
+    else:
+        found = from_object(spec, name)
+    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
+
+
+def _open_path(path: Path, settings: Settings) -> Source:
+    if not path.exists():
+        raise OnnxgenError(Problem(f"there is no file or folder {path}", help=KINDS))
+    if is_idx(path):
+        return open_idx(path)
+    if path.suffix.lower() in _FILES:
+        return _FILES[path.suffix.lower()](path)
+    raise OnnxgenError(Problem(f"{path} is no data that onnxgen reads", help=KINDS))

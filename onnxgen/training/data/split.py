@@ -1,0 +1,68 @@
+"""What is held back for validation and test where the data has no such parts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.arrays import column_of, subset
+from onnxgen.training.data.draw import bits
+from onnxgen.training.data.source import PARTS, Source
+from onnxgen.training.settings import Settings
+
+
+def split(source: Source, target: str, settings: Settings) -> None:
+    """Take what is missing of "val" and "test" out of "train", by `settings.val` and `settings.test`.
+
+    Each class gives its share, where `target` holds class indices. Which samples are taken depends on `settings.seed`
+    alone. A note says how many samples each part has.
+
+    Raises:
+        OnnxgenError: there are too few samples.
+    """
+    shares = {"val": settings.val, "test": settings.test}
+    missing = {part: share for part, share in shares.items() if share > 0 and part not in source.parts}
+    if missing and "train" in source.parts:
+        train = source.parts["train"]
+        if len(train) <= len(missing):
+            raise OnnxgenError(
+                Problem(f"{source.name} has {len(train)} samples, too few to split", help="--val 0 holds none back")
+            )
+        groups = _groups(source, target)
+        for part, chosen in _drawn(groups, missing, settings.seed).items():
+            source.parts[part] = subset(train, chosen)
+    counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
+    how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
+    source.notes.append(f"samples: {counts}{how}")
+
+
+def _groups(source: Source, target: str) -> list[NDArray[np.int64]]:
+    """The indices of each class; all in one group where there are no classes."""
+    train = source.parts["train"]
+    labels = column_of(train, target) if target and train.fields[target].classes else None
+    if labels is None or labels.ndim != 1:
+        return [np.arange(len(train))]
+    found = labels.numpy()
+    return [np.flatnonzero(found == value) for value in np.unique(found)]
+
+
+def _drawn(groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
+    """Indices by part, and what is left as "train", in ascending order."""
+    total = sum(map(len, groups))
+    key = bits(seed, np.arange(total), 1)[:, 0]
+    # In the order of each sample's place within its class, as a share, a cut anywhere takes every class alike.
+    place, drawn = np.empty(total), np.argsort(key, kind="stable")
+    rank = np.empty(total, dtype=np.int64)
+    rank[drawn] = np.arange(total)
+    for group in groups:
+        order = group[np.argsort(rank[group], kind="stable")]
+        place[order] = (np.arange(len(order)) + 0.5) / len(order)
+    order = np.lexsort((rank, place))
+    found, start = {}, 0
+    for part, share in shares.items():
+        count = max(1, round(share * total))
+        found[part] = np.sort(order[start : start + count])
+        start += count
+    found["train"] = np.sort(order[start:])
+    return found
