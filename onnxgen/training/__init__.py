@@ -28,22 +28,27 @@ _HOME = {
     "evaluate": "evaluate",
     "predict": "evaluate",
     "calibrate_batchnorm": "finetune",
+    "find_head": "finetune",
     "freeze": "finetune",
+    "GradualUnfreeze": "finetune",
     "param_groups": "finetune",
     "replace_head": "finetune",
     "reset": "finetune",
     "unfreeze": "finetune",
+    "unfreeze_next": "finetune",
     "open_model": "model",
     "signature_of": "model",
     "Settings": "settings",
 }
 __all__ = [
+    "GradualUnfreeze",
     "Result",
     "Settings",
     "calibrate_batchnorm",
     "choose",
     "devices",
     "evaluate",
+    "find_head",
     "fit",
     "freeze",
     "open_model",
@@ -53,6 +58,7 @@ __all__ = [
     "reset",
     "signature_of",
     "unfreeze",
+    "unfreeze_next",
 ]
 
 _MODULES = ("devices", "evaluate", "fit")  # submodules that are called like the function they are for

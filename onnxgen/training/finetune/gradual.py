@@ -1,0 +1,66 @@
+"""Gradual unfreezing as a callback of Lightning's `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.finetune.freezing import unfreeze, unfreeze_next
+from onnxgen.training.finetune.owners import check_patterns
+
+
+class GradualUnfreeze(Callback):
+    """Unfreezes parts of a network at the beginning of epochs.
+
+        freeze(model, "stem", "layer*")
+        Trainer(callbacks=[GradualUnfreeze({3: "layer4", 6: ["layer3", "layer2"]})])
+
+    Args:
+        schedule: patterns (see `freeze`) by epoch, counted from 0; or a number: every so many epochs one more block,
+            the last first (see `unfreeze_next`).
+        attribute: where the LightningModule has the network; paths are the network's.
+    """
+
+    def __init__(self, schedule: Mapping[int, str | Sequence[str]] | int, attribute: str = "model") -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.attribute = attribute
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse what would fail only at a later epoch."""
+        if trainer.world_size > 1:
+            what = "gradual unfreezing in several processes: gradients of what is unfrozen later are not averaged"
+            raise OnnxgenError(Problem(what, help="use one device"))
+        if not isinstance(self.schedule, int):
+            check_patterns(self._model(pl_module), [p for patterns in self.schedule.values() for p in _list(patterns)])
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What is due; after a resume also what was due before."""
+        model = self._model(pl_module)
+        if isinstance(self.schedule, int):
+            every, epoch = self.schedule, trainer.current_epoch
+            changed = unfreeze_next(model) if epoch and epoch % every == 0 else []
+        else:
+            due = [
+                p
+                for epoch, patterns in self.schedule.items()
+                if epoch <= trainer.current_epoch
+                for p in _list(patterns)
+            ]
+            changed = unfreeze(model, *due) if due else []
+        held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for name in changed if id(model.get_parameter(name)) not in held]
+        if missing:
+            what = f"no optimizer has {', '.join(missing[:4])}, which epoch {trainer.current_epoch} unfreezes"
+            raise OnnxgenError(Problem(what, help="give it all parameters, frozen ones too (param_groups does)"))
+
+    def _model(self, module: LightningModule) -> nn.Module:
+        found = getattr(module, self.attribute, module)
+        return found if isinstance(found, nn.Module) else module
+
+
+def _list(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)

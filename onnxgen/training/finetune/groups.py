@@ -1,0 +1,86 @@
+"""`param_groups`: what an optimizer gets, with rates and decay of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.finetune.blocks import blocks
+from onnxgen.training.finetune.example import Example
+from onnxgen.training.finetune.head import find_head
+from onnxgen.training.finetune.owners import NORMS
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    lr: float | None = None,
+    head_lr: float = 1.0,
+    weight_decay: float | None = None,
+    layer_decay: float | None = None,
+    head: str | None = None,
+    example: Example | None = None,
+) -> list[dict[str, Any]]:
+    """All parameters, once each, in groups for any optimizer of `torch.optim`.
+
+    Norms, biases and whatever else has one dim are not decayed. Frozen parameters are in it, too: they have no
+    gradient, so that an optimizer leaves them alone until they are unfrozen.
+
+    Args:
+        model: any module.
+        lr: the rate; None: the optimizer's.
+        head_lr: the classifier's rate as a multiple of `lr`.
+        weight_decay: of all others; None: the optimizer's.
+        layer_decay: each block (see `blocks`) has this share of the rate of the one behind it.
+        head, example: see `find_head`; it is asked only if `head_lr` is not 1.
+
+    Returns:
+        dicts with "params", "name" ("head", "body no decay", "layer1 no decay"), and what else was said.
+
+    Raises:
+        OnnxgenError: a rate is asked for that depends on `lr`, and there is none; the head can't be found.
+    """
+    if lr is None and (head_lr != 1 or layer_decay is not None):
+        raise OnnxgenError(Problem("head_lr and layer_decay are shares of lr, which is not given", help="give lr="))
+    top = _head(model, head, example) if head_lr != 1 else ()
+    order = blocks(model)
+    plain = _without_decay(model)
+    groups: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        is_head = any(f"{name}.".startswith(f"{path}.") for path in top)
+        block = next((b for b in order if f"{name}.".startswith(f"{b}.")), "")
+        place = "head" if is_head else "body" if layer_decay is None else block or "root"
+        rate = None if lr is None else lr * (head_lr if is_head else 1.0)
+        if rate is not None and layer_decay is not None and not is_head:
+            rate *= layer_decay ** (len(order) - 1 - order.index(block) if block else len(order))
+        decays = name not in plain
+        key = place if decays else f"{place} no decay"
+        group = groups.setdefault(key, _options(key, rate, weight_decay if decays else 0.0))
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _options(name: str, lr: float | None, weight_decay: float | None) -> dict[str, Any]:
+    said = {"lr": lr, "weight_decay": weight_decay}
+    return {"name": name, "params": [], **{key: value for key, value in said.items() if value is not None}}
+
+
+def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[str, ...]:
+    found = find_head(model, example, head=head)
+    return (found.path, *found.also)
+
+
+def _without_decay(model: nn.Module) -> set[str]:
+    """Names of norms' parameters, of biases, and of all that has no more than one dim longer than 1."""
+    found = set()
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            matrix = name.startswith("weight") and isinstance(
+                module, (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
+            )
+            flat = parameter.numel() == max(parameter.shape, default=1) and not matrix
+            if isinstance(module, NORMS) or "bias" in name or parameter.ndim < 2 or flat:
+                found.add(f"{path}.{name}" if path else name)
+    return found

@@ -1,0 +1,363 @@
+"""The verbs of fine-tuning on generated models and on ones written by hand, in plain loops."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxgen import OnnxgenError, Options
+from onnxgen.pipeline import generate
+from onnxgen.training import (
+    calibrate_batchnorm,
+    find_head,
+    freeze,
+    open_model,
+    param_groups,
+    replace_head,
+    reset,
+    unfreeze,
+    unfreeze_next,
+)
+from tests.conftest import ROOT
+from tests.test_restore_batchnorm import NETS, NORM, exported
+
+MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], nn.Module]]:
+    """Makes the sample's generated model, in training mode."""
+    path = tmp_path_factory.mktemp("mnist") / "finetuned_mnist.py"
+    generate(MNIST, path)
+    yield lambda: open_model(path)
+
+
+class Tower(nn.Module):
+    """Written by hand: a stem, two layers of two blocks, a head; the class takes an argument."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.layer1 = nn.Sequential(self._block(), self._block())
+        self.layer2 = nn.Sequential(self._block(), self._block())
+        self.fc = nn.Linear(4, classes)
+
+    @staticmethod
+    def _block() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
+
+
+def images(count: int = 16, side: int = 8) -> Tensor:
+    return torch.randn(count, 1, side, side, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def step(model: nn.Module, x: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()
+    F.cross_entropy(model(x), torch.arange(len(x)) % 3).backward()
+    optimizer.step()
+
+
+# ---- freeze and unfreeze ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("layer1.*", "layer1."),
+        ("layer1", "layer1."),
+        ("layer1.**", "layer1."),
+        ("layer1.0.0.weight", "layer1.0.0.weight"),
+        ("stem.?", "stem."),
+        ("**.bias", "bias"),
+    ],
+)
+def test_frozen_is_what_the_pattern_says(pattern: str, expected: str) -> None:
+    model = Tower(3)
+    names = freeze(model, pattern)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == set(names) == {name for name, _ in model.named_parameters() if expected in name} and frozen
+
+
+@pytest.mark.parametrize("copied", ["itself", "deepcopy", "pickle"])
+def test_a_frozen_layer_stays_what_it_was(copied: str) -> None:
+    """Parameters and statistics, in training mode, through copies; the rest learns. Nothing in the state dict tells."""
+    model = Tower(3)
+    keys = list(model.state_dict())
+    freeze(model, "stem", "layer1.*")
+    if copied == "deepcopy":
+        model = copy.deepcopy(model)
+    elif copied == "pickle":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        model = torch.load(file, weights_only=False)
+    assert list(model.state_dict()) == keys
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    step(model, images())
+    assert model.training and model.layer2[0][1].training and not model.layer1[0][1].training
+    assert model.layer1[0][3].training, "Dropout stays"
+    for key, value in model.state_dict().items():
+        held = key.startswith(("stem.", "layer1."))
+        assert torch.equal(value, before[key]) == held, key
+    # it normalises with its statistics, as in evaluation
+    x, norm = torch.randn(8, 4, 5, 5), model.layer1[0][1]
+    torch.testing.assert_close(norm(x), F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias))
+
+
+def test_unfreezing_undoes_it() -> None:
+    model = Tower(3)
+    freeze(model)
+    assert not any(p.requires_grad for p in model.parameters())
+    unfreeze(model)
+    assert all(p.requires_grad for p in model.parameters()) and all(m.training for m in model.modules())
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    step(model, images())
+    assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_unfreezing_block_by_block() -> None:
+    model = Tower(3)
+    freeze(model)
+    assert {name.rsplit(".", 1)[0] for name in unfreeze_next(model)} == {"fc"}
+    seen = [name for _ in range(20) for name in unfreeze_next(model)]
+    assert [n for n in seen if n.endswith("1.weight")] == [
+        "layer2.1.1.weight", "layer2.0.1.weight", "layer1.1.1.weight", "layer1.0.1.weight", "stem.1.weight",
+    ]  # fmt: skip
+    assert all(p.requires_grad for p in model.parameters()) and unfreeze_next(model) == []
+
+
+def test_a_pattern_that_matches_nothing() -> None:
+    model = Tower(3)
+    with pytest.raises(OnnxgenError, match=r"'layer7\.\*'.* -> there are .*layer1") as error:
+        freeze(model, "layer7.*", "stem")
+    assert "\n" not in str(error.value) and all(p.requires_grad for p in model.parameters())
+
+
+def test_a_module_called_by_two_names() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    model["c"] = model["a"]
+    freeze(model, "c")
+    assert not model["a"].weight.requires_grad and model["b"].weight.requires_grad
+
+
+# ---- param_groups ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_have_every_parameter_once(mnist: Callable[[], nn.Module]) -> None:
+    model = mnist()
+    freeze(model, "conv1")
+    groups = param_groups(model, lr=0.01, head_lr=10, weight_decay=0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {g["name"]: ({names[id(p)] for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups}
+    matrices = {"conv1.weight", "conv2.weight", "conv3.weight", "fc1.weight"}
+    biases = {"conv1.bias", "conv2.bias", "conv3.bias", "fc1.bias", "norm1.weight", "norm1.bias"}
+    assert found == {
+        "body": (matrices, 0.01, 0.1),
+        "body no decay": (biases, 0.01, 0.0),
+        "head": ({"fc2.weight"}, pytest.approx(0.1), 0.1),
+        "head no decay": ({"fc2.bias", "norm2.weight", "norm2.bias"}, pytest.approx(0.1), 0.0),
+    }
+    for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad):
+        assert len(kind(groups).param_groups) == 4
+
+
+def test_rates_fall_block_by_block() -> None:
+    groups = param_groups(Tower(3), lr=1.0, layer_decay=0.5)
+    rates = {g["name"]: g["lr"] for g in groups if not g["name"].endswith("no decay")}
+    names = ["stem.0", "layer1.0.0", "layer1.1.0", "layer2.0.0", "layer2.1.0", "fc"]
+    assert rates["fc"] == 1.0 and rates["layer2.1.0"] < 1.0 and len(rates) == len(names)
+    assert [rates[a] for a in names] == sorted(rates.values())
+
+
+def test_tied_parameters_are_in_one_group() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+    assert [len(g["params"]) for g in param_groups(model, weight_decay=0.1)] == [1]
+
+
+def test_a_share_of_no_rate() -> None:
+    with pytest.raises(OnnxgenError, match="give lr="):
+        param_groups(Tower(3), head_lr=10)
+
+
+# ---- replace_head ----------------------------------------------------------------------------------------------------
+
+
+def test_the_norm_over_the_classes_goes_with_it(mnist: Callable[[], nn.Module]) -> None:
+    """The sample: fc2, a BatchNorm over ten classes, log_softmax. Kept classes score what they scored."""
+    model, old = mnist().eval(), mnist().eval()
+    head = find_head(model)
+    assert (head.path, head.classes, head.features, head.also) == ("fc2", 10, 32, ("norm2",))
+    assert replace_head(model, 3, keep={0: 7, 2: 1}) is model and not model.training
+    assert model.norm2.num_features == 3 and model.fc2.out_features == 3 and model.fc2.weight.requires_grad
+    x = torch.randn(4, 1, 28, 28)
+    scores: list[Tensor] = []
+    for net in (model, old):
+        hook = net.norm2.register_forward_hook(lambda _, __, y: scores.append(y))
+        net(x)
+        hook.remove()
+    torch.testing.assert_close(scores[0][:, [0, 2]], scores[1][:, [7, 1]])
+    bound = (6 / (32 + 3)) ** 0.5  # Glorot & Bengio 2010
+    assert not model.fc2.bias[1] and 0 < model.fc2.weight[1].abs().max() <= bound
+    assert (model.norm2.running_mean[1], model.norm2.running_var[1], model.norm2.weight[1]) == (0, 1, 1)
+
+
+def test_initialisations() -> None:
+    made = {}
+    for init in ("default", "zeros", "kaiming_normal", lambda w: w.fill_(2.0)):
+        model = Tower(10)
+        torch.manual_seed(3)
+        replace_head(model, 5, init=init, example=images(2))
+        made[str(init)[:7]] = model.fc
+    torch.manual_seed(3)
+    fresh = nn.Linear(4, 5)
+    torch.testing.assert_close(made["default"].weight, fresh.weight)
+    torch.testing.assert_close(made["default"].bias, fresh.bias)
+    assert not made["zeros"].weight.any() and (made["<functi"].weight == 2).all()
+    with pytest.raises(OnnxgenError, match="not in torch.nn.init"):
+        replace_head(Tower(3), 2, init="best", example=images(2))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("meta", torch.float32), ("cpu", torch.bfloat16), ("cpu", torch.float64)]
+)
+def test_devices_and_dtypes(device: str, dtype: torch.dtype, mnist: Callable[[], nn.Module]) -> None:
+    model = replace_head(mnist().to(device, dtype), 3)
+    assert (model.fc2.weight.device.type, model.fc2.weight.dtype, model.fc2.weight.shape) == (device, dtype, (3, 32))
+    assert model(torch.zeros(2, 1, 28, 28, device=device, dtype=dtype)).shape == (2, 3)
+
+
+class Fixed(nn.Module):
+    """The number of classes stands in its code, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).reshape(-1, 10).softmax(1)
+
+
+def test_what_the_code_fixes_is_refused_and_left_alone() -> None:
+    model = Fixed()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(OnnxgenError, match="change the code where it says 10"):
+        replace_head(model, 3, example=torch.zeros(3, 4))
+    assert model.fc.out_features == 10 and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_nonsense() -> None:
+    x = images(2)
+    for arguments, message in (
+        ({"classes": 0}, "at least 1 class"),
+        ({"classes": 3, "keep": {0: 99}}, "new class 0 was class 99"),
+        ({"classes": 3, "head": "fcc"}, "no layer with weights is called 'fcc'.*fc"),
+        ({"classes": 3, "head": "stem"}, "stem.0 computes 4 values, but the output is 2x10"),
+        ({"classes": 3, "output": 4}, "no output 4"),
+    ):
+        with pytest.raises(OnnxgenError, match=message):
+            replace_head(Tower(10), example=x, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(OnnxgenError, match="what the model takes is not known.*example="):
+        replace_head(Tower(10), 3)
+
+
+# ---- reset -----------------------------------------------------------------------------------------------------------
+
+
+def test_reset_is_a_new_model(mnist: Callable[[], nn.Module]) -> None:
+    model = mnist()
+    parameters = list(model.parameters())
+    freeze(model, "conv1")
+    model.eval()
+    torch.manual_seed(5)
+    assert reset(model) is model and not model.training
+    torch.manual_seed(5)
+    fresh = type(model)()
+    assert [id(p) for p in parameters] == [id(p) for p in model.parameters()] and not parameters[0].requires_grad
+    for key, value in fresh.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_reset_of_a_replaced_head(mnist: Callable[[], nn.Module]) -> None:
+    model = replace_head(mnist().double(), 3, init="zeros")
+    reset(model)
+    weight = model.fc2.weight
+    assert weight.shape == (3, 32) and weight.dtype == torch.float64 and 0 < weight.abs().max() <= 32**-0.5
+
+
+def test_reset_layer_by_layer() -> None:
+    model = Tower(3)
+    step(model, images())
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    reset(model)
+    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert (model.stem[1].running_mean == 0).all() and model.stem[1].num_batches_tracked == 0
+    model.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    with pytest.raises(OnnxgenError, match="how to initialise scale"):
+        reset(model)
+
+
+# ---- calibrate_batchnorm ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet18", "cnn", "mobilenet", "audio_cnn", "video_cnn", "grouped", "called"])
+def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
+    """In evaluation what they did, to 1e-5; in training nearly that, and nothing like it before."""
+    path, _ = exported(name, "legacy", tmp_path)
+    generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
+    model = open_model(tmp_path / f"calibrated_{name}.py").eval()
+    restored = {n for n, m in model.named_modules() if isinstance(m, NORM) and not m.running_mean.any()}
+    x = NETS[name].inputs(64)[0] * 0.5 + 0.2
+    with torch.no_grad():
+        before, wrong = model(x), copy.deepcopy(model).train()(x)
+        report = calibrate_batchnorm(model, x.split(48))  # of unequal size
+        after = model(x)
+        trained = copy.deepcopy(model).train()(x)
+    scale = before.abs().max()
+    assert (after - before).abs().max() <= 1e-5 * scale
+    assert {c.path for c in report} == restored and restored and all(c.values >= 64 for c in report)
+    if name != "called":  # whose norm has one mean for two calls
+        assert (trained - after).abs().max() < 0.1 * scale, "training starts where the folded network was"
+    assert (trained - after).abs().max() < 0.5 * (wrong - before).abs().max()
+
+
+def test_measured_moments_are_those_of_all_data() -> None:
+    norm = nn.BatchNorm2d(3)
+    x = torch.randn(50, 3, 4, 4) * 7 + 100
+    (report,) = calibrate_batchnorm(norm, [x[:7], x[7:30], x[30:]])
+    flat = x.double().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(report.mean, flat.mean(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(norm.running_var, flat.var(1).float(), rtol=1e-5, atol=0)
+    assert report.values == 50 * 16
+    torch.testing.assert_close(norm.eval()(x), x / (1 + 1e-5) ** 0.5, rtol=1e-5, atol=1e-4)
+
+
+def test_batches_as_data_loaders_make_them() -> None:
+    x = images(8)
+    for batches in ([(x, torch.zeros(8))], [{"x": x, "label": torch.zeros(8)}], [[x]], x):
+        model = nn.Sequential(Tower(3)) if batches is x else Tower(3)
+        assert calibrate_batchnorm(model, batches)[0].values == 8 * 36
+
+
+def test_nothing_to_calibrate() -> None:
+    model = Tower(3)
+    with pytest.raises(OnnxgenError, match="there is no batch"):
+        calibrate_batchnorm(model, [])
+    with pytest.raises(OnnxgenError, match="batch 2 does not go through the model"):
+        calibrate_batchnorm(model, [images(2), torch.zeros(2, 5, 8, 8)])
+    step(model, images())
+    with pytest.raises(OnnxgenError, match="--restore-batchnorm"):
+        calibrate_batchnorm(model, [images(2)])
+    assert len(calibrate_batchnorm(model, [images(8)], every=True)) == 5
