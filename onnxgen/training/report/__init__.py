@@ -1,1 +1,99 @@
-"""What a run shows while it runs, and leaves behind."""
+"""What a run shows while it goes on, and what it leaves in its folder.
+
+callbacks = report.begin(settings, facts, {"model": "model.py", "data": "digits"})
+trainer = lightning.Trainer(callbacks=callbacks, logger=report.logger(settings.out), ...)
+trainer.fit(...)
+report.finish(settings, facts, report.Ending(seconds, confusion=task.confusion))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from onnxgen._version import __version__
+from onnxgen.atomic import replacing
+from onnxgen.training.config import write_config
+from onnxgen.training.report.facts import Ending, Facts, file_of, parameters
+from onnxgen.training.report.interrupt import Interrupt
+from onnxgen.training.report.metrics import Metrics, read_rows
+from onnxgen.training.report.page import page
+from onnxgen.training.report.plots import confusion_matrix, curves
+from onnxgen.training.report.progress import Progress
+from onnxgen.training.report.shown import Dashboard, Lines
+from onnxgen.training.settings import Settings
+
+__all__ = ["SHOWS", "Ending", "Facts", "Interrupt", "begin", "file_of", "finish", "logger", "parameters", "read_rows"]
+
+SHOWS = {
+    "live": Dashboard,
+    "lines": Lines,
+    "nothing": Progress,
+}  # what is shown while it runs; "auto" is of the first two
+PICTURES = ("loss", "accuracy", "confusion")
+_LOGS = "tensorboard"
+
+
+def begin(settings: Settings, facts: Facts, given: Mapping[str, str], show: str = "auto") -> list[lightning.Callback]:
+    """Make the run's folder and write `config.toml`; returns the callbacks that show the run and write `metrics.csv`.
+
+    Unless the run goes on from a checkpoint, what an older run reported in the folder is removed.
+
+    Args:
+        given: the `model`, `data` and `weights` of the run, as far as they are text.
+        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": what suits stdout.
+
+    Raises:
+        OSError: the folder can't be made or written.
+    """
+    out = settings.out
+    if not getattr(rank_zero_only, "rank", 0):
+        out.mkdir(parents=True, exist_ok=True)
+        if not settings.resume:
+            _clear(out)
+        versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
+        write_config(out / "config.toml", settings, given, (facts.line(out), versions))
+    metrics = Metrics(out / "metrics.csv")
+    if show == "auto":
+        show = "live" if sys.stdout.isatty() else "lines"
+    progress = SHOWS[show](facts, out, metrics)
+    return [metrics, progress, Interrupt(progress.say)]
+
+
+def _clear(out: Path) -> None:
+    stale = [out / "metrics.csv", out / "report.html", *(out / f"{name}.png" for name in PICTURES)]
+    for path in [*stale, *(out / _LOGS).glob("events.out.tfevents.*")]:
+        path.unlink(missing_ok=True)
+
+
+def logger(out: Path) -> TensorBoardLogger:
+    """What Lightning logs, for TensorBoard, in `out/tensorboard`."""
+    return TensorBoardLogger(out, name="", version=_LOGS, default_hp_metric=False)
+
+
+@rank_zero_only
+def finish(settings: Settings, facts: Facts, ending: Ending) -> None:
+    """Write the pictures and `report.html`, from `metrics.csv` and what else is known of a run.
+
+    Raises:
+        OSError: they can't be written; the older ones stay.
+    """
+    out = settings.out
+    rows = read_rows(out / "metrics.csv")
+    pictures = {name: curves(rows, name, facts.monitor) for name in ("loss", "accuracy")}
+    if ending.confusion is not None:
+        pictures["confusion"] = confusion_matrix(ending.confusion, facts.classes, ending.confused)
+    drawn = {name: png for name, png in pictures.items() if png is not None}
+    text = page(settings, facts, ending, rows, drawn)
+    with replacing([out]) as files:
+        for name, png in drawn.items():
+            with files.file(out / f"{name}.png") as file:
+                file.write(png)
+        with files.file(out / "report.html") as file:
+            file.write(text.encode())

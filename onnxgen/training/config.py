@@ -1,0 +1,126 @@
+"""Settings of a run as a TOML file: read with every mistake named, written so that the file alone repeats the run.
+
+Keys are the names of the settings, with `-` or `_`, and besides them `model`, `data` and `weights`. Paths in it are
+those of the command line: relative to where it is run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any
+
+from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.training.settings import Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+BESIDES = ("model", "data", "weights")  # what a run is given and `Settings` has no field for
+TYPES: dict[str, Any] = {**dict.fromkeys(BESIDES, str), **typing.get_type_hints(Settings)}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a TOML file by name, each of its setting's type.
+
+    Raises:
+        OnnxgenError: the file can't be read, is no TOML, or has unknown keys or values of another type: all of them.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OnnxgenError(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OnnxgenError(f"{path} is no TOML file: {error}") from None
+    values, problems = {}, Problems()
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name not in TYPES:
+            problems.add(Problem(f"{path}: there is no setting {key!r}", help=_near(name)))
+            continue
+        try:
+            values[name] = typed(value, TYPES[name])
+        except ValueError as error:
+            problems.add(f"{path}: {key} must be {error}, not {value!r}")
+    problems.raise_if_any()
+    return values
+
+
+def typed(value: Any, wanted: Any) -> Any:
+    """A value as a type of `Settings` has it: lists as tuples, whole numbers as float where a float is wanted.
+
+    Raises `ValueError` with the words for what is wanted.
+    """
+    kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
+    for kind in kinds:
+        origin = typing.get_origin(kind) or kind
+        inner = typing.get_args(kind)
+        if origin is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if origin is Path and isinstance(value, str):
+            return Path(value)
+        if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, inner[0]) for v in value):
+            return tuple(value)
+        if origin is Mapping and isinstance(value, Mapping):
+            if inner[1] is Any or all(isinstance(v, inner[1]) for v in value.values()):
+                return dict(value)
+        elif origin in (bool, int, float, str, Path) and type(value) is origin:
+            return value
+    raise ValueError(" or ".join(_wording(kind) for kind in kinds if kind is not NoneType))
+
+
+def _wording(kind: Any) -> str:
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is Mapping:
+        return "a table" if inner[1] is Any else "a table of text"
+    return "a list of text" if origin is tuple else _WORDS[origin]
+
+
+def _near(name: str) -> str:
+    close = difflib.get_close_matches(name, TYPES, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(TYPES))}"
+
+
+def write_config(path: Path, settings: Settings, besides: Mapping[str, str], comments: Sequence[str] = ()) -> None:
+    """Write every setting that has a value, in the order of `Settings`; `besides` are `model`, `data`, `weights`.
+
+    What TOML can't say (an object that a program gave as an optimizer's argument) becomes a comment.
+
+    Raises `OSError` as the system does; an older file is replaced as a whole or stays.
+    """
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    values = {**besides, **{f.name: getattr(settings, f.name) for f in fields(settings)}}
+    values["resume"] = False  # the file repeats the run from its beginning
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            lines.append(f"{name} = {_toml(value)}")
+        except TypeError:
+            lines.append(f"# {name}: not written, no value of TOML: {' '.join(repr(value).split())}")
+    with replacing([path.parent]) as files, files.file(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (str, Path)):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    raise TypeError(type(value).__name__)

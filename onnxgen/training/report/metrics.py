@@ -1,0 +1,109 @@
+"""`metrics.csv`: a row an epoch, whatever happens between."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from onnxgen.atomic import replacing
+
+Row = dict[str, float]
+FIRST = ("epoch", "step")  # epochs count from 1; steps are the optimizer's
+
+
+class Metrics(Checkpoint):
+    """Keeps a row of every finished epoch, and writes `metrics.csv` anew after each.
+
+    The rows travel in the checkpoints: a run that goes on from one has exactly the rows up to there, whatever the file
+    had. (A `Checkpoint` only because Lightning lets nothing else see what the module logs at the end of its epoch.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._begun = time.monotonic()
+        self._seen = 0  # samples of this epoch, of all processes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [dict(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = [dict(row) for row in state_dict["rows"]]
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
+        if trainer.is_global_zero:
+            write_rows(self.path, self.rows)
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger) and trainer.global_step:
+                    _forget(logger, trainer.global_step)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._begun = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if not whole_epoch(trainer):
+            return
+        found = {name: float(value) for name, value in sorted(trainer.callback_metrics.items(), key=_train_first)}
+        row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
+        row["seconds"] = round(time.monotonic() - self._begun, 3)
+        self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
+        if trainer.is_global_zero:
+            write_rows(self.path, self.rows)
+
+
+def _forget(logger: TensorBoardLogger, step: int) -> None:
+    """Tell TensorBoard that what it has of this step and later was of a run that did not go on from there."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    start = Event(step=step, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
+    logger.experiment._get_file_writer().add_event(start)
+
+
+def _train_first(metric: tuple[str, Any]) -> bool:
+    return not metric[0].startswith("train_")
+
+
+def whole_epoch(trainer: lightning.Trainer) -> bool:
+    """Whether all batches of the epoch were taken: a run that is stopped ends its epoch early."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready >= trainer.num_training_batches
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    """Replace a CSV file as a whole; columns in the order of their first use. Raises `OSError` as the system does."""
+    columns = list(dict.fromkeys([*FIRST, *(name for row in rows for name in row)]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with replacing([path.parent]) as files, files.file(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a `metrics.csv`; a value that a row lacks has no key. no rows if there is no such file."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+
+
+def best_row(rows: Sequence[Row], monitor: str) -> Row | None:
+    """The first row with the best value of a metric: the lowest loss, the highest of any other; None without one."""
+    found = [row for row in rows if row.get(monitor) == row.get(monitor, float("nan"))]  # a nan is best in nothing
+    if not found:
+        return None
+    return (min if lower_is_better(monitor) else max)(found, key=lambda row: row[monitor])
+
+
+def lower_is_better(metric: str) -> bool:
+    """Of losses."""
+    return "loss" in metric or "error" in metric

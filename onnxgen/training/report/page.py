@@ -1,0 +1,63 @@
+"""`report.html`: one page with everything in it, to be sent or kept."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from onnxgen._version import __version__
+from onnxgen.training.report.facts import Ending, Facts
+from onnxgen.training.report.metrics import Row, best_row
+from onnxgen.training.report.progress import duration, number
+from onnxgen.training.settings import Settings
+
+
+def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], pictures: Mapping[str, bytes]) -> str:
+    """The page as text. Every name that comes from outside is escaped; nothing is loaded from anywhere."""
+    import jinja2
+    import torch
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    best = best_row(rows, facts.monitor)
+    return environment.get_template("report.html.jinja").render(
+        facts=facts,
+        ending=ending,
+        out=settings.out,
+        settings=_changed(settings),
+        columns=list(dict.fromkeys(name for row in rows for name in row)),
+        rows=[{name: _cell(name, value) for name, value in row.items()} for row in rows],
+        best=None if best is None else f"{best['epoch']:.0f}",
+        best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
+        test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
+        duration=duration(ending.seconds),
+        pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
+        versions=f"onnxgen {__version__}, torch {torch.__version__}",
+    )
+
+
+def _changed(settings: Settings) -> list[tuple[str, str, bool]]:
+    """Name, value, and whether it is another than the default."""
+    default = Settings()
+    found = []
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        found.append((field.name.replace("_", "-"), _text(value), value != getattr(default, field.name)))
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _cell(name: str, value: float) -> str:
+    return f"{value:.0f}" if name in ("epoch", "step") else number(name, value)

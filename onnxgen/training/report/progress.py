@@ -1,0 +1,195 @@
+"""What a run is doing at the moment, for whatever shows it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
+
+from onnxgen.training.report.facts import Facts
+from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
+
+KEPT = 60  # losses of the sparkline
+
+
+class Progress(Checkpoint):
+    """Follows a run on the first process; a subclass shows it.
+
+    A step costs a look at the clock. Only when `every` seconds have gone by is a value read from the device, which
+    waits for it. (A `Checkpoint` for the reason that `Metrics` is one.)
+    """
+
+    every = 0.5
+
+    def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
+        self.facts, self.out, self.metrics = facts, out, metrics
+        self.epoch = self.epochs = self.batch = self.batches = 0
+        self.validated = 0  # batches of a validation that is going on
+        self.loss = float("nan")
+        self.accuracy: float | None = None
+        self.losses: deque[float] = deque(maxlen=KEPT)
+        self.rate = 0.0  # samples a second
+        self.gone, self.left = 0.0, float("nan")  # seconds
+        self.memory = 0  # bytes
+        self._samples = self._steps = 0
+        self._begun = self._read = self._due = 0.0
+
+    # ---- to be shown by a subclass
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+    def show(self) -> None:
+        """What is going on has changed."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+    # ---- what Lightning tells
+
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.say(self.facts.line(self.out))
+            for note in self.facts.notes:
+                self.say(f"note: {note}")
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.epochs, self.batches = trainer.max_epochs or 0, int(trainer.num_training_batches)
+        self._begun = self._read = time.monotonic()
+        self._due = self._read + self.every
+        if trainer.is_global_zero and trainer.current_epoch:
+            self.say(f"going on after epoch {trainer.current_epoch} of {self.epochs}")
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.epoch, self.batch = trainer.current_epoch + 1, 0
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self.batch = batch_idx + 1
+        self._samples += samples(batch) * trainer.world_size
+        self._steps += 1
+        now = time.monotonic()
+        if now >= self._due and trainer.is_global_zero:
+            self._look(trainer, outputs, now)
+            self.show()
+            self._due = time.monotonic() + self.every
+
+    def on_validation_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.validated = batch_idx + 1
+        if time.monotonic() >= self._due and trainer.is_global_zero and not trainer.sanity_checking:
+            self.show()
+            self._due = time.monotonic() + self.every
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.validated = 0
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if not trainer.is_global_zero or not whole_epoch(trainer) or not self.metrics.rows:
+            return
+        row = self.metrics.rows[-1]
+        best = best_row(self.metrics.rows, self.facts.monitor)
+        self.say(epoch_line(row, self.epochs, best is row, self.rate))
+        self.show()
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self.close()
+
+    def on_exception(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        self.close()
+
+    def _look(self, trainer: lightning.Trainer, outputs: Tensor | Mapping[str, Any] | None, now: float) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self.loss = float(loss.detach()) * trainer.accumulate_grad_batches
+            self.losses.append(self.loss)
+            so_far = getattr(trainer.lightning_module, "so_far", None)
+            self.accuracy = None if so_far is None else so_far().get("train_accuracy")
+            now = time.monotonic()  # a device may only now have done what was counted
+        rate = self._samples / max(now - self._read, 1e-9)
+        self.rate = rate if not self.rate else 0.5 * self.rate + 0.5 * rate
+        self._samples, self._read = 0, now
+        gone = (self.epoch - 1) * self.batches + self.batch
+        wanted = self.epochs * self.batches
+        if trainer.max_steps >= 0:
+            wanted = min(wanted, trainer.max_steps * trainer.accumulate_grad_batches)
+        self.gone = now - self._begun
+        self.left = max(wanted - gone, 0) * self.gone / self._steps
+        self.memory = memory(trainer.strategy.root_device)
+
+
+def samples(batch: Any) -> int:
+    """Of a batch: the first dim of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    inner = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((samples(one) for one in inner), 0)
+
+
+def memory(device: torch.device) -> int:
+    """Bytes in use: of the device where it tells, else the most that this process ever had; 0 where nothing tells."""
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu":
+        allocated = getattr(module, "memory_allocated", None) or getattr(module, "current_allocated_memory", None)
+        return int(allocated()) if allocated is not None else 0
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def epoch_line(row: Row, epochs: int, best: bool, rate: float) -> str:
+    """`epoch 3 of 10: train loss 0.1234, accuracy 96.3 %; val loss 0.1, accuracy 97.1 % (best); 12 s`."""
+    parts = []
+    for part in ("train", "val"):
+        values = {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
+        if values:
+            parts.append(f"{part} " + ", ".join(f"{name} {number(name, value)}" for name, value in values.items()))
+    text = "; ".join(parts) + (" (best)" if best else "")
+    speed = f"; {rate:,.0f} samples/s" if rate else ""
+    return f"epoch {row['epoch']:.0f} of {epochs}: {text}; {duration(row['seconds'])}{speed}"
+
+
+def number(name: str, value: float) -> str:
+    """A metric's value for people: accuracies in percent."""
+    return f"{value:.2%}" if "accuracy" in name else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3:05 min`, `2:03:05 h`; nothing where it is unknown."""
+    if seconds != seconds:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
+
+
+def size(count: int) -> str:
+    """`512 MB`, `1.2 GB`."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

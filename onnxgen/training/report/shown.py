@@ -1,0 +1,105 @@
+"""A run on the screen: a live panel on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from onnxgen.training.report.facts import Facts
+from onnxgen.training.report.metrics import Metrics
+from onnxgen.training.report.progress import Progress, duration, number, size
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Lines(Progress):
+    """A line an epoch, and one about every ten seconds between."""
+
+    every = 10.0
+
+    def say(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # whoever read has gone; the run is worth more than its lines
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def show(self) -> None:
+        if self.validated or self.batch == self.batches:
+            return
+        accuracy = "" if self.accuracy is None else f", accuracy {number('accuracy', self.accuracy)}"
+        self.say(
+            f"epoch {self.epoch} of {self.epochs}, batch {self.batch} of {self.batches}: "
+            f"loss {number('loss', self.loss)}{accuracy}; {self.rate:,.0f} samples/s, {duration(self.left)} left"
+        )
+
+
+class Dashboard(Progress):
+    """A panel that is drawn anew twice a second, below the lines that stay."""
+
+    def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
+        super().__init__(facts, out, metrics)
+        from rich.console import Console
+
+        self.console = Console(highlight=False, soft_wrap=False)
+        self._live: Any = None
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(text))  # Text: names from a file are no markup
+
+    def show(self) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            # Drawn when we say so, from this thread: another one would read values while they change.
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(self.panel(), refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def panel(self) -> Any:
+        """The panel as it is now."""
+        from rich import box
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column()
+        what = "validating" if self.validated else f"batch {self.batch} of {self.batches}"
+        done = (self.epoch - 1) * self.batches + self.batch
+        bar = ProgressBar(total=max(self.epochs * self.batches, 1), completed=done, width=40)
+        grid.add_row("epoch", Text(f"{self.epoch} of {self.epochs}, {what}"))
+        grid.add_row("", bar)
+        grid.add_row("loss", Text(f"{number('loss', self.loss)}  {sparkline(list(self.losses))}"))
+        if self.accuracy is not None:
+            grid.add_row("accuracy", Text(f"{number('accuracy', self.accuracy)} in this epoch"))
+        if self.metrics.rows:
+            last = {k: v for k, v in self.metrics.rows[-1].items() if k.startswith(("train_", "val_"))}
+            grid.add_row(
+                "last epoch", Text(", ".join(f"{k.replace('_', ' ')} {number(k, v)}" for k, v in last.items()))
+            )
+        memory = f", {size(self.memory)}" if self.memory else ""
+        grid.add_row("speed", Text(f"{self.rate:,.0f} samples/s{memory}"))
+        grid.add_row("time", Text(f"{duration(self.gone)}, {duration(self.left)} left"))
+        title = f"{self.facts.model} on {self.facts.device}"
+        return Panel(grid, title=Text(title), title_align="left", box=box.ROUNDED, expand=False)
+
+
+def sparkline(values: list[float]) -> str:
+    """The course of some values, a character each; nothing of what is not finite."""
+    values = [v for v in values if v - v == 0]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    step = (high - low) / (len(BARS) - 1) or 1.0
+    return "".join(BARS[round((v - low) / step)] for v in values)

@@ -1,0 +1,377 @@
+"""What a run leaves behind and shows: numbers against a hand-written loop, files against those who read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+import os
+import re
+import signal
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from onnxgen.training import report
+from onnxgen.training.config import read_config
+from onnxgen.training.report.interrupt import Interrupt
+from onnxgen.training.report.metrics import Metrics, best_row, write_rows
+from onnxgen.training.report.plots import confusion_matrix, curves
+from onnxgen.training.report.progress import Progress, duration
+from onnxgen.training.report.shown import Dashboard, Lines, sparkline
+from onnxgen.training.settings import Settings
+
+HOSTILE = "</title><script>alert(1)</script> & [bold]$x_1$"
+CLASSES = ("cat", HOSTILE, "dog")
+
+
+class Toy(lightning.LightningModule):
+    """Logs what a Task logs."""
+
+    def __init__(self, lr: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.lr = nn.Linear(4, 3), lr
+        self.seen = 0.0
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.seen += loss.item()
+        return loss
+
+    def validation_step(self, batch: list[Tensor], index: int) -> None:
+        made = self.net(batch[0])
+        self.log("val_loss", F.cross_entropy(made, batch[1]))
+        self.log("val_accuracy", (made.argmax(1) == batch[1]).float().mean())
+
+    def on_train_epoch_start(self) -> None:
+        self.seen = 0.0
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_loss", torch.tensor(self.seen / self.trainer.num_training_batches))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+def samples() -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(40, 4), torch.randint(3, (40,)))
+
+
+def facts(**changed: Any) -> report.Facts:
+    known: dict[str, Any] = {"model": "Net", "file": Path("model.py"), "parameters": 15, "trained": 15}
+    known |= {"data": "toys", "sizes": {"train": 40, "val": 40}, "classes": CLASSES, "monitor": "val_loss"}
+    return report.Facts(**known | changed)
+
+
+def train(out: Path, toy: Toy, epochs: int = 3, callbacks: Any = None, **settings: Any) -> lightning.Trainer:
+    """A run of 5 batches an epoch."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    asked = Settings(epochs=epochs, out=out, **settings)
+    shown = report.begin(asked, facts(), {"model": "model.py", "data": "toys"}, show="lines")
+    trainer = lightning.Trainer(
+        callbacks=[*shown, *(callbacks or [])],
+        logger=report.logger(out),
+        max_epochs=epochs,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(toy, DataLoader(samples(), 8), DataLoader(samples(), 40))
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose model never changes: what it logs can be computed by hand."""
+    out = tmp_path_factory.mktemp("run") / "out"
+    train(out, Toy())
+    counts = torch.tensor([[5, 1, 0], [0, 7, 2], [3, 0, 4]])
+    ending = report.Ending(3.0, test={"test_loss": 0.25, "test_accuracy": 0.9}, confusion=counts)
+    report.finish(Settings(epochs=3, out=out, lr=0.5), facts(notes=[HOSTILE]), ending)
+    return out
+
+
+# ---- metrics.csv, TensorBoard ----------------------------------------------------------------------------------------
+
+
+def test_the_csv_has_a_row_an_epoch_with_the_true_values(run: Path) -> None:
+    toy, (x, y) = Toy(), samples().tensors
+    with torch.no_grad():
+        loss, right = F.cross_entropy(toy.net(x), y), (toy.net(x).argmax(1) == y).float().mean()
+    rows = list(csv.DictReader(io.StringIO((run / "metrics.csv").read_text())))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"] and [row["step"] for row in rows] == ["5", "10", "15"]
+    for row in rows:
+        assert float(row["val_loss"]) == loss.item() and float(row["val_accuracy"]) == right.item()
+        assert float(row["train_loss"]) == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_tensorboard_has_the_values_of_the_csv(run: Path) -> None:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    rows = report.read_rows(run / "metrics.csv")
+    for name in ("train_loss", "val_loss", "val_accuracy"):
+        assert [e.value for e in events.Scalars(name)] == [row[name] for row in rows]
+
+
+def test_a_new_run_forgets_the_old_one(tmp_path: Path) -> None:
+    train(tmp_path, Toy(), epochs=2)
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "loss.png").write_bytes(b"old")
+    train(tmp_path, Toy(), epochs=1)
+    assert len(report.read_rows(tmp_path / "metrics.csv")) == 1
+    assert not (tmp_path / "loss.png").exists() and (tmp_path / "mine.txt").exists()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("val_loss")) == 1
+
+
+def test_rows_travel_in_the_checkpoint(tmp_path: Path) -> None:
+    """A run that goes on has the rows up to its checkpoint, whatever a killed process had written since."""
+    trainer = train(tmp_path, Toy(), epochs=2)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    rows = report.read_rows(tmp_path / "metrics.csv")
+    write_rows(tmp_path / "metrics.csv", [*rows, {"epoch": 3, "step": 15, "val_loss": 99.0}])
+    asked = Settings(epochs=4, out=tmp_path, resume=True)
+    again = lightning.Trainer(
+        callbacks=report.begin(asked, facts(), {}, show="nothing"),
+        logger=report.logger(tmp_path),
+        max_epochs=4,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    again.fit(Toy(), DataLoader(samples(), 8), DataLoader(samples(), 40), ckpt_path=tmp_path / "two.ckpt")
+    found = report.read_rows(tmp_path / "metrics.csv")
+    assert [row["epoch"] for row in found] == [1, 2, 3, 4] and found[:2] == rows
+    assert {row["val_loss"] for row in found} == {rows[0]["val_loss"]}
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("val_loss")] == [4, 9, 14, 19]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "best"),
+    [
+        ("val_loss", [3.0, 1.0, 1.0], 2),
+        ("val_accuracy", [0.5, 0.9, 0.9], 2),
+        ("val_loss", [math.nan, 2.0, 1.0], 3),
+        ("val_loss", [math.nan], None),
+        ("other", [], None),
+    ],
+)
+def test_the_best_epoch(monitor: str, values: list[float], best: int | None) -> None:
+    rows = [{"epoch": i + 1.0, monitor: value} for i, value in enumerate(values)] or [{"epoch": 1.0}]
+    found = best_row(rows, monitor)
+    assert (None if found is None else found["epoch"]) == best
+
+
+# ---- pictures, page --------------------------------------------------------------------------------------------------
+
+
+def test_pictures_can_be_opened(run: Path) -> None:
+    for name in ("loss", "accuracy", "confusion"):
+        with Image.open(run / f"{name}.png") as picture:
+            picture.load()
+            assert min(picture.size) > 300 and len(picture.convert("L").getcolors(1 << 20)) > 20, "an empty picture"
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5, math.nan, 0.1], [math.inf, 0.3], [0.2] * 500])
+def test_curves_of_odd_values(values: list[float]) -> None:
+    rows = [{"epoch": i + 1.0, "train_loss": value} for i, value in enumerate(values)]
+    png = curves(rows, "loss", "val_loss")
+    assert png is not None and png.startswith(b"\x89PNG")
+    assert curves(rows, "accuracy", "val_loss") is None
+
+
+@pytest.mark.parametrize("number", [2, 25, 300])
+def test_confusion_of_few_and_many_classes(number: int) -> None:
+    counts = torch.eye(number, dtype=torch.long)
+    assert confusion_matrix(counts, [HOSTILE * 9] * number, "test").startswith(b"\x89PNG")
+
+
+class Page(HTMLParser):
+    """The text of a page, its tags balanced."""
+
+    VOID = {"meta", "img", "br", "hr", "link"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_whole_by_itself_and_escapes_names(run: Path) -> None:
+    text = (run / "report.html").read_text()
+    page = Page(text)
+    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe"} == set()
+    sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
+    assert len(sources) == 3 and all(source and source.startswith("data:image/png;base64,") for source in sources)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text) and HOSTILE in page.text
+    for expected in ("15 parameters", "90.00%", "best val loss, epoch 1", "onnxgen export model.py", "0.5"):
+        assert expected in page.text, expected
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class First(lightning.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            print("a step")
+
+    train(tmp_path, Toy(), epochs=2, callbacks=[First()])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"training Net (15 parameters) on toys (40 train, 40 val) with cpu, to {tmp_path}"
+    assert lines[1:6] == ["a step"] * 5
+    assert re.fullmatch(r"epoch 1 of 2: train loss [\d.]+; val loss [\d.]+, accuracy [\d.]+% \(best\); .* s", lines[6])
+    assert lines[12].startswith("epoch 2 of 2: ") and "best" not in lines[12] and len(lines) == 13
+
+
+def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a value waits for all that is queued on a GPU, so it happens by the clock and not by the step."""
+    read: list[float] = []
+    now = 0.0
+    monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
+    shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv"))
+    monkeypatch.setattr(shown, "_look", lambda *_: read.append(now))
+    known = {"max_epochs": 1, "num_training_batches": 100, "current_epoch": 0, "world_size": 1, "is_global_zero": True}
+    trainer: Any = SimpleNamespace(**known)
+    shown.on_train_start(trainer, Toy())
+    for index in range(100):
+        now = index / 100
+        shown.on_train_batch_end(trainer, Toy(), None, [torch.zeros(8, 4)], index)
+    assert read == [0.5]
+
+
+def test_the_dashboard(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    metrics = Metrics(tmp_path / "metrics.csv")
+    metrics.rows = [{"epoch": 1, "step": 5, "val_loss": 0.25, "val_accuracy": 0.5}]
+    shown = Dashboard(facts(model=HOSTILE), tmp_path, metrics)
+    shown.console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    shown.epoch, shown.epochs, shown.batch, shown.batches = 2, 3, 4, 5
+    shown.loss, shown.rate, shown.left, shown.memory, shown.accuracy = 0.125, 1234.0, 61.0, 5 * 10**8, 0.75
+    shown.losses.extend([1.0, 0.5, 0.125])
+    shown.say(HOSTILE)
+    shown.show()
+    shown.close()
+    text = shown.console.file.getvalue()
+    for expected in (
+        "2 of 3, batch 4 of 5",
+        "0.125  █▄▁",
+        "75.00%",
+        "val loss 0.25",
+        "1,234 samples/s, 500 MB",
+        "1:01",
+    ):
+        assert expected in text, expected
+    assert text.count("[bold]") == text.count("</title>") > 1, "names are no markup"
+
+
+def test_whoever_reads_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on when the reader of its lines has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv"))
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        shown.say("one")
+        shown.say("two")
+
+
+def test_words() -> None:
+    assert [duration(s) for s in (0.44, 12.4, 65, 7384, math.nan)] == ["0.4 s", "12 s", "1:05 min", "2:03:04 h", "?"]
+    assert sparkline([]) == "" and sparkline([1.0]) == "▁" and sparkline([0.0, math.nan, 7.0]) == "▁█"
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+class Press(lightning.Callback):
+    """Ctrl-C in the middle of some step."""
+
+    def __init__(self, step: int, times: int = 1) -> None:
+        self.step, self.times = step, times
+        self.validations = 0
+
+    def on_before_backward(self, trainer: lightning.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            for _again in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.validations += 1
+
+
+@pytest.fixture
+def _sigint() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_sigint")
+def test_ctrl_c_once_ends_after_the_step(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    press = Press(step=7)
+    trainer = train(tmp_path, Toy(lr=0.1), callbacks=[press])
+    assert trainer.global_step == 8, "the step that was going on is done, and no other"
+    assert press.validations == 1, "nobody waits for a validation of half an epoch"
+    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert next(c for c in trainer.callbacks if isinstance(c, Interrupt)).asked
+
+
+@pytest.mark.usefixtures("_sigint")
+def test_ctrl_c_in_the_last_step_of_an_epoch_keeps_the_epoch(tmp_path: Path) -> None:
+    press = Press(step=9)
+    trainer = train(tmp_path, Toy(), callbacks=[press])
+    assert trainer.global_step == 10 and press.validations == 2
+    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1, 2]
+
+
+@pytest.mark.usefixtures("_sigint")
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train(tmp_path, Toy(), callbacks=[Press(step=7, times=2)])
+    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1]
+
+
+# ---- config.toml -----------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_says_it_all(run: Path) -> None:
+    values = read_config(run / "config.toml")
+    assert values.pop("model") == "model.py" and values.pop("data") == "toys"
+    assert Settings(**values) == Settings(epochs=3, out=run)
