@@ -1,0 +1,44 @@
+"""Classes that are asked for by name, and their arguments."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from onnxgen.errors import OnnxgenError, Problem
+
+Entry = TypeVar("Entry")
+
+
+def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
+    """The entry of that name, whatever its case.
+
+    Raises:
+        OnnxgenError: there is none (the error lists near matches).
+    """
+    folded = {key.lower(): key for key in known}
+    if name.lower() in folded:
+        return known[folded[name.lower()]]
+    near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)
+    way_out = f"perhaps {', '.join(folded[n] for n in near)}" if near else f"one of {', '.join(sorted(known))}"
+    raise OnnxgenError(Problem(f"there is no {what} {name!r}", help=way_out))
+
+
+def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterable[str]) -> None:
+    """See that a class takes these arguments, and has all that it needs.
+
+    Args:
+        given: what it gets besides, and is no one else's to set.
+
+    Raises:
+        OnnxgenError: it does not take one, or needs another.
+    """
+    takes = {n: p for n, p in inspect.signature(chosen).parameters.items() if n not in given}
+    for name in arguments:
+        if name not in takes:
+            raise OnnxgenError(Problem(f"{chosen.__name__} takes no {name!r}", help=f"it takes {', '.join(takes)}"))
+    for name, parameter in takes.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise OnnxgenError(Problem(f"{chosen.__name__} needs {name!r}", help="give it among the arguments"))

@@ -1,0 +1,59 @@
+"""A model as a device can train it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.devices.device import Device
+from onnxgen.training.devices.unrolled import UNROLLED
+
+# Each in half the bits, for devices without float64.
+SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+def prepare(model: nn.Module, device: Device) -> nn.Module:
+    """Change a model in place so that `device` can train it; the state-dict keys stay.
+
+    Where the device has no float64, parameters and buffers of it become float32 (parameters with a warning). Where its
+    LSTM, GRU and RNN kernels are not known to work, those layers compute step by step. Nothing is moved.
+
+    Returns:
+        the same model.
+
+    Raises:
+        OnnxgenError: a recurrent layer is of a class of its own, so that it can't be unrolled.
+    """
+    if not device.float64:
+        if any(p.dtype in SINGLE for p in model.parameters()):
+            warnings.warn(f"{device.text} has no float64: parameters of it are trained in float32", stacklevel=2)
+        model._apply(single)  # type: ignore[no-untyped-call]
+    if not device.recurrent:
+        unroll(model)
+    return model
+
+
+def single(tensor: Tensor) -> Tensor:
+    """The tensor in float32 if it is float64 (complex64 if complex128), else itself."""
+    return tensor.to(SINGLE[tensor.dtype]) if tensor.dtype in SINGLE else tensor
+
+
+def unroll(model: nn.Module) -> None:
+    """Let every LSTM, GRU, RNN and cell of torch compute step by step.
+
+    Raises:
+        OnnxgenError: one is of a subclass, whose `forward` may be its own.
+    """
+    for name, module in model.named_modules():
+        if type(module) in UNROLLED:
+            module.__class__ = UNROLLED[type(module)]
+        elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and type(module) not in UNROLLED.values():
+            raise OnnxgenError(
+                Problem(
+                    f"{name or 'the model'} is a {type(module).__name__}, which can't be unrolled",
+                    help="use nn.LSTM, nn.GRU or nn.RNN itself, or another device",
+                )
+            )

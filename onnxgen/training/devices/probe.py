@@ -1,0 +1,115 @@
+"""What devices there are. Asking never fails: drivers that are absent, broken or half installed are passed over."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from onnxgen.training.devices.device import Device
+
+UNNAMED = "privateuseone"  # PyTorch's name for a back end from outside that gave itself none, such as DirectML
+
+
+def found() -> Iterator[Device]:
+    """Every device, in the order in which `auto` prefers them; the CPU is last, and always there.
+
+    It is a generator so that what comes first spares importing what comes after.
+    """
+    yield from _of_torch("rocm" if getattr(torch.version, "hip", None) else "cuda", torch.cuda)
+    yield from _of_torch("xpu", getattr(torch, "xpu", None))
+    yield from _mps()
+    yield from _directml()
+    for type_ in _other_types():
+        yield from _of_torch(type_, getattr(torch, type_, None))
+    yield cpu()
+
+
+def named(type_: str, index: int) -> Device | None:
+    """A device that PyTorch can hold tensors on though nothing lists it; None if it can't."""
+    try:
+        device = torch.device(type_, index)
+        kept = torch.ones(1).to(device)
+        if kept.device.type != type_ or kept.cpu().item() != 1:
+            return None
+    except Exception:
+        return None
+    return Device(type_, index, type_, None, device)
+
+
+def cpu() -> Device:
+    return Device("cpu", 0, _cpu_name(), _cpu_memory(), torch.device("cpu"))
+
+
+def quietly(ask: Callable[[], Any], otherwise: Any = None) -> Any:
+    """What `ask` returns, or `otherwise` if it raises anything: drivers raise whatever they like (OSError, too)."""
+    try:
+        return ask()
+    except Exception:
+        return otherwise
+
+
+def _of_torch(kind: str, module: Any) -> Iterator[Device]:
+    """The devices behind a module of torch's usual form: `is_available`, `device_count`, `get_device_name`, ..."""
+    if not _ask(module, "is_available"):
+        return
+    type_ = "cuda" if kind == "rocm" else kind
+    for index in range(_ask(module, "device_count") or 0):
+        name = _ask(module, "get_device_name", index) or kind
+        memory = getattr(_ask(module, "get_device_properties", index), "total_memory", None)
+        yield Device(kind, index, str(name), memory, torch.device(type_, index))
+
+
+def _mps() -> Iterator[Device]:
+    if _ask(torch.backends.mps, "is_available"):
+        # Read when torch is first asked for an operator that Metal lacks: it then runs on the CPU.
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+        memory = _ask(torch.mps, "recommended_max_memory")
+        yield Device("mps", 0, platform.processor() or "Apple GPU", memory, torch.device("mps", 0))
+
+
+def _directml() -> Iterator[Device]:
+    """DirectML's devices. Without a driver `torch_directml.is_available()` itself raises."""
+    module = quietly(lambda: importlib.import_module("torch_directml"))
+    if not _ask(module, "is_available"):
+        return
+    for index in range(_ask(module, "device_count") or 0):
+        device = _ask(module, "device", index)
+        if device is not None:
+            name = str(_ask(module, "device_name", index) or "DirectML").rstrip("\0 ")
+            yield Device("directml", index, name, None, torch.device(device))  # of memory it tells only what is in use
+
+
+def _ask(module: Any, function: str, *arguments: Any) -> Any:
+    """What a function of a module returns; None if it raises, or the module has none."""
+    return quietly(lambda: getattr(module, function)(*arguments))
+
+
+def _other_types() -> list[str]:
+    """Device types of other back ends that PyTorch knows: built in, or from outside under a name of their own."""
+    types = []
+    accelerator = getattr(torch, "accelerator", None)  # from torch 2.6 on
+    if accelerator is not None:
+        types.append(quietly(lambda: accelerator.current_accelerator().type))
+    types.append(quietly(torch._C._get_privateuse1_backend_name))
+    return [t for t in dict.fromkeys(types) if t and t not in ("cpu", "cuda", "xpu", "mps", UNNAMED)]
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _cpu_memory() -> int | None:
+    memory: int | None = quietly(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return memory

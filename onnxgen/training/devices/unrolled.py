@@ -1,0 +1,166 @@
+"""Recurrent layers step by step, in products and activations that every device has.
+
+Each class is torch's own with another `forward`: parameters, names, initialisation and checks are inherited, and so an
+instance of torch's class becomes one of these by changing its `__class__`. The formulas are those in torch's
+documentation of `nn.LSTM`, `nn.GRU` and `nn.RNN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from onnxgen.errors import OnnxgenError, Problem
+
+State = tuple[Tensor, ...]  # (h,) or (h, c), each [batch, hidden]
+Step = Callable[[Tensor, Tensor, State], State]  # from the input's and the state's share of the gates
+
+
+def _lstm(x: Tensor, h: Tensor, state: State) -> State:
+    i, f, g, o = (x + h).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru(x: Tensor, h: Tensor, state: State) -> State:
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = x.chunk(3, -1), h.chunk(3, -1)
+    z = (x_z + h_z).sigmoid()
+    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+    return (n + z * (state[0] - n),)
+
+
+def _tanh(x: Tensor, h: Tensor, state: State) -> State:
+    return ((x + h).tanh(),)
+
+
+def _relu(x: Tensor, h: Tensor, state: State) -> State:
+    return ((x + h).relu(),)
+
+
+_STEPS: dict[str, Step] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu, "tanh": _tanh}
+_STEPS["relu"] = _relu
+
+
+class _Unrolled(nn.RNNBase):
+    """The `forward` that all three share."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """Same as torch's: `input` [length, batch, features], batch first if so made, or of one sample.
+
+        Raises:
+            OnnxgenError: the input is a packed sequence.
+        """
+        if isinstance(input, PackedSequence):
+            raise OnnxgenError(
+                Problem(f"{self._get_name()} can't be unrolled over packed sequences", help="pad them, or train on cpu")
+            )
+        single, parts = input.dim() == 2, 2 if self.mode == "LSTM" else 1
+        axis = 1 if self.batch_first else 0
+        x = input.unsqueeze(1) if single else input.transpose(0, axis)
+        given = None if hx is None else hx if self.mode == "LSTM" else (hx,)
+        if given is not None and single:
+            given = tuple(h.unsqueeze(1) for h in given)
+        states = given if given is not None else self._zeros(x, parts)
+        checked = states if parts == 2 else states[0]
+        self.check_forward_args(x.transpose(0, axis), checked, None)  # type: ignore[arg-type]
+        output, last = self._layers(x, states)
+        if single:
+            output, last = output.squeeze(1), tuple(h.squeeze(1) for h in last)
+        else:
+            output = output.transpose(0, axis)
+        return output, last if parts == 2 else last[0]
+
+    def _zeros(self, x: Tensor, parts: int) -> State:
+        sizes = (self.proj_size or self.hidden_size, self.hidden_size)[:parts]
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        return tuple(x.new_zeros(count, x.shape[1], size) for size in sizes)
+
+    def _layers(self, x: Tensor, states: State) -> tuple[Tensor, State]:
+        """All layers over x [length, batch, features]; the last states are stacked as torch stacks them."""
+        directions, last = 2 if self.bidirectional else 1, []
+        for index, weights in enumerate(self.all_weights):
+            layer, backward = divmod(index, directions)
+            if not backward:
+                if layer and self.dropout:
+                    x = F.dropout(x, self.dropout, self.training)
+                outputs = []
+            y, state = self._layer(x, tuple(part[index] for part in states), weights, bool(backward))
+            outputs.append(y)
+            last.append(state)
+            if backward == directions - 1:
+                x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        return x, tuple(torch.stack(part) for part in zip(*last))
+
+    def _layer(self, x: Tensor, state: State, weights: Sequence[Tensor], backward: bool) -> tuple[Tensor, State]:
+        """One direction of one layer over x [length, batch, features]."""
+        w_ih, w_hh, *rest = weights
+        b_ih, b_hh = rest[:2] if self.bias else (None, None)
+        step, outputs = _STEPS[self.mode], []
+        inputs = F.linear(x, w_ih, b_ih).unbind(0)  # of all steps at once
+        for gates in reversed(inputs) if backward else inputs:
+            state = step(gates, F.linear(state[0], w_hh, b_hh), state)
+            if self.proj_size:
+                state = (F.linear(state[0], rest[-1]), *state[1:])
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if backward else outputs), state
+
+
+class LSTM(_Unrolled, nn.LSTM):  # type: ignore[misc]
+    """`nn.LSTM`, unrolled."""
+
+
+class GRU(_Unrolled, nn.GRU):  # type: ignore[misc]
+    """`nn.GRU`, unrolled."""
+
+
+class RNN(_Unrolled, nn.RNN):  # type: ignore[misc]
+    """`nn.RNN`, unrolled."""
+
+
+class LSTMCell(nn.LSTMCell):
+    """`nn.LSTMCell` in single operators."""
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Same as torch's: `input` [batch, features] or [features]."""
+        if hx is None:
+            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
+            hx = (zeros, zeros)
+        h, c = _lstm(*_shares(self, input, hx[0]), hx)
+        return h, c
+
+
+class GRUCell(nn.GRUCell):
+    """`nn.GRUCell` in single operators."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Same as torch's: `input` [batch, features] or [features]."""
+        hx = input.new_zeros(*input.shape[:-1], self.hidden_size) if hx is None else hx
+        return _gru(*_shares(self, input, hx), (hx,))[0]
+
+
+class RNNCell(nn.RNNCell):
+    """`nn.RNNCell` in single operators."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Same as torch's: `input` [batch, features] or [features]."""
+        hx = input.new_zeros(*input.shape[:-1], self.hidden_size) if hx is None else hx
+        return _STEPS[self.nonlinearity](*_shares(self, input, hx), (hx,))[0]
+
+
+def _shares(cell: nn.RNNCellBase, input: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return F.linear(input, cell.weight_ih, cell.bias_ih), F.linear(h, cell.weight_hh, cell.bias_hh)
+
+
+UNROLLED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNN: RNN,
+    nn.LSTMCell: LSTMCell,
+    nn.GRUCell: GRUCell,
+    nn.RNNCell: RNNCell,
+}

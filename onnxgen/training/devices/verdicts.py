@@ -1,0 +1,106 @@
+"""The self-test's verdict on a device, from a process of its own: a broken driver may crash or hang.
+
+What passed is remembered, for this device, driver and PyTorch; what failed is tried again the next time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onnxgen import __version__
+from onnxgen.training.devices import probe
+from onnxgen.training.devices.device import Device
+
+TIMEOUT = 180.0  # seconds; a first run may compile kernels
+
+
+def tested(device: Device, imports: Sequence[str] = ()) -> Device:
+    """The device with what its self-test found."""
+    verdict, works = _verdict(device.text, device.name, tuple(imports))
+    return replace(device, verdict=verdict, works=works)
+
+
+@cache
+def _verdict(text: str, name: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    key = " | ".join((text, name, *imports, *_versions()))
+    known = _remembered().get(key)
+    if isinstance(known, list):
+        return "ok", tuple(map(str, known))
+    verdict, works = _run(text, imports)
+    if verdict == "ok":
+        _remember(key, works)
+    return verdict, works
+
+
+def _run(text: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    command = [sys.executable, "-m", "onnxgen.training.devices.selftest", text, *imports]
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # what can be imported here can be there
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, "PYTHONPATH": path}
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not finish within {TIMEOUT:.0f} seconds", ()
+    except OSError as error:
+        return f"no process could be started to test it: {error}", ()
+    for line in reversed(done.stdout.splitlines()):
+        with suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and "verdict" in said:
+                return str(said["verdict"]), tuple(said["works"])
+    return f"the test {_ended(done.returncode)}: {' '.join(done.stderr.split())[-300:] or 'no word'}", ()
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def _versions() -> tuple[str, ...]:
+    """What a verdict depends on besides the device."""
+    cuda = [str(part) for part in (torch.version.cuda, getattr(torch.version, "hip", None)) if part]
+    driver = (
+        probe.quietly(lambda: str(torch._C._cuda_getDriverVersion()), "")  # type: ignore[attr-defined]
+        if torch.cuda.is_available()
+        else ""
+    )
+    directml = probe.quietly(lambda: __import__("importlib.metadata").metadata.version("torch-directml"), "")
+    return (__version__, torch.__version__, *cuda, driver, directml)
+
+
+def _file() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("onnxgen") / "selftest.json"
+
+
+def _remembered() -> dict[str, Any]:
+    with suppress(Exception):
+        known = json.loads(_file().read_text(encoding="utf-8"))
+        if isinstance(known, dict):
+            return known
+    return {}
+
+
+def _remember(key: str, works: tuple[str, ...]) -> None:
+    with suppress(Exception):  # a cache that can't be written is no reason to stop
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f"{file.name}.{os.getpid()}")
+        new.write_text(json.dumps({**_remembered(), key: list(works)}, indent=1), encoding="utf-8")
+        os.replace(new, file)

@@ -1,0 +1,76 @@
+"""Optimizers by their torch names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.byname import by_name, check_arguments
+from onnxgen.training.devices.device import Device
+from onnxgen.training.lerp import without_lerp
+from onnxgen.training.schedules import make_schedule
+from onnxgen.training.settings import Settings
+
+__all__ = ["make_optimizer", "make_schedule", "optimizer_class"]
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of `torch.optim` of that name, whatever its case.
+
+    Raises:
+        OnnxgenError: there is none (the error lists near matches).
+    """
+    return by_name(name, _optimizers(), "optimizer")
+
+
+def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Device) -> torch.optim.Optimizer:
+    """The optimizer that `settings` name, over parameter groups.
+
+    On a device without lerp, foreach and fused kernels it computes the same without them.
+
+    Args:
+        groups: dicts of a parameter group each; what one sets (`lr`, `weight_decay`) goes before `settings`.
+
+    Raises:
+        OnnxgenError: there is no such optimizer, or it does not take an argument, a group or a parameter.
+    """
+    chosen = optimizer_class(settings.optimizer)
+    takes = inspect.signature(chosen).parameters
+    given = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    arguments = {**{k: v for k, v in given.items() if v is not None}, **settings.optimizer_args}
+    check_arguments(chosen, arguments, given=("params",))
+    if device.plain_optimizers:
+        arguments.update(dict.fromkeys(_switches(takes), False))
+        chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
+    groups = _as_taken(chosen, groups)
+    try:
+        return chosen(groups, **arguments)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise OnnxgenError(
+            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="another optimizer, or other arguments")
+        ) from None
+
+
+def _optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    classes = ((n, c) for n, c in vars(torch.optim).items() if inspect.isclass(c))
+    return {n: c for n, c in classes if issubclass(c, torch.optim.Optimizer) and c is not torch.optim.Optimizer}
+
+
+def _switches(takes: Iterable[str]) -> list[str]:
+    return [name for name in ("foreach", "fused") if name in takes]
+
+
+def _as_taken(chosen: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups as the class takes them: LBFGS has a single one, and SparseAdam none of ours."""
+    if issubclass(chosen, torch.optim.SparseAdam):
+        raise OnnxgenError(Problem("SparseAdam takes sparse gradients, and these are dense", help="--optimizer adam"))
+    if not issubclass(chosen, torch.optim.LBFGS) or len(groups) == 1:
+        return groups
+    if len({group.get("lr") for group in groups}) > 1:
+        raise OnnxgenError(Problem("LBFGS has one learning rate for all", help="leave the head's rate at 1"))
+    # What differs is weight decay, which LBFGS has not at all.
+    return [{**groups[0], "params": [p for group in groups for p in group["params"]]}]

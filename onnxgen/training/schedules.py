@@ -1,0 +1,107 @@
+"""Learning-rate schedules by their torch names, with what follows from the run filled in."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.byname import by_name, check_arguments
+from onnxgen.training.settings import Settings
+
+# The argument that says how long a schedule is. Left out, it is the whole run, and the rate changes with each step.
+# One that is given counts epochs, as it does in torch's own examples.
+_LENGTH = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
+_BY_STEP = ("OneCycleLR", "CyclicLR")  # made to be stepped with each batch, whatever they are given
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    total_steps: int,
+    steps_per_epoch: int,
+    monitor: str = "val_loss",
+) -> dict[str, Any] | None:
+    """Lightning's configuration of the schedule that `settings` name; None if they name none.
+
+    Filled in where not given: the length of CosineAnnealingLR, LinearLR and PolynomialLR and the steps of OneCycleLR
+    (the whole run), `max_lr` of OneCycleLR and CyclicLR (the optimizer's rates), and what ReduceLROnPlateau watches.
+    `SequentialLR` and `ChainedScheduler` take `schedulers` as a list of dicts, each with a `name` and its arguments.
+
+    Args:
+        total_steps: optimizer steps of the whole run.
+        steps_per_epoch: optimizer steps of an epoch.
+        monitor: the metric that ReduceLROnPlateau watches; an accuracy should rise, anything else fall.
+
+    Raises:
+        OnnxgenError: there is no such schedule, or it does not take an argument.
+    """
+    if settings.schedule is None:
+        return None
+    chosen = _class(settings.schedule)
+    arguments = dict(settings.schedule_args)
+    by_step = chosen.__name__ in _BY_STEP
+    if chosen.__name__ in ("SequentialLR", "ChainedScheduler"):
+        epochs = math.ceil(total_steps / max(steps_per_epoch, 1))
+        arguments["schedulers"] = [_part(optimizer, part, epochs) for part in _parts(chosen, arguments)]
+    else:
+        by_step |= _LENGTH.get(chosen.__name__, "") not in {"", *arguments}
+        _fill_in(chosen, arguments, optimizer, total_steps)
+    configuration: dict[str, Any] = {"interval": "step" if by_step else "epoch", "frequency": 1}
+    if issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
+        arguments.setdefault("mode", "max" if monitor.endswith("accuracy") else "min")
+        configuration["monitor"] = monitor
+    return {"scheduler": _made(chosen, optimizer, arguments), **configuration}
+
+
+def _class(name: str) -> type[LRScheduler]:
+    classes = {n: c for n, c in vars(lr_scheduler).items() if inspect.isclass(c) and not n.startswith("_")}
+    known = {n: c for n, c in classes.items() if issubclass(c, LRScheduler) and c is not LRScheduler}
+    known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
+    return by_name(name, known, "schedule")
+
+
+def _fill_in(chosen: type, arguments: dict[str, Any], optimizer: torch.optim.Optimizer, length: int) -> None:
+    name = chosen.__name__
+    if name in _LENGTH:
+        arguments.setdefault(_LENGTH[name], length)
+    if name == "OneCycleLR" and not {"total_steps", "epochs"} & set(arguments):
+        arguments["total_steps"] = length
+    if name in _BY_STEP:
+        arguments.setdefault("max_lr", [group["lr"] for group in optimizer.param_groups])
+        if not {"momentum", "betas"} & set(optimizer.defaults):  # there is no momentum to cycle
+            arguments.setdefault("cycle_momentum", False)
+
+
+def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = arguments.get("schedulers")
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) and "name" in part for part in parts):
+        example = "[{name = 'LinearLR', total_iters = 3}, {name = 'CosineAnnealingLR', T_max = 7}]"
+        raise OnnxgenError(
+            Problem(f"{chosen.__name__} needs the schedules it is made of", help=f"schedulers={example}")
+        )
+    return [dict(part) for part in parts]
+
+
+def _part(optimizer: torch.optim.Optimizer, part: dict[str, Any], epochs: int) -> LRScheduler:
+    chosen = _class(part.pop("name"))
+    if chosen.__name__ in _BY_STEP or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
+        raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that changes with each epoch")
+    _fill_in(chosen, part, optimizer, epochs)
+    return _made(chosen, optimizer, part)
+
+
+def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> LRScheduler:
+    check_arguments(chosen, arguments, given=("optimizer",))
+    given: dict[str, Any] = {} if chosen is lr_scheduler.ChainedScheduler else {"optimizer": optimizer}
+    try:
+        return chosen(**given, **arguments)
+    except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
+        raise OnnxgenError(
+            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="other arguments")
+        ) from None

@@ -1,0 +1,303 @@
+"""Optimizers and schedules by name; without lerp, against torch's own."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.devices.device import Device
+from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
+from onnxgen.training.settings import Settings
+
+CPU = Device("cpu", 0, "cpu", None, torch.device("cpu"))
+DIRECTML = Device("directml", 0, "stand-in", None, torch.device("cpu"))
+CLASSES = [c for c in vars(torch.optim).values() if inspect.isclass(c) and c is not torch.optim.Optimizer]
+NAMES = sorted(c.__name__ for c in CLASSES if issubclass(c, torch.optim.Optimizer))
+DENSE = [name for name in NAMES if name != "SparseAdam"]
+
+
+class Lacking(TorchDispatchMode):
+    """Fails on lerp, foreach and fused kernels."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(("lerp", "_foreach", "_fused")), f"{name} is called"
+        return func(*args, **(kwargs or {}))
+
+
+def net(name: str) -> nn.Sequential:
+    torch.manual_seed(1)
+    bias = name != "Muon"  # which takes matrices only
+    return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 3, bias=bias)).double()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 50) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        x, y = torch.randn(16, 6, generator=generator).double(), torch.randint(3, (16,), generator=generator)
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> float:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return [p.detach() for p in model.parameters()]
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", [str, str.lower, str.upper])
+def test_every_optimizer_of_torch_is_found_by_its_name(name: str, case: Callable[[str], str]) -> None:
+    assert optimizer_class(case(name)) is getattr(torch.optim, name)
+
+
+def test_an_unknown_optimizer_is_told_with_what_is_near() -> None:
+    with pytest.raises(OnnxgenError, match="no optimizer 'adamv'.*perhaps.*Adam"):
+        optimizer_class("adamv")
+    with pytest.raises(OnnxgenError, match="one of ASGD"):
+        optimizer_class("zzz")
+
+
+@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("device", [CPU, DIRECTML], ids=lambda d: d.kind)
+def test_each_trains_as_torchs_own(name: str, device: Device) -> None:
+    """The very same class, or on DirectML one without lerp; 50 steps, equal but for rounding."""
+    ours, theirs = net(name), net(name)
+    optimizer = make_optimizer([{"params": list(ours.parameters())}], Settings(optimizer=name), device)
+    original = getattr(torch.optim, name)
+    plain = {"foreach": False} if "foreach" in inspect.signature(original).parameters else {}
+    expected = train(theirs, original(theirs.parameters(), **plain), 50 if name != "LBFGS" else 3)
+    if device is DIRECTML:
+        with Lacking():
+            got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
+    else:
+        got = train(ours, optimizer, 50 if name != "LBFGS" else 3)
+    start = list(net(name).parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(got, start))
+    for a, b in zip(got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10 if name != "Muon" else 1e-4)  # Muon computes in bfloat16
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("adam", {"weight_decay": 0.1, "betas": (0.4, 0.9)}),
+        ("adam", {"amsgrad": True, "eps": 1e-3}),
+        ("adam", {"maximize": True}),
+        ("adamw", {"weight_decay": 0.3, "betas": (0.5, 0.999), "eps": 1e-4, "amsgrad": True}),
+        ("nadam", {"weight_decay": 0.1, "momentum_decay": 0.01}),
+        ("radam", {"betas": (0.6, 0.99)}),
+        ("rmsprop", {"centered": True, "alpha": 0.4, "momentum": 0.9}),
+        ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ],
+)
+def test_without_lerp_the_arguments_mean_the_same(name: str, arguments: dict[str, Any]) -> None:
+    ours, theirs = net(name), net(name)
+    settings = Settings(optimizer=name, lr=0.01, optimizer_args=arguments)
+    with Lacking():
+        got = train(ours, make_optimizer([{"params": list(ours.parameters())}], settings, DIRECTML))
+    expected = train(theirs, optimizer_class(name)(theirs.parameters(), lr=0.01, foreach=False, **arguments))
+    for a, b in zip(got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_torchs_adam_does_use_lerp() -> None:
+    """Else the tests above would prove nothing."""
+    model = net("adam")
+    with pytest.raises(AssertionError, match="lerp_ is called"), Lacking():
+        train(model, torch.optim.Adam(model.parameters(), foreach=False), 1)
+    with pytest.raises(AssertionError, match="_foreach.* is called"), Lacking():
+        train(model, torch.optim.SGD(model.parameters(), foreach=True), 1)
+
+
+def test_hooks_of_a_step_run_once_without_lerp() -> None:
+    model, calls = net("adamw"), []
+    optimizer = make_optimizer([{"params": list(model.parameters())}], Settings(), DIRECTML)
+    torch.optim.AdamW(net("adamw").parameters())  # now torch's own class is hooked, too
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(model, optimizer, 2)
+    assert calls == ["before", "after"] * 2
+
+
+def test_state_without_lerp_goes_on_in_torchs_own_and_back() -> None:
+    ours, settings = net("adamw"), Settings(lr=0.01)
+    optimizer = make_optimizer([{"params": list(ours.parameters())}], settings, DIRECTML)
+    train(ours, optimizer, 5)
+    theirs = copy.deepcopy(ours)
+    original = torch.optim.AdamW(theirs.parameters(), lr=0.01, foreach=False)
+    original.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for a, b in zip(train(ours, optimizer, 5), train(theirs, original, 5)):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+# ---- groups and arguments --------------------------------------------------------------------------------------------
+
+
+def test_what_a_group_sets_goes_before_the_settings() -> None:
+    model = net("sgd")
+    groups = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[2].weight], "weight_decay": 0.0}]
+    optimizer = make_optimizer(groups, Settings(optimizer="SGD", lr=0.1, weight_decay=0.01), CPU)
+    assert [(g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.5, 0.01), (0.1, 0.0)]
+
+
+def test_without_a_rate_the_optimizers_own_default_holds() -> None:
+    optimizer = make_optimizer([{"params": list(net("x").parameters())}], Settings(optimizer="adadelta"), CPU)
+    assert optimizer.param_groups[0]["lr"] == inspect.signature(torch.optim.Adadelta).parameters["lr"].default
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (Settings(optimizer="sgd", optimizer_args={"betas": (0.9, 0.99)}), "SGD takes no 'betas'.*momentum"),
+        (Settings(optimizer="lbfgs", weight_decay=0.1), "LBFGS takes no 'weight_decay'"),
+        (Settings(optimizer="adam", optimizer_args={"params": []}), "Adam takes no 'params'"),
+        (Settings(optimizer="adam", lr=-1.0), "Adam: Invalid learning rate: -1.0"),
+        (Settings(optimizer="sparseadam"), "SparseAdam takes sparse gradients"),
+        (Settings(optimizer="muon"), "Muon: .*2D"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_line(settings: Settings, message: str) -> None:
+    if not hasattr(torch.optim, "Muon") and settings.optimizer == "muon":
+        pytest.skip("this torch has no Muon")
+    with pytest.raises(OnnxgenError, match=message) as caught:
+        make_optimizer([{"params": list(net("adam").parameters())}], settings, CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_lbfgs_takes_all_groups_as_one_but_no_rate_of_their_own() -> None:
+    model = net("lbfgs")
+    groups = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[2].weight], "lr": 0.5, "weight_decay": 0.0}]
+    assert len(make_optimizer(groups, Settings(optimizer="lbfgs"), CPU).param_groups[0]["params"]) == 2
+    groups[1]["lr"] = 5.0
+    with pytest.raises(OnnxgenError, match="one learning rate"):
+        make_optimizer(groups, Settings(optimizer="lbfgs"), CPU)
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+EXTRA: dict[str, dict[str, Any]] = {
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [1, 3]},
+    "ExponentialLR": {"gamma": 0.9},
+    "LambdaLR": {"lr_lambda": lambda epoch: 0.9**epoch},
+    "MultiplicativeLR": {"lr_lambda": lambda epoch: 0.9},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "CyclicLR": {"base_lr": 0.01, "step_size_up": 4},
+    "SequentialLR": {"schedulers": [{"name": "LinearLR", "total_iters": 2}, {"name": "StepLR", "step_size": 1}]},
+    "ChainedScheduler": {"schedulers": [{"name": "ConstantLR"}, {"name": "ExponentialLR", "gamma": 0.5}]},
+}
+EXTRA["SequentialLR"]["milestones"] = [2]
+SCHEDULES = [
+    n
+    for n, c in vars(lr_scheduler).items()
+    if inspect.isclass(c) and issubclass(c, lr_scheduler.LRScheduler) and not n.startswith("_") and n != "LRScheduler"
+]
+
+
+def sgd(lr: float = 0.1, **arguments: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(net("sgd").parameters(), lr=lr, **arguments)
+
+
+@pytest.mark.parametrize("name", sorted({*SCHEDULES, "ReduceLROnPlateau"}))
+def test_every_schedule_of_torch_runs_a_whole_run(name: str) -> None:
+    """20 steps, 5 an epoch: it is stepped as its configuration says, and the rate changes."""
+    optimizer = sgd()
+    made = make_schedule(optimizer, Settings(schedule=name.lower(), schedule_args=EXTRA.get(name, {})), 20, 5)
+    assert made is not None and type(made["scheduler"]).__name__ == name
+    rates = [0.1, optimizer.param_groups[0]["lr"]]
+    for _ in range(20 if made["interval"] == "step" else 4):
+        optimizer.step()
+        made["scheduler"].step(*([1.0] if "monitor" in made else []))
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert ("monitor" in made) == (name == "ReduceLROnPlateau")
+    if name != "ReduceLROnPlateau":  # whose patience is longer
+        assert len(set(rates)) > 1
+
+
+def rates(name: str, steps: int, **arguments: Any) -> tuple[list[float], str]:
+    optimizer = sgd()
+    made = make_schedule(optimizer, Settings(schedule=name, schedule_args=arguments), 20, 5)
+    assert made is not None
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        made["scheduler"].step()
+    return [*found, optimizer.param_groups[0]["lr"]], made["interval"]
+
+
+def test_a_length_left_out_is_the_whole_run_by_the_step() -> None:
+    cosine, interval = rates("CosineAnnealingLR", 20)
+    assert interval == "step" and cosine[10] == pytest.approx(0.05) and cosine[20] == pytest.approx(0.0)
+    linear, interval = rates("LinearLR", 20, start_factor=1.0, end_factor=0.5)
+    assert interval == "step" and linear[10] == pytest.approx(0.075) and linear[20] == pytest.approx(0.05)
+    cycle, interval = rates("OneCycleLR", 19, pct_start=0.5)  # its first rate is set before the first step
+    assert interval == "step" and max(cycle) == pytest.approx(0.1) and cycle[-1] < 1e-4
+
+
+def test_a_length_that_is_given_counts_epochs() -> None:
+    cosine, interval = rates("CosineAnnealingLR", 4, T_max=4)
+    assert interval == "epoch" and cosine[2] == pytest.approx(0.05) and cosine[4] == pytest.approx(0.0)
+
+
+def test_each_group_keeps_its_own_highest_rate() -> None:
+    model = net("sgd")
+    groups = [{"params": [model[0].weight], "lr": 1.0}, {"params": [model[2].weight], "lr": 10.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    made = make_schedule(optimizer, Settings(schedule="onecyclelr"), 20, 5)
+    assert made is not None
+    highest = [0.0, 0.0]
+    for _ in range(19):
+        optimizer.step()
+        made["scheduler"].step()
+        highest = [max(h, g["lr"]) for h, g in zip(highest, optimizer.param_groups)]
+    assert highest == pytest.approx([1.0, 10.0], rel=0.05)
+
+
+def test_the_plateau_of_an_accuracy_is_its_highest() -> None:
+    settings = Settings(schedule="ReduceLROnPlateau", schedule_args={"patience": 0})
+    for metric, falls in (("val_accuracy", False), ("val_loss", True)):
+        optimizer = sgd()
+        made = make_schedule(optimizer, settings, 20, 5, monitor=metric)
+        assert made is not None and made["monitor"] == metric
+        for value in (1.0, 2.0):
+            made["scheduler"].step(value)
+        assert (optimizer.param_groups[0]["lr"] < 0.1) == falls
+
+
+def test_no_schedule_is_none() -> None:
+    assert make_schedule(sgd(), Settings(), 20, 5) is None
+
+
+@pytest.mark.parametrize(
+    "name, arguments, message",
+    [
+        ("steplr", {}, "StepLR needs 'step_size'"),
+        ("steplr", {"step": 1}, "StepLR takes no 'step'.*step_size"),
+        ("cosine", {}, "no schedule 'cosine'.*perhaps CosineAnnealingLR"),
+        ("onecyclelr", {"total_steps": -1}, "OneCycleLR: "),
+        ("sequentiallr", {"milestones": [1]}, "SequentialLR needs the schedules"),
+        ("sequentiallr", {"milestones": [1], "schedulers": [{"name": "onecyclelr"}]}, "OneCycleLR can't be part"),
+        ("lambdalr", {"lr_lambda": 3}, "LambdaLR: "),
+    ],
+)
+def test_a_wrong_schedule_is_one_clear_line(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(OnnxgenError, match=message) as caught:
+        made = make_schedule(sgd(), Settings(schedule=name, schedule_args=arguments), 20, 5)
+        assert made is not None
+        made["scheduler"].step()
+    assert "\n" not in str(caught.value)
