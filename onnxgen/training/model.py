@@ -28,7 +28,9 @@ def open_module(path: Path | str) -> ModuleType:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
             return module
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"onnxgen_model_{path.stem}"
+    name, number = path.stem, 1
+    while not name.isidentifier() or name in sys.modules:  # the other's classes must stay where pickle finds them
+        name, number = f"onnxgen_model_{number}", number + 1
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise OnnxgenError(f"{path} is no Python file")

@@ -19,10 +19,12 @@ class Arrays:
     Attributes:
         columns: tensors of one length.
         classes: the names of the classes of a column that holds class indices.
+        rows: [n], where each sample was in the data as it was read; None: in this order.
     """
 
     columns: Mapping[str, Tensor]
     classes: Mapping[str, tuple[str, ...]]
+    rows: Tensor | None = None
     in_memory = True  # a batch is faster taken than handed over by a worker process
 
     @property
@@ -74,6 +76,16 @@ def column_of(samples: Samples, name: str) -> Tensor | None:
     return column
 
 
+def row_of(samples: Samples, index: int) -> int:
+    """Where a sample was in the data as it was read, before it was split."""
+    if isinstance(samples, Arrays):
+        return index if samples.rows is None else int(samples.rows[index])
+    inner = getattr(samples, "samples", None)
+    if isinstance(samples, Subset):
+        index = int(samples.indices[index])
+    return index if inner is None else row_of(inner, index)
+
+
 def spread(samples: Samples, most: int) -> list[int]:
     """At most so many indices, evenly spaced over all samples."""
     count = min(len(samples), most)
@@ -84,5 +96,6 @@ def subset(samples: Samples, indices: np.ndarray | Sequence[int]) -> Samples:
     """The samples of some indices, in their order."""
     which = torch.as_tensor(np.asarray(indices, dtype=np.int64))
     if isinstance(samples, Arrays):  # one indexing a batch instead of two
-        return Arrays({n: c.index_select(0, which) for n, c in samples.columns.items()}, samples.classes)
+        rows = which if samples.rows is None else samples.rows.index_select(0, which)
+        return Arrays({n: c.index_select(0, which) for n, c in samples.columns.items()}, samples.classes, rows)
     return Subset(samples, which)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import Problem, Problems
 from onnxgen.signature import Port
-from onnxgen.training.data.arrays import column_of, spread
+from onnxgen.training.data.arrays import column_of, row_of, spread
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import PARTS
@@ -137,7 +137,9 @@ def _check_finite(part: str, samples: Samples, column: str, problems: Problems) 
             row = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
             value = float(values[row][bad[row]].flatten()[0])
             help = "leave the sample out, or fill the value in"
-            problems.add(Problem(f"column {column!r} of {part} has {value} in row {indices[row]}", help=help))
+            problems.add(
+                Problem(f"column {column!r} of {part} has {value} in row {row_of(samples, indices[row])}", help=help)
+            )
             return
 
 
@@ -154,7 +156,11 @@ def _check_range(
         if wrong.any():
             row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
             value = int(values[row][wrong[row]].flatten()[0])
-            problems.add(Problem(f"column {column!r} of {part} has {value} in row {indices[row]}: {why}", help=help))
+            problems.add(
+                Problem(
+                    f"column {column!r} of {part} has {value} in row {row_of(samples, indices[row])}: {why}", help=help
+                )
+            )
             break
     return highest
 

@@ -19,29 +19,28 @@ from onnxgen.training.data.source import Source, listed, one_table, part_called,
 MOST_CLASSES = 100_000
 
 
-def open_npz(path: Path) -> Source:
+def read_npz(path: Path) -> dict[str, Any]:
     """The arrays of an `.npz`, or the one of an `.npy` as column "x". Nothing is unpickled.
 
     Raises:
-        OnnxgenError: it is damaged, holds Python objects, or its arrays are not of one length.
+        OnnxgenError: it is damaged or holds Python objects.
     """
     try:
         found = np.load(path, allow_pickle=False)
-        arrays = {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        return {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
         way = "save arrays of numbers: objects would run code when they are read" if pickled else "save it again"
         raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help=way)) from None
-    return from_columns(arrays, path.name)
 
 
-def open_safetensors(path: Path) -> Source:
-    """The tensors of a safetensors file, first axis the samples. Raises `OnnxgenError` as `open_npz`."""
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file, first axis the samples. Raises `OnnxgenError` if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        return from_columns(load_file(path), path.name)
+        return dict(load_file(path))
     except (SafetensorError, OSError) as error:
         raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help="save it again")) from None
 
@@ -60,7 +59,7 @@ def open_digits() -> Source:
     return Source({"train": Arrays(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
 
 
-def from_columns(arrays: Mapping[str, Any], name: str) -> Source:
+def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> Source:
     """Arrays, tensors or lists by name; names like `x_train` or `test_images` make parts.
 
     Text becomes class indices, the classes in sorted order.
@@ -76,7 +75,7 @@ def from_columns(arrays: Mapping[str, Any], name: str) -> Source:
     for key, array in arrays.items():
         part, column = ("train", key) if whole else divided[key] or ("", "")
         parts.setdefault(part, {})[column] = array
-    return from_parts(parts, name)
+    return from_parts(parts, name, table)
 
 
 def _divided(key: str) -> tuple[str, str] | None:
@@ -89,23 +88,27 @@ def _divided(key: str) -> tuple[str, str] | None:
     return None
 
 
-def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str) -> Source:
-    """As `from_columns`, with the parts told apart."""
-    made = {part: _tensors(columns, name) for part, columns in parts.items()}
+def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> Source:
+    """As `from_columns`, with the parts told apart. A `Problem` instead of a column says why it can't be used."""
+    unfit = {n: c for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)}
+    made = {
+        part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
+    }
+    if not all(made.values()):
+        raise OnnxgenError(*unfit.values())
     first = made.get("train") or next(iter(made.values()))
-    text = [column for column, values in first.items() if isinstance(values, np.ndarray)]
-    classes = {column: tuple(sorted(set(map(str, first[column].tolist())))) for column in text}
-    for part, columns in made.items():
-        for column in text:
-            if column in columns:
-                columns[column] = _indices(columns[column], classes[column], f"{name}: column {column!r} of {part}")
+    text = frozenset(c for columns in made.values() for c, values in columns.items() if isinstance(values, np.ndarray))
+    classes = {column: _classes(column, made, name) for column in text}
+    for columns in made.values():
+        for column in text & set(columns):
+            columns[column] = _indices(columns[column], classes[column])
     target = target_called(first)
     if target and target not in classes:
         counted = _counted([columns[target] for columns in made.values() if target in columns])
         classes |= {target: counted} if counted else {}
     samples = {part: Arrays(columns, classes) for part, columns in made.items()}
     one_table(samples, name)
-    return Source(dict(samples), name, target)
+    return Source(dict(samples), name, target, text=text, table=table, unfit=unfit)
 
 
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -145,11 +148,16 @@ def tensor_of(values: Any, what: str) -> Any:
     return found
 
 
-def _indices(values: Any, classes: Sequence[str], what: str) -> Tensor:
+def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:
+    """The texts of a column in all parts, sorted."""
+    found = [columns[column] for columns in parts.values() if column in columns]
+    if not all(isinstance(values, np.ndarray) for values in found):
+        raise OnnxgenError(f"{name}: column {printable(column)!r} is text in one part and numbers in another")
+    return tuple(sorted({str(text) for values in found for text in values.tolist()}))
+
+
+def _indices(values: Any, classes: Sequence[str]) -> Tensor:
     place = {name: i for i, name in enumerate(classes)}
-    for row, value in enumerate(values.tolist()):
-        if value not in place:
-            raise OnnxgenError(f"{what} has {printable(value)!r} in row {row}, a class that train has not")
     return torch.tensor([place[v] for v in values.tolist()], dtype=torch.int64)
 
 

@@ -57,7 +57,7 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     if open_inputs:
         problems.add(_open(open_inputs, ports, columns))
     if targets and not outputs:
-        problems.add(_no_target(ports, columns))
+        problems.add(no_target(ports, columns))
     problems.raise_if_any()
     return Feeding(tuple(inputs[port.name] for port in ports.inputs), dict(sorted(outputs.items())) if targets else {})
 
@@ -114,7 +114,8 @@ def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     )
 
 
-def _no_target(ports: Signature, columns: list[str]) -> Problem:
+def no_target(ports: Signature, columns: list[str]) -> Problem:
+    """No column is known to be the target."""
     several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs]
     outputs = _ports(ports.outputs) or "not named"
     return Problem(

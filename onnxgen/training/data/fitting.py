@@ -18,6 +18,7 @@ from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, frame, meas
 from onnxgen.training.data.samples import Batch, Data, Field, Samples
 from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.data.split import split
+from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.model import signature_of
 from onnxgen.training.settings import Settings
 
@@ -68,8 +69,12 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = signature_of(model)
+    stack(source, ports, settings, targets)
     first = next(iter(source.parts.values()))
     feeding = matched(first, source.target, ports, settings, targets)
+    for column in feeding.inputs:
+        if column in source.text:
+            raise OnnxgenError(text_input(column))
     whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings))}
     images = {
         c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites

@@ -17,6 +17,7 @@ from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import TARGET, items
 from onnxgen.training.data.samples import Data, Samples
 from onnxgen.training.data.source import PARTS, Source, one_table, part_called, target_called
+from onnxgen.training.data.table import frame_columns
 
 
 def call(spec: str) -> Any:
@@ -56,6 +57,8 @@ def from_object(given: Any, name: str) -> Source | Data:
         if given and None not in parts:
             return _parts({str(part): value for part, value in parts.items()}, name)
         return from_columns(given, name)
+    if hasattr(given, "columns") and hasattr(given, "to_numpy"):
+        return from_columns(frame_columns(given), name, table=True)
     if isinstance(given, (tuple, list)) and 1 < len(given) <= 3 and not any(map(_is_array, given)):
         return _parts(dict(zip(PARTS, given)), name)
     return _parts({"train": given}, name)

@@ -10,23 +10,26 @@ from typing import Any
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.data.columns import open_digits, open_npz, open_safetensors
+from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
+from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.source import Source
+from onnxgen.training.data.source import Source, part_called
+from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
 
 KINDS = (
     "data is a folder of images, idx files, .npz, .npy, .csv, .tsv, .parquet, .safetensors, the word digits, "
     "or module:function"
 )
-_FILES: dict[str, Callable[[Path], Source]] = {
-    ".npz": open_npz,
-    ".npy": open_npz,
-    ".safetensors": open_safetensors,
+_TABLES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
 }
+_FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
@@ -47,17 +50,38 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     if isinstance(spec, str) and re.fullmatch(r"[\w.]+:\w+", spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        found: Source | Data = open_digits() if spec == "digits" else _open_path(Path(spec), settings)
+        found: Source | Data = open_digits() if spec == "digits" else _open_path(Path(spec), settings, targets)
     else:
         found = from_object(spec, name)
     return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
 
 
-def _open_path(path: Path, settings: Settings) -> Source:
+def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
     if not path.exists():
         raise OnnxgenError(Problem(f"there is no file or folder {path}", help=KINDS))
     if is_idx(path):
         return open_idx(path)
-    if path.suffix.lower() in _FILES:
-        return _FILES[path.suffix.lower()](path)
+    files = _parts(path) if path.is_dir() else {"": path}
+    kind = next(iter(files.values())).suffix.lower() if files else ""
+    if kind in _FILES:
+        columns = {part: _FILES[kind](file) for part, file in files.items()}
+        if "" in columns:
+            return from_columns(columns[""], path.name, kind in _TABLES)
+        return from_parts(columns, path.name, kind in _TABLES)
+    if path.is_dir():
+        return open_folder(path, strict=settings.strict, labelled=targets)
     raise OnnxgenError(Problem(f"{path} is no data that onnxgen reads", help=KINDS))
+
+
+def _parts(folder: Path) -> dict[str, Path]:
+    """The files `train.csv`, `val.csv` and so on of a folder, all of one kind; none if there is no such file."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        part = part_called(path.stem) if path.suffix.lower() in _FILES else None
+        if part in found:
+            raise OnnxgenError(f"{folder} has two files of {part}: {found[part].name} and {path.name}")
+        if part:
+            found[part] = path
+    if len({path.suffix.lower() for path in found.values()}) > 1:
+        raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in found.values())}")
+    return found if "train" in found else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import printable
 from onnxgen.training.data.samples import Samples
 
@@ -25,6 +25,9 @@ class Source:
         target: the column that is to be predicted, where the kind of data says so.
         whites: the columns that hold images, and the value of white in each (255, 16, 1).
         glyphs: the images are characters: a mirrored one means something else.
+        table: columns are single numbers, which together may be one input.
+        text: the columns whose indices stand for text.
+        unfit: columns that can't be used, and why.
         notes: what a person should know.
     """
 
@@ -33,6 +36,9 @@ class Source:
     target: str = ""
     whites: Mapping[str, float] = field(default_factory=dict)
     glyphs: bool = False
+    table: bool = False
+    text: frozenset[str] = frozenset()
+    unfit: Mapping[str, Problem] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 

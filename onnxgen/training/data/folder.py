@@ -1,0 +1,241 @@
+"""Images in a folder for each class, decoded when they are taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+from onnxgen.training.data.samples import Batch, Field
+from onnxgen.training.data.source import Source, listed, part_called
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+REMEMBERED = 2_000  # files from which on it is worth while to remember which ones can be read
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_ORIENTATION = 0x0112  # the EXIF tag; from 5 on height and width change places
+_THREADS = 8
+
+Seen = tuple[int, int, int] | str  # channels, height and width of a file, or why it can't be read
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files: "image" as uint8 [H, W] or [H, W, C], and "label" where there are classes.
+
+    Attributes:
+        size: channels, height and width that every image gets; None where the files differ and none is set.
+    """
+
+    paths: tuple[Path, ...]
+    labels: Tensor | None
+    classes: tuple[str, ...]
+    size: tuple[int, int, int] | None
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        channels, *sides = self.size or (0,)
+        shape = () if self.size is None else (*sides, channels) if channels > 1 else tuple(sides)
+        image = {"image": Field(torch.uint8, shape)}
+        return image if self.labels is None else image | {"label": Field(torch.int64, (), self.classes)}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def sized(self, channels: int, height: int, width: int) -> Files:
+        """The same images in another size: each is stretched to it."""
+        return replace(self, size=(channels, height, width))
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        assert self.size is not None, "images of several sizes"
+        images = np.empty((len(indices), *self.fields["image"].shape), np.uint8)
+        for place, index in enumerate(indices):
+            images[place] = decoded(self.paths[index], self.size)
+        batch = {"image": torch.from_numpy(images)}
+        return batch if self.labels is None else batch | {"label": self.labels[torch.as_tensor(indices)]}
+
+    def column(self, name: str) -> Tensor | None:
+        return self.labels if name == "label" else None
+
+
+def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """An image as uint8 [H, W] or [H, W, C], upright, its first frame. Raises `OnnxgenError` if it can't be read."""
+    from PIL import Image, ImageOps
+
+    channels, height, width = size
+    try:
+        with Image.open(path) as image:
+            image.draft(None, (2 * width, 2 * height))  # a JPEG of twice the size and more is decoded smaller
+            upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
+            if upright.size != (width, height):
+                upright = upright.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(upright)
+    except Exception as error:  # PIL's plug-ins raise what they like
+        raise OnnxgenError(f"{path} can't be read: {_line(error)}") from None
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """PIL would cut 16 bits off at 255; and a palette's transparency is lost but by way of RGBA."""
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("an image of floating point numbers has no known white")
+    if image.mode.startswith("I"):
+        return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
+    return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
+
+
+def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
+    """`folder/class/*.png`, or `folder/train/class/*.png` with `val`, `valid`, `validation` and `test` beside it.
+
+    All files are decoded once, to know which can be read; of large folders that is remembered in the user's cache.
+
+    Args:
+        folder: with a folder for each class; the classes are in sorted order.
+        strict: an image that can't be read is an error, not skipped.
+        labelled: False: images may lie in the folder itself, and have no label then.
+
+    Raises:
+        OnnxgenError: there are no images, or a class has none; PIL is missing.
+    """
+    inner = _folders(folder)
+    parts = {part: path for path in inner if (part := part_called(path.name)) and _folders(path)}
+    if "train" not in parts:
+        parts = {"train": folder}
+    classes = tuple(sorted({path.name for root in parts.values() for path in _folders(root)}))
+    if not classes and labelled:
+        has = "has images but no folders, one for each class," if _images(folder) else "has no images"
+        raise OnnxgenError(Problem(f"{folder} {has}", help="lay it out as folder/class_name/*.png"))
+    found = {part: _labelled(root, classes) for part, root in parts.items()}
+    seen = _seen(folder, [path for pairs in found.values() for path, _ in pairs])
+    notes = _skipped(folder, seen, strict)
+    sizes = {size for size in seen.values() if not isinstance(size, str)}
+    one = sizes.pop() if len(sizes) == 1 else None
+    made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
+    left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
+    notes += [f"left aside, being no part of the data: {listed(left)}"] if left else []
+    return Source(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, notes=notes)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    if not classes:
+        return [(path, 0) for path in _images(root)]
+    found = {path: _images(path) for path in _folders(root)}
+    for path, images in found.items():
+        if not images:
+            way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
+            raise OnnxgenError(Problem(f"the class folder {path} has no images", help=way))
+    return [(image, classes.index(path.name)) for path, images in found.items() for image in images]
+
+
+def _files(
+    root: Path, pairs: list[tuple[Path, int]], seen: Mapping[Path, Seen], classes: tuple[str, ...], size: Any
+) -> Files:
+    read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
+    for label in sorted({label for _, label in pairs} - {label for _, label in read}):
+        name = classes[label] if classes else root.name
+        raise OnnxgenError(f"none of the images of {printable(name)!r} in {root} can be read")
+    if not read:
+        raise OnnxgenError(f"{root} has no images")
+    labels = torch.tensor([label for _, label in read]) if classes else None
+    return Files(tuple(path for path, _ in read), labels, classes, size)
+
+
+def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]:
+    bad = [(path.relative_to(folder).as_posix(), why) for path, why in seen.items() if isinstance(why, str)]
+    if not bad:
+        return []
+    named = listed((f"{name} ({why})" for name, why in bad), 5)
+    count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
+    if strict:
+        raise OnnxgenError(
+            Problem(f"{count}: {named}", help="remove or repair them; without --strict they are skipped")
+        )
+    return [f"{count}, skipped: {named}"]
+
+
+# ---- which files can be read -----------------------------------------------------------------------------------------
+
+
+def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
+    """What each file is, found by decoding it, unless that is remembered and the file is the same."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise OnnxgenError(
+            Problem("images need Pillow, which is not installed", help="pip install 'onnxgen[train]'")
+        ) from None
+    note = _cache(folder) if len(paths) >= REMEMBERED else None
+    known = _remembered(note)
+    stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}
+    new = [path for path in paths if stamps[path] not in known]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = dict(zip(new, pool.map(_look, new)))
+    seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
+    if note is not None and new:
+        _remember(note, {stamps[path]: seen[path] for path in paths})
+    return seen
+
+
+def _look(path: Path) -> Seen:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            _eight_bits(image)
+            width, height = image.size
+            if image.getexif().get(_ORIENTATION, 1) >= 5:
+                width, height = height, width
+            return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
+    except Exception as error:  # PIL's plug-ins raise what they like
+        return _line(error)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def _cache(folder: Path) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(root) / "onnxgen" / f"images-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.json"
+
+
+def _remembered(note: Path | None) -> dict[str, Seen]:
+    try:
+        read = json.loads(note.read_text(encoding="utf-8")) if note is not None else {}
+        return {str(k): v if isinstance(v, str) else (int(v[0]), int(v[1]), int(v[2])) for k, v in read.items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}  # not remembered, or not by us
+
+
+def _remember(note: Path, seen: Mapping[str, Seen]) -> None:
+    half = note.with_suffix(f".{os.getpid()}")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        half.write_text(json.dumps(seen), encoding="utf-8")
+        half.replace(note)
+    except OSError:
+        half.unlink(missing_ok=True)  # a cache that can't be written costs time next time, no more

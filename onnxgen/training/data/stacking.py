@@ -1,0 +1,87 @@
+"""Columns of single numbers, joined to the one that an input takes: `--inputs features=age+height+weight`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxgen.errors import Problem, Problems
+from onnxgen.names import printable
+from onnxgen.signature import Signature
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.feeding import no_target
+from onnxgen.training.data.source import Source, listed, target_called
+from onnxgen.training.settings import Settings
+
+
+def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -> None:
+    """Add a column [n, k] for each input that is fed by k columns, in their order.
+
+    An input is fed by several where the settings say so, or where it is the only one that no column of a table is
+    for: then all columns feed it but for the targets.
+
+    Raises:
+        OnnxgenError: a column is text, has missing values or more than one number a sample; or of a table no column
+            is known to be the target.
+    """
+    problems = Problems()
+    columns = list(next(iter(source.parts.values())).fields)
+    aims = _aims(source, ports, settings, columns)
+    for name in (*settings.inputs.values(), *aims):
+        if name in source.unfit:
+            problems.add(source.unfit[name])
+    problems.raise_if_any()
+    joined = {c: c.split("+") for c in settings.inputs.values() if "+" in c and c not in columns}
+    open_inputs = [p.name for p in ports.inputs if p.name not in settings.inputs and p.name not in columns]
+    if source.table and len(open_inputs) == 1:
+        if targets and not aims:
+            problems.add(no_target(ports, columns))
+            problems.raise_if_any()
+        used = {*aims, *settings.inputs.values(), *(p.name for p in ports.inputs), *sum(joined.values(), [])}
+        left = [c for c in (*columns, *source.unfit) if c not in used]
+        joined |= {open_inputs[0]: left} if len(left) > 1 or set(left) & set(source.unfit) else {}
+    for name, members in joined.items():
+        _join(source, name, members, problems)
+    problems.raise_if_any()
+    for members in joined.values():
+        source.notes.append(f"an input of {len(members)} columns: {listed(members)}")
+
+
+def _aims(source: Source, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
+    """The columns that are targets."""
+    if settings.target:
+        return [settings.target] if isinstance(settings.target, str) else list(settings.target.values())
+    named = [p.name for p in ports.outputs if p.name in columns or p.name in source.unfit]
+    known = source.target or target_called([*columns, *source.unfit])
+    return named or ([known] if known else [])
+
+
+def _join(source: Source, name: str, members: Sequence[str], problems: Problems) -> None:
+    fields = next(iter(source.parts.values())).fields
+    for member in members:
+        if member in source.unfit:
+            problems.add(source.unfit[member])
+        elif member not in fields:
+            problems.add(f"--inputs: the data has no column {printable(member)!r} (it has {listed(fields)})")
+        elif member in source.text:
+            problems.add(text_input(member))
+        elif fields[member].shape:
+            problems.add(
+                f"column {printable(member)!r} has {list(fields[member].shape)} numbers a sample: only single numbers "
+                "can be joined"
+            )
+    for part, samples in source.parts.items() if not problems.found else ():
+        assert isinstance(samples, Arrays)
+        columns = [samples.columns[member] for member in members]
+        whole = not any(c.is_floating_point() for c in columns)
+        stacked = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
+        source.parts[part] = Arrays({**samples.columns, name: stacked}, samples.classes, samples.rows)
+
+
+def text_input(column: str) -> Problem:
+    """Text where an input wants numbers."""
+    return Problem(
+        f"column {printable(column)!r} holds text, which only a target can",
+        help="turn it into numbers, or name the columns to take: --inputs INPUT=COLUMN+COLUMN",
+    )

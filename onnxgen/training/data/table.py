@@ -1,0 +1,128 @@
+"""Tables: CSV, TSV and Parquet, a column each; numbers stay numbers, text can be a target."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import printable
+
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
+_DELIMITERS = ",;\t|"
+
+
+def read_csv(path: Path) -> dict[str, Any]:
+    """The columns of a table whose first line names them: int64, float64, bool or text; a `Problem` for one that has
+    missing values.
+
+    Raises:
+        OnnxgenError: it is no UTF-8 text, has no names, no rows, or rows of different length.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            between = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=header.count)
+            reader = csv.reader(file, delimiter=between)
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise OnnxgenError(Problem(f"{path} can't be read: {error}", help="save it as CSV in UTF-8")) from None
+    if len(rows) < 2:
+        raise OnnxgenError(f"{path} has no rows" if rows else f"{path} is empty")
+    names = [name.strip() for name in rows[0][1]]
+    _check_names(path, names)
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise OnnxgenError(f"{path}, line {line}: {len(row)} values, but {len(names)} columns")
+    lines = [line for line, _ in rows[1:]]
+    return {name: _column(path, name, [row[i] for _, row in rows[1:]], lines) for i, name in enumerate(names)}
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if all(_is_number(name) for name in names):
+        raise OnnxgenError(Problem(f"{path} does not name its columns", help="put a line of names at its top"))
+    for i, name in enumerate(names):
+        if not name or name in names[:i]:
+            what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
+            raise OnnxgenError(Problem(f"{path} {what}", help="give each column a name of its own"))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> Any:
+    values = [text.strip() for text in texts]
+    there = [v for v in values if v.lower() not in MISSING]
+    numbers = all(map(_is_number, there)) and bool(there)
+    bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
+    if bare:
+        return missing(f"{path}, line {lines[bare[0]]}", name, len(bare))
+    if not numbers:
+        if {v.lower() for v in values} <= {"true", "false"}:
+            return np.array([v.lower() == "true" for v in values])
+        return np.array(values)
+    try:
+        return np.array([int(v) for v in values], dtype=np.int64)
+    except (ValueError, OverflowError):
+        return np.array([float(v) for v in values])
+
+
+def missing(where: str, name: str, count: int) -> Problem:
+    """A value that is not there, in a column that is needed."""
+    others = f", and {count - 1} more" if count > 1 else ""
+    way = "fill it in, drop the row, or leave the column out by naming those to take: --inputs INPUT=COLUMN+COLUMN"
+    return Problem(f"{where}: column {printable(name)!r} has no value{others}", help=way)
+
+
+def read_parquet(path: Path) -> dict[str, Any]:
+    """As `read_csv`; a column of lists of one length has an axis more. Rows are counted from 0."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise OnnxgenError(Problem(f"{path}: Parquet needs pyarrow", help="pip install pyarrow")) from None
+    try:
+        table = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise OnnxgenError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
+    if table.num_rows == 0:
+        raise OnnxgenError(f"{path} has no rows")
+    return {name: _arrow(path, name, table.column(name)) for name in table.column_names}
+
+
+def _arrow(path: Path, name: str, column: Any) -> Any:
+    from pyarrow import types
+
+    if column.null_count:
+        first = next(i for i, empty in enumerate(column.is_null().to_pylist()) if empty)
+        return missing(f"{path}, row {first}", name, column.null_count)
+    kind = column.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return column.to_numpy()
+    if types.is_decimal(kind):
+        return np.array([float(v) for v in column.to_pylist()])
+    values = column.to_pylist()
+    if values and all(isinstance(v, str) for v in values):
+        return np.array(values)
+    try:
+        found = np.array(values)
+    except ValueError:
+        found = np.array(None)
+    if found.ndim > 1 and found.dtype.kind in "biuf":
+        return found
+    way = "store numbers, text, or lists of numbers of one length"
+    return Problem(f"{path}: column {printable(name)!r} is of type {kind}", help=way)
+
+
+def frame_columns(frame: Any) -> Mapping[str, Any]:
+    """The columns of a pandas DataFrame (or what looks like one)."""
+    return {str(name): np.asarray(frame[name]) for name in frame.columns}
