@@ -28,6 +28,7 @@ class GradualUnfreeze(Callback):
         super().__init__()
         self.schedule = schedule
         self.attribute = attribute
+        self._done = 0  # blocks unfrozen so far; a resumed run begins anew, and makes up for it
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what would fail only at a later epoch."""
@@ -39,22 +40,18 @@ class GradualUnfreeze(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What is due; after a resume also what was due before."""
-        model = self._model(pl_module)
+        model, epoch = self._model(pl_module), trainer.current_epoch
+        changed: list[str] = []
         if isinstance(self.schedule, int):
-            every, epoch = self.schedule, trainer.current_epoch
-            changed = unfreeze_next(model) if epoch and epoch % every == 0 else []
-        else:
-            due = [
-                p
-                for epoch, patterns in self.schedule.items()
-                if epoch <= trainer.current_epoch
-                for p in _list(patterns)
-            ]
-            changed = unfreeze(model, *due) if due else []
+            while self._done < epoch // self.schedule:
+                changed += unfreeze_next(model)
+                self._done += 1
+        elif due := [p for first, patterns in self.schedule.items() if first <= epoch for p in _list(patterns)]:
+            changed = unfreeze(model, *due)
         held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
         missing = [name for name in changed if id(model.get_parameter(name)) not in held]
         if missing:
-            what = f"no optimizer has {', '.join(missing[:4])}, which epoch {trainer.current_epoch} unfreezes"
+            what = f"no optimizer has {', '.join(missing[:4])}, which epoch {epoch} unfreezes"
             raise OnnxgenError(Problem(what, help="give it all parameters, frozen ones too (param_groups does)"))
 
     def _model(self, module: LightningModule) -> nn.Module:

@@ -28,9 +28,9 @@ _LAYOUT |= {"native_dropout", "dropout", "masked_fill"}
 _POOLING = {"mean", "sum", "amax", "max", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"}
 _POOLING |= {"avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"}
 _POOLING |= {"max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d", "max_pool2d"}
-_SCORES = {"_softmax", "softmax", "_log_softmax", "log_softmax", "sigmoid", "log_sigmoid_forward", "log", "exp", "neg"}
-_SCORES |= {"clamp", "clamp_min", "clamp_max"}
-_PASSED = _LAYOUT | _POOLING | _SCORES | NORMS
+_SOFTMAX = {"_softmax", "softmax", "_log_softmax", "log_softmax"}
+_SCORES = {"sigmoid", "log_sigmoid_forward", "log", "exp", "neg", "clamp", "clamp_min", "clamp_max"}
+_PASSED = _LAYOUT | _POOLING | _SOFTMAX | _SCORES | NORMS
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,13 @@ class _Search:
 
     def _last_product(self, value: Value) -> Operation:
         """What a value is the result of, but for what may follow a classifier."""
-        pooled = False
+        final = False  # pooling or a softmax follows: a ReLU before it is SqueezeNet's, and no encoder's last
         while (made := value.made_by) is not None:
             varying = [v for v in made.inputs if v.varies]
             if made in self.parts.products:
                 return made
-            pooled |= made.name in _POOLING
-            passed = made.name in _PASSED or (made.name == "relu" and pooled)  # SqueezeNet's
+            final |= made.name in _POOLING | _SOFTMAX
+            passed = made.name in _PASSED or (made.name == "relu" and final)
             if not varying or not (passed or (made.name in ARITHMETIC and len(varying) == 1)):
                 joined = made.name in ARITHMETIC and len(varying) > 1
                 raise _NoHead(f"the last thing it computes is {made.name}{' of two values' if joined else ''}")
