@@ -17,6 +17,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from onnxgen.training.evaluate import evaluate, predict
+    from onnxgen.training.fit import Result, fit
     from onnxgen.training.model import open_model, signature_of
     from onnxgen.training.settings import Settings
 

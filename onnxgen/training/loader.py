@@ -37,6 +37,8 @@ class Loader:
             the global batch. 1 except for a last batch that does not divide evenly.
     """
 
+    batch_sampler = None  # Lightning looks here before it looks at `sampler`
+
     def __init__(
         self,
         samples: Samples,

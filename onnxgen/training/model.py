@@ -86,3 +86,10 @@ def signature_of(model: nn.Module) -> Signature:
     required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(tuple(Port(name, None, None) for name in names), ())
+
+
+def fixed_batch(model: nn.Module) -> int | None:
+    """The number of samples that the file fixes its inputs to, if it does."""
+    found = {port.dims[0] for port in signature_of(model).inputs if port.dims}
+    numbers = {dim for dim in found if isinstance(dim, int)}
+    return numbers.pop() if len(numbers) == len(found) == 1 else None

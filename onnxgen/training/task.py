@@ -58,6 +58,8 @@ class Task(lightning.LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         loss, made = self.compute(batch)
         self._meters["train"].add(made)
+        if self.trainer.world_size > 1:  # one process may have fewer samples of the last batch than the others
+            loss = loss * getattr(self.trainer.train_dataloader, "weight", 1.0)
         return loss
 
     def validation_step(self, batch: Batch, index: int) -> None:
@@ -75,7 +77,8 @@ class Task(lightning.LightningModule):
     def on_test_epoch_start(self) -> None:
         self._meters["test"] = Meter(self.objectives, confusing=True)
 
-    def on_train_epoch_end(self) -> None:
+    def log_epoch(self) -> None:
+        """Log the means of a training epoch."""
         self._log("train")
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -102,3 +105,11 @@ class Task(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return self._configure(self)
+
+
+class LogEpoch(lightning.Callback):
+    """Logs a training epoch's means: the first of all callbacks, since the module's own hook comes after theirs."""
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        pl_module.log_epoch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from torch import nn
@@ -92,7 +93,9 @@ def _targets_named(columns: list[str], ports: Signature, settings: Settings, pro
     for name, column in said.items():
         if name in names:
             given[names.index(name)] = column
-        elif not names and not given:  # a model of one's own, whose outputs have no names
+        elif not names and (number := re.fullmatch(r"output(\d+)", name)):
+            given[int(number[1])] = column
+        elif not names and not given:
             given[0] = column
         else:
             problems.add(f"the model has no output {printable(name)!r} (it has {_ports(ports.outputs)})")

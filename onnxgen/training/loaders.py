@@ -1,0 +1,50 @@
+"""The loaders of a run's parts, made where Lightning knows which of several processes this is."""
+
+from __future__ import annotations
+
+import lightning
+from torch import nn
+
+from onnxgen.training.data.samples import Samples
+from onnxgen.training.loader import Loader
+from onnxgen.training.model import fixed_batch
+from onnxgen.training.prepare import Plan
+
+
+class Loaders(lightning.LightningDataModule):
+    """Lightning asks for a part's loader once it has set up the processes."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def train_dataloader(self) -> Loader:
+        assert self.plan.data.train is not None
+        return self._loader(self.plan.data.train, shuffle=True)
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.val is None else self._loader(self.plan.data.val)
+
+    def test_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.test is None else self._loader(self.plan.data.test)
+
+    def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
+        settings, trainer = self.plan.settings, self.trainer
+        assert trainer is not None
+        return Loader(
+            samples,
+            settings.batch_size,
+            shuffle=shuffle,
+            seed=settings.seed,
+            workers=settings.workers,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            smallest=2 if shuffle and needs_two(self.plan.model) else 1,
+            drop_last=shuffle and fixed_batch(self.plan.model) is not None,
+            pin_memory=self.plan.device.torch_device.type == "cuda",
+        )
+
+
+def needs_two(model: nn.Module) -> bool:
+    """Whether a batch of one sample can't be trained: its statistics would be undefined."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,0 +1,131 @@
+"""Everything that stands before the first step, so that what can't work is refused before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
+from onnxgen.training.devices import Device, choose
+from onnxgen.training.finetune import freeze, replace_head, reset
+from onnxgen.training.losses import Objective, objective
+from onnxgen.training.model import fixed_batch, open_model, signature_of
+from onnxgen.training.settings import Settings
+
+
+@dataclass
+class Plan:
+    """What a run is made of, checked to fit together.
+
+    Attributes:
+        notes: what was chosen for the user, and what they should know.
+    """
+
+    model: nn.Module
+    data: Data
+    feeding: Feeding
+    objectives: list[Objective]
+    device: Device
+    settings: Settings
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def monitor(self) -> tuple[str, str]:
+        """The metric that decides which weights are best, and whether its "max" or "min" is."""
+        name = self.settings.monitor
+        if name == "auto":
+            part = "val" if self.data.val is not None else "train"
+            name = f"{part}_accuracy" if any(o.loss != "" and o.classes for o in self.objectives) else f"{part}_loss"
+        return name, "max" if "accuracy" in name else "min"
+
+
+def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Plan:
+    """Open what is given by name, apply the settings' verbs to the model, and check that all fits together.
+
+    Raises:
+        OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit; nothing was trained.
+    """
+    device = choose(settings.device, settings.imports)
+    if not isinstance(model, nn.Module):
+        model = open_model(model, from_scratch=settings.from_scratch)
+    elif settings.from_scratch:
+        reset(model)
+    if settings.replace_head is not None:
+        replace_head(model, settings.replace_head)
+    if settings.freeze:
+        freeze(model, *settings.freeze)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise OnnxgenError(Problem("the model has no parameter to train", help="unfreeze some, or train another model"))
+    opened = open_data(data, model, settings)
+    if opened.train is None:
+        raise OnnxgenError(f"{opened.name} has no samples to train with")
+    feeding = feed(opened, model, settings)
+    check(model, opened, feeding, settings)
+    objectives = objectives_of(model, opened.train, feeding, settings)
+    plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
+    plan.notes += [_said(o) for o in objectives]
+    return plan
+
+
+def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Objective]:
+    """What each output with a target is trained towards; a few samples run through the model to see what it ends in."""
+    batch = samples.take(range(few(model, len(samples))), settings.seed)
+    outputs = trial(model, batch, feeding)
+    names = [port.name for port in signature_of(model).outputs] or [f"output{n}" for n in range(len(outputs))]
+    found = []
+    for index, column in feeding.targets.items():
+        name = names[index] if index < len(names) else f"output{index}"
+        if index >= len(outputs):
+            raise OnnxgenError(f"the model has {len(outputs)} outputs, and {column!r} is to be the target of {name}")
+        asked = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
+        shown = name if len(feeding.targets) > 1 else ""
+        made = objective(index, shown, outputs[index], column, samples.fields[column], batch[column], asked)
+        found.append(made)
+    _refuse_unknown(settings.loss, names)
+    return found
+
+
+def few(model: nn.Module, available: int) -> int:
+    """As many samples as a trial needs: 2, or the batch that the file fixes."""
+    return min(fixed_batch(model) or 2, available)
+
+
+def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:
+    """The outputs of a batch in evaluation mode, with their gradients' history; the model stays as it was."""
+    device = next(model.parameters()).device
+    inputs = [batch[column].to(device) for column in feeding.inputs]
+    inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    with evaluating(model), torch.enable_grad():
+        made = model(*inputs)
+    return made if isinstance(made, tuple) else (made,)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Any:
+    """The model in evaluation mode, and after that each of its modules in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _refuse_unknown(losses: str | Mapping[str, str], names: list[str]) -> None:
+    unknown = [] if isinstance(losses, str) else [name for name in losses if name not in names]
+    if unknown:
+        raise OnnxgenError(f"the model has no output {unknown[0]!r} (it has {', '.join(names)})")
+
+
+def _said(made: Objective) -> str:
+    where = f"output {made.name}" if made.name else "the model"
+    return f"{where} ends in {made.ending}: trained with {made.loss}"
