@@ -1,0 +1,40 @@
+"""The LoRA sample: an ONNX file, adapted with peft, merged, and written back to the same graph."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.conftest import ROOT
+
+pytest.importorskip("peft", reason="peft is not installed: the LoRA sample was not run")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: the LoRA sample was not run")
+
+
+def test_the_sample(tmp_path: Path) -> None:
+    """Mirrored digits are read after a few steps, by the same nodes with other values."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "samples" / "lora" / "tune.py"), "--out", str(tmp_path), "--steps", "120"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (float(re.findall(r"([\d.]+)% of mirrored", line)[0]) for line in done.stdout.splitlines()[-2:])
+    assert after > before + 20, done.stdout
+    original, tuned = (onnx.load(tmp_path / name).graph for name in ("digits.onnx", "mirrored.onnx"))
+    assert list(original.node) == list(tuned.node)
+    changed = [
+        t.name
+        for t, u in zip(original.initializer, tuned.initializer, strict=True)
+        if not np.array_equal(onnx.numpy_helper.to_array(t), onnx.numpy_helper.to_array(u))
+    ]
+    assert 10 <= len(changed) < len(original.initializer)
