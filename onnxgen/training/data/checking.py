@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from onnxgen.errors import Problem, Problems
 from onnxgen.signature import Port
+from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of, row_of, spread
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
-from onnxgen.training.data.source import PARTS
+from onnxgen.training.data.source import PARTS, listed
 from onnxgen.training.model import signature_of
 from onnxgen.training.settings import Settings
 
 LOOKED_AT = 500  # samples whose values are looked at where they have to be read first
-IGNORED = -100  # a class index that counts nowhere: torch's own default
-OF_CLASSES = ("auto", "cross_entropy", "ce", "nll", "nll_loss", "multi_margin", "multi_margin_loss")
 _CHUNK = 1 << 22  # elements looked at at once
 
 
@@ -41,20 +40,23 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for port, column in zip(ports, feeding.inputs):
             _check_input(port, column, samples, problems)
     problems.raise_if_any()
-    first, samples = next(iter(parts.items()))
     for part, samples in parts.items():
         for column in dict.fromkeys(feeding.inputs):
             _check_finite(part, samples, column, problems)
-    tried = _tried(model, parts[first], feeding, settings)
+        for port, column in zip(ports, feeding.inputs):
+            _check_held(part, samples, port, column, problems)
+    tried = _tried(model, next(iter(parts.values())), feeding, settings)
     for column, (name, rows) in tried.embeddings.items():
         for part, samples in parts.items():
-            help = "the numbers must come from what the model was trained with, its tokenizer for example"
-            _check_range(part, samples, column, rows, f"{name} has {rows} rows", help, problems)
+            if found := _outside(samples, column, 0, rows - 1):
+                help = "the numbers must come from what the model was trained with, its tokenizer for example"
+                problems.add(Problem(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help))
     if tried.error and not problems.found:
         problems.add(tried.error)
     for index, column in feeding.targets.items():
         loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
-        if index < len(tried.outputs) and loss.lower() in OF_CLASSES:
+        of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
+        if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, parts, data, problems)
     problems.raise_if_any()
 
@@ -143,56 +145,50 @@ def _check_finite(part: str, samples: Samples, column: str, problems: Problems) 
             return
 
 
-def _check_range(
-    part: str, samples: Samples, column: str, count: int, why: str, help: str, problems: Problems, ignored: int = 0
-) -> int:
-    """A problem for the first value that is not from 0 up to `count` (or `ignored`); returns the highest value."""
-    highest = -1
-    for indices, values in _values(samples, column):
-        wrong = (values < 0) | (values >= count)
-        if ignored:
+def _outside(samples: Samples, column: str, low: int, high: int, ignored: int | None = None) -> str:
+    """The first value that is not from `low` up to `high`, and its row: "7 in row 3"; empty if there is none."""
+    for indices, stored in _values(samples, column):
+        values = stored.long()  # a limit that uint8 can't hold would wrap around
+        wrong = (values < low) | (values > high)
+        if ignored is not None:
             wrong &= values != ignored
-        highest = max(highest, int(values.max())) if values.numel() else highest
         if wrong.any():
             row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
-            value = int(values[row][wrong[row]].flatten()[0])
-            problems.add(
-                Problem(
-                    f"column {column!r} of {part} has {value} in row {row_of(samples, indices[row])}: {why}", help=help
-                )
-            )
-            break
-    return highest
+            return f"{int(values[row][wrong[row]].flatten()[0])} in row {row_of(samples, indices[row])}"
+    return ""
+
+
+def _check_held(part: str, samples: Samples, port: Port, column: str, problems: Problems) -> None:
+    """Whole numbers in an input of fewer bits."""
+    whole = column_of(samples, column)
+    if whole is None or whole.is_floating_point() or whole.dtype == torch.bool or "int" not in (port.dtype or ""):
+        return
+    limits = torch.iinfo(getattr(torch, str(port.dtype)))
+    if found := _outside(samples, column, limits.min, limits.max):
+        what = f"column {column!r} of {part} has {found}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
+        problems.add(Problem(what, help="leave the sample out, or number them anew"))
 
 
 def _check_classes(output: Tensor, column: str, parts: dict[str, Samples], data: Data, problems: Problems) -> None:
-    fields = next(iter(parts.values())).fields
-    field = fields[column]
+    field = next(iter(parts.values())).fields[column]
     if field.dtype.is_floating_point or field.dtype == torch.bool:
         return
     shape = list(output.shape[1:])
     axes = [axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == list(field.shape)]
-    if len(axes) != 1:
-        return  # no class index, or the loss has to tell
-    count = shape[axes[0]]
+    count = shape[axes[0]] if len(axes) == 1 else 0
     if count < 2:
-        return  # one number: of two classes the chance of the second
+        return  # no class index; or one number, of two classes the chance of the second; or the loss has to tell
+    highest = max(int(v.max()) for samples in parts.values() for _, v in _values(samples, column) if v.numel())
+    has = len(field.classes) or highest + 1
     if len(field.classes) > count:
-        names = ", ".join(field.classes[:3])
-        problems.add(
-            Problem(
-                f"the data has {len(field.classes)} classes ({names}, ...), and the model tells {count} apart",
-                help=f"--replace-head {len(field.classes)}",
-            )
-        )
+        what = f"the data has {has} classes ({listed(field.classes[:3])}, ...), and the model tells {count} apart"
+        problems.add(Problem(what, help=f"--replace-head {has}"))
         return
-    ignored = IGNORED if field.shape else 0
-    why = f"the model's {count} classes are 0 to {count - 1}"
-    found = [
-        _check_range(part, samples, column, count, why, "count the classes from 0", problems, ignored)
-        for part, samples in parts.items()
-    ]
-    has = len(field.classes) or max(found) + 1
+    for part, samples in parts.items():
+        if found := _outside(samples, column, 0, count - 1, losses.IGNORED if field.shape else None):
+            what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
+            way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
+            problems.add(Problem(what, help=way))
     if has < count and not problems.found and not field.shape:
         data.notes.append(
             f"the model tells {count} classes apart, and the data has {has}: --replace-head {has} fits it"

@@ -97,6 +97,8 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     if not all(made.values()):
         raise OnnxgenError(*unfit.values())
     first = made.get("train") or next(iter(made.values()))
+    if not len(next(iter(first.values()))):
+        raise OnnxgenError(f"{name} has no samples")
     text = frozenset(c for columns in made.values() for c, values in columns.items() if isinstance(values, np.ndarray))
     classes = {column: _classes(column, made, name) for column in text}
     for columns in made.values():
@@ -122,8 +124,6 @@ def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
                 help="the first axis of each must be the samples",
             )
         )
-    if not any(lengths.values()):
-        raise OnnxgenError(f"{name} has no samples")
     return found
 
 

@@ -27,7 +27,7 @@ def split(source: Source, target: str, settings: Settings) -> None:
         train = source.parts["train"]
         if len(train) <= len(missing):
             raise OnnxgenError(
-                Problem(f"{source.name} has {len(train)} samples, too few to split", help="--val 0 holds none back")
+                Problem(f"{source.name} has too few samples to split: {len(train)}", help="--val 0 holds none back")
             )
         groups = _groups(source, target)
         for part, chosen in _drawn(groups, missing, settings.seed).items():

@@ -28,7 +28,7 @@ def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -
     problems = Problems()
     columns = list(next(iter(source.parts.values())).fields)
     aims = _aims(source, ports, settings, columns)
-    for name in (*settings.inputs.values(), *aims):
+    for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
         if name in source.unfit:
             problems.add(source.unfit[name])
     problems.raise_if_any()

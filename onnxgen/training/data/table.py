@@ -63,7 +63,7 @@ def _is_number(text: str) -> bool:
 def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> Any:
     values = [text.strip() for text in texts]
     there = [v for v in values if v.lower() not in MISSING]
-    numbers = all(map(_is_number, there)) and bool(there)
+    numbers = all(map(_is_number, there))
     bare = [i for i, v in enumerate(values) if (v.lower() in MISSING if numbers else not v)]
     if bare:
         return missing(f"{path}, line {lines[bare[0]]}", name, len(bare))

@@ -1,0 +1,297 @@
+"""What does not fit is said before the first epoch, with the way out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import Settings
+from onnxgen.training.data import Data, check, feed, open_data
+from tests.training.small import network
+
+X, Y = np.random.default_rng(0).normal(size=(10, 5)), np.arange(10) % 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model of these inputs; one is made only once."""
+    made: dict[str, nn.Module] = {}
+
+    def of(classes: int = 3, rows: int = 7, **inputs: Any) -> nn.Module:
+        key = f"{classes} {rows} {inputs}"
+        if key not in made:
+            made[key] = network(tmp_path_factory.mktemp("check"), classes=classes, rows=rows, **inputs)
+        return made[key]
+
+    return of
+
+
+def checked(spec: Any, network: nn.Module, **settings: Any) -> Data:
+    given = Settings(**{"val": 0.2, "batch_size": 4} | settings)
+    data = open_data(spec, network, given)
+    check(network, data, feed(data, network, given), given)
+    return data
+
+
+def said(spec: Any, network: nn.Module, **settings: Any) -> str:
+    with pytest.raises(OnnxgenError) as caught:
+        checked(spec, network, **settings)
+    return str(caught.value)
+
+
+# ---- shapes and dtypes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, dims, gives",
+    [((10, 5), (4,), "[n, 5]"), ((10, 5), (5, 2), "[n, 5]"), ((10,), ("length", 3), "[n]"), ((10, 2, 3), (6, 1), None)],
+)
+def test_shapes(shape: tuple[int, ...], dims: tuple[Any, ...], gives: str | None, model: Any) -> None:
+    network = model(x=("float32", ("batch", *dims)))
+    takes = f"[{', '.join(map(str, ('batch', *dims)))}]"
+    gives = gives or "[n, 2, 3]"
+    assert said({"x": np.zeros(shape), "y": Y}, network) == (
+        f"input 'x' takes {takes}, and column 'x' gives {gives}"
+        " -> change the data, or generate the model for this shape with --input-shape"
+    )
+
+
+def test_images_of_floating_point_are_not_resized(model: Any) -> None:
+    network = model(image=("float32", ("batch", 1, 6, 5)))
+    assert said((np.zeros((10, 7, 7)), Y), network) == (
+        "input 'image' takes [batch, 1, 6, 5], and column '0' gives [n, 7, 7]"
+        " -> images as uint8 are resized and converted; or generate the model with --input-shape"
+    )
+
+
+@pytest.mark.parametrize(
+    "shape, dims",
+    [
+        ((10, 5), (5,)),
+        ((10, 5), (5, 1)),
+        ((10, 5), ("length", 1)),
+        ((10, 5, 1), (5,)),
+        ((10,), (1,)),
+        ((10, 2, 3), (6,)),
+        ((10, 5), ("length",)),
+    ],
+)
+def test_axes_of_one_are_no_misfit(shape: tuple[int, ...], dims: tuple[Any, ...], model: Any) -> None:
+    x = np.random.default_rng(0).normal(size=shape)
+    data = checked({"x": x, "y": Y}, model(x=("float32", ("batch", *dims))), val=0)
+    assert data.train is not None
+    fed = data.train.take(range(10), 0)["x"]
+    assert fed.ndim == len(dims) + 1 and np.array_equal(fed.flatten().numpy(), x.flatten().astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "column, dtype, has, way",
+    [
+        (np.zeros(10), "int64", "float32", "store whole numbers"),
+        (np.zeros(10, np.float32), "int32", "float32", "store whole numbers"),
+        (np.zeros(10), "bool", "float32", "store it as bool"),
+        (np.zeros(10, np.int64), "bool", "int64", "store it as bool"),
+    ],
+)
+def test_dtypes(column: Any, dtype: str, has: str, way: str, model: Any) -> None:
+    network = model(x=(dtype, ("batch",)))
+    assert said({"x": column, "y": Y}, network) == f"input 'x' takes {dtype}, and column 'x' holds {has} -> {way}"
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int16", "int32", "int64", "uint16", "bool", "float64", "float16"])
+def test_numbers_are_held_in_the_dtype_of_the_input(stored: str, model: Any) -> None:
+    for dtype in ("float32", "float64") if stored in ("bool", "float64", "float16") else ("float32", "int64", "int32"):
+        data = checked({"x": np.arange(10).astype(stored), "y": Y}, model(x=(dtype, ("batch",))), val=0)
+        assert data.train is not None
+        fed = data.train.take(range(10), 0)["x"]
+        assert fed.dtype == getattr(torch, dtype) and fed.tolist() == np.arange(10).astype(stored).tolist()
+
+
+def test_whole_numbers_that_the_input_can_not_hold(model: Any) -> None:
+    x = np.arange(10)
+    x[7] = 2**40
+    assert said({"x": x, "y": Y}, model(x=("int32", ("batch",))), val=0) == (
+        "column 'x' of train has 1099511627776 in row 7: input 'x' takes int32, up to 2147483647"
+        " -> leave the sample out, or number them anew"
+    )
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value, shown", [(np.nan, "nan"), (-np.inf, "-inf")])
+def test_values_that_are_not_finite(value: float, shown: str, model: Any) -> None:
+    x = X.copy()
+    x[8, 2] = value
+    message = f"has {shown} in row 8 -> leave the sample out, or fill the value in"
+    network = model(x=("float32", ("batch", 5)))
+    assert said({"x": x, "y": Y}, network, val=0) == f"column 'x' of train {message}"
+    found = {said({"x": x, "y": Y}, network, val=0.5, seed=seed) for seed in range(8)}
+    assert found == {f"column 'x' of {part} {message}" for part in ("train", "val")}, "the row as it was read"
+    assert (
+        said([(torch.tensor(a, dtype=torch.float32), 1) for a in x], network, val=0) == f"column '0' of train {message}"
+    )
+
+
+def test_classes_out_of_range(model: Any) -> None:
+    network = model(x=("float32", ("batch", 5)))
+    for wrong, count in ((3, 4), (17, 18)):
+        labels = Y.copy()
+        labels[6] = wrong
+        assert said((X, labels), network) == (
+            f"the data has {count} classes (0, 1, 2, ...), and the model tells 3 apart -> --replace-head {count}"
+        )
+    labels = Y.copy()
+    labels[6] = -1
+    assert said((X, labels), network, val=0) == (
+        "column 'target' of train has -1 in row 6: the model's 3 classes are 0 to 2 -> count the classes from 0"
+    )
+    items = [(torch.zeros(5), 3 if i == 4 else 0) for i in range(10)]
+    assert said(items, network, val=0) == (
+        "column 'target' of train has 3 in row 4: the model's 3 classes are 0 to 2 -> --replace-head 4"
+    )
+
+
+def test_fewer_classes_are_a_note(model: Any) -> None:
+    network = model(x=("float32", ("batch", 5)))
+    data = checked((X, np.arange(10) % 2), network)
+    assert "the model tells 3 classes apart, and the data has 2: --replace-head 2 fits it" in data.notes
+    assert not any("replace-head" in note for note in checked((X, Y), network).notes)
+
+
+def test_numbers_to_be_met_are_no_classes(model: Any) -> None:
+    network = model(x=("float32", ("batch", 5)))
+    checked((X, np.random.default_rng(0).normal(size=(10, 3))), network, loss="mse_loss")
+    checked((X, np.full((10, 3), 7)), network, loss="mse_loss")
+
+
+class Positions(nn.Module):
+    """Classes of each position; [n, length, classes]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embed(ids)
+
+
+def test_classes_of_positions() -> None:
+    ids = np.random.default_rng(0).integers(0, 7, (10, 5))
+    labels = ids % 4
+    labels[:, 0] = -100  # counts nowhere, as torch has it
+    checked((ids, labels), Positions())
+    labels[3, 2] = 4
+    assert said((ids, labels), Positions(), val=0) == (
+        "column 'target' of train has 4 in row 3: the model's 4 classes are 0 to 3 -> --replace-head 5"
+    )
+
+
+def test_numbers_that_no_embedding_has(model: Any) -> None:
+    ids = np.random.default_rng(0).integers(0, 7, (10, 5))
+    network = model(ids=("int64", ("batch", "length")), mask=("int64", ("batch", "length")))
+    mask = np.ones_like(ids)
+    checked({"ids": ids, "mask": mask, "label": Y}, network)
+    way = "the numbers must come from what the model was trained with, its tokenizer for example"
+    for wrong in (7, -1):
+        ids[9, 1] = wrong
+        assert said({"ids": ids, "mask": mask, "label": Y}, network, val=0) == (
+            f"column 'ids' of train has {wrong} in row 9: embed has 7 rows -> {way}"
+        )
+    small = np.clip(ids, 0, 6).astype(np.uint8)
+    checked(
+        {"ids": small, "mask": mask, "label": Y},
+        model(ids=("int64", ("batch", "length")), mask=("int64", ("batch", "length")), rows=300),
+        val=0,
+    )
+    ids[0, 0] = 8  # among the samples that are tried
+    assert said({"ids": ids, "mask": mask, "label": Y}, network, val=0) == (
+        f"column 'ids' of train has 8 in row 0: embed has 7 rows -> {way}"
+    )
+    checked({"ids": mask, "mask": ids, "label": Y}, network)
+
+
+# ---- batches and parts -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_the_file_fixes(model: Any) -> None:
+    network = model(x=("float32", (4, 5)))
+    checked((X, Y), network, val=0)
+    again = "generate the model again with --dynamic-batch"
+    assert said((X, Y), network, val=0, batch_size=8) == (
+        f"input 'x' [4, 5] fixes the batch at 4, and --batch-size is 8 -> --batch-size 4, or {again}"
+    )
+    assert (
+        said((X, Y), network, val=0.2)
+        == f"input 'x' [4, 5] fixes the batch at 4, and the val part has 2 samples -> {again}"
+    )
+
+
+def test_parts_without_samples(model: Any) -> None:
+    network = model(x=("float32", ("batch", 5)))
+    assert said({"train": (X, Y), "val": (X[:0], Y[:0])}, network) == (
+        "the val part of data is empty -> put samples into it, or leave it out"
+    )
+
+
+def test_fewer_samples_than_a_batch_are_a_note(model: Any) -> None:
+    data = checked((X, Y), model(x=("float32", ("batch", 5))), batch_size=64)
+    assert "a batch has only 8 samples: the train part has no more" in data.notes
+
+
+def test_all_that_is_wrong_is_said_together(model: Any) -> None:
+    network = model(x=("float32", (4, 5)), t=("int64", (4,)))
+    message = said({"x": X[:, :3], "t": X[:, 0], "y": Y}, network, batch_size=2, val=0)
+    assert [line.split(" -> ")[0] for line in message.splitlines()] == [
+        "input 'x' [4, 5] fixes the batch at 4, and --batch-size is 2",
+        "input 't' [4] fixes the batch at 4, and --batch-size is 2",
+        "input 'x' takes [4, 5], and column 'x' gives [n, 3]",
+        "input 't' takes int64, and column 't' holds float32",
+    ]
+
+
+# ---- the model is tried ----------------------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Of a model that onnxgen did not write nothing is known but its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.drop(self.norm(self.fc(x)))
+        return found
+
+
+def test_a_batch_that_the_model_fails_on() -> None:
+    message = said((X, Y), Odd())
+    assert message.startswith("the model fails on a batch of 0 [2, 5] float32: RuntimeError: mat1 and mat2 shapes")
+
+
+def test_the_model_stays_as_it_was() -> None:
+    network = Odd().train()
+    network.norm.eval()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    random_state = torch.get_rng_state()
+    python_state = random.getstate()
+    checked((X[:, :4], Y), network)
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+    assert network.training and network.drop.training and not network.norm.training
+    assert torch.equal(torch.get_rng_state(), random_state) and random.getstate() == python_state
+    assert not network.fc._forward_pre_hooks and network.fc.weight.grad is None
+
+
+def test_a_head_that_was_replaced_counts(model: Any, tmp_path: Path) -> None:
+    changed = network(tmp_path, x=("float32", ("batch", 5)))
+    changed.fc = nn.Linear(1, 5)  # type: ignore[assignment]
+    checked((X, np.arange(10) % 5), changed)
+    assert said((X, np.arange(10) % 6), changed).endswith("and the model tells 5 apart -> --replace-head 6")

@@ -1,0 +1,393 @@
+"""Data that can't be read: what is said, and the way out."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import Settings
+from onnxgen.training.data import open_data
+from onnxgen.training.data.opening import KINDS
+from tests.training.small import network
+
+X, Y = np.zeros((4, 2)), np.arange(4) % 2
+
+
+@pytest.fixture(scope="module")
+def vector(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    return network(tmp_path_factory.mktemp("vector"), x=("float32", ("batch", 2)))
+
+
+@pytest.fixture(scope="module")
+def gray(tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+    return network(tmp_path_factory.mktemp("gray"), image=("float32", ("batch", 1, 6, 5)))
+
+
+def said(spec: Any, model: torch.nn.Module, **settings: Any) -> str:
+    with pytest.raises(OnnxgenError) as caught:
+        open_data(spec, model, Settings(**settings))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+# ---- names and files -------------------------------------------------------------------------------------------------
+
+
+def test_no_such_path(vector: torch.nn.Module, tmp_path: Path) -> None:
+    assert said(tmp_path / "nothing", vector) == f"there is no file or folder {tmp_path / 'nothing'} -> {KINDS}"
+
+
+def test_a_file_of_another_kind(vector: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_text("")
+    assert said(tmp_path / "a.docx", vector) == f"{tmp_path / 'a.docx'} is no data that onnxgen reads -> {KINDS}"
+
+
+def test_no_such_function(vector: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "refused_data.py").write_text("def data():\n    return 1 / 0\n")
+    way = "is called without arguments"
+    assert said("no_such_module:data", vector) == (
+        "data no_such_module:data: ModuleNotFoundError: No module named 'no_such_module'"
+        f" -> a function data() of no_such_module.py {way}"
+    )
+    assert said("refused_data:data", vector) == (
+        f"data refused_data:data: ZeroDivisionError: division by zero -> a function data() of refused_data.py {way}"
+    )
+    assert "has no attribute 'more'" in said("refused_data:more", vector)
+
+
+# ---- idx -------------------------------------------------------------------------------------------------------------
+
+
+def idx(folder: Path, images: int = 2, labels: int = 2, cut: int = 0, gz: bool = False) -> Path:
+    data = {
+        "train-images-idx3-ubyte": struct.pack(">HBB3I", 0, 8, 3, images, 6, 5) + bytes(images * 30),
+        "train-labels-idx1-ubyte": struct.pack(">HBBI", 0, 8, 1, labels) + bytes(labels),
+    }
+    for name, content in data.items():
+        content = gzip.compress(content) if gz else content
+        cut_here = len(content) - (cut if "images" in name else 0)
+        (folder / f"{name}{'.gz' if gz else ''}").write_bytes(content[:cut_here])
+    return folder
+
+
+def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> None:
+    images = tmp_path / "train-images-idx3-ubyte"
+    assert said(idx(tmp_path, cut=7), gray) == (
+        f"{images} is truncated: 53 bytes of data, 60 by its header -> get it again"
+    )
+    assert said(idx(tmp_path, images=3), gray) == (
+        f"{images.name} has 3 images, but train-labels-idx1-ubyte has 2 labels -> get both again"
+    )
+    assert said(idx(tmp_path, images=0, labels=0), gray) == f"{images} has no images"
+    idx(tmp_path)
+    with images.open("ab") as file:
+        file.write(b"more")
+    assert said(tmp_path, gray) == f"{images} is too long: 64 bytes of data, 60 by its header -> get it again"
+    images.write_bytes(b"\x89PNG")
+    assert said(tmp_path, gray) == (f"{images} is no idx file -> its first two bytes must be 0, then type and rank")
+    images.write_bytes(b"")
+    assert said(images, gray).startswith(f"{images} is no idx file")
+    idx(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    assert said(tmp_path, gray) == f"{images} has no file of labels beside it -> put it into {tmp_path}"
+
+
+def test_a_packed_idx_file_that_is_cut_off(gray: torch.nn.Module, tmp_path: Path) -> None:
+    message = said(idx(tmp_path, cut=5, gz=True), gray)
+    assert message.startswith(f"{tmp_path / 'train-images-idx3-ubyte.gz'} is truncated or no gzip file (")
+    assert message.endswith(") -> get it again")
+
+
+def test_idx_files_of_several_sets(gray: torch.nn.Module, tmp_path: Path) -> None:
+    for name in ("emnist-letters-", "emnist-digits-"):
+        for file in list(idx(tmp_path).glob("train-*")):
+            file.rename(file.with_name(name + file.name))
+    assert said(tmp_path, gray) == (
+        f"{tmp_path} has idx files of several sets: emnist-digits-, emnist-letters- -> name one of the files of images"
+    )
+    open_data(tmp_path / "emnist-digits-train-images-idx3-ubyte", gray, Settings())
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_are_no_samples(vector: torch.nn.Module, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=np.arange(5))
+    assert said(tmp_path / "a.npz", vector) == (
+        "a.npz: columns are of different length: x 4, y 5 -> the first axis of each must be the samples"
+    )
+    np.savez(tmp_path / "a.npz", x=X[:0], y=Y[:0])
+    assert said(tmp_path / "a.npz", vector) == "a.npz has no samples"
+    np.savez(tmp_path / "a.npz", x=X, y=np.array(3))
+    assert said(tmp_path / "a.npz", vector) == (
+        "a.npz: column 'y' is a single number; its first axis must be the samples"
+    )
+    np.savez(tmp_path / "a.npz")
+    assert said(tmp_path / "a.npz", vector) == "a.npz has no arrays"
+    np.savez(tmp_path / "a.npz", x=X.astype(complex), y=Y)
+    assert said(tmp_path / "a.npz", vector) == (
+        "a.npz: column 'x' is of complex128 -> give numbers or text, all of one shape"
+    )
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X)
+    assert said(tmp_path / "a.npz", vector) == "a.npz: part test has columns x, but part train has x, y"
+
+
+def test_python_objects_are_not_unpickled(vector: torch.nn.Module, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object))
+    message = said(tmp_path / "a.npz", vector)
+    assert message.startswith(f"{tmp_path / 'a.npz'} can't be read: Object arrays cannot be loaded")
+    assert message.endswith("-> save arrays of numbers: objects would run code when they are read")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
+def test_arrays_that_are_cut_off(name: str, vector: torch.nn.Module, tmp_path: Path) -> None:
+    np.savez(tmp_path / "whole.npz", x=X, y=Y)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2] if name == "a.npz" else b"\x93NUMPY\x01\x00")
+    message = said(tmp_path / name, vector)
+    assert message.startswith(f"{tmp_path / name} can't be read: ") and "\n" not in message
+    assert message.endswith("-> save it again")
+
+
+def test_an_npy_has_no_target(vector: torch.nn.Module, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    assert said(tmp_path / "a.npy", vector) == (
+        "which column is the target? The model's outputs are scores; the data's columns are x -> --target COLUMN"
+    )
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+LEAVE = "fill it in, drop the row, or leave the column out by naming those to take: --inputs INPUT=COLUMN+COLUMN"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "{path} is empty"),
+        ("a,b,label\n", "{path} has no rows"),
+        ("1,2,0\n3,4,1\n", "{path} does not name its columns -> put a line of names at its top"),
+        ("a,a,label\n1,2,0\n", "{path} has two columns called 'a' -> give each column a name of its own"),
+        ("a,,label\n1,2,0\n", "{path} has no name for column 2 -> give each column a name of its own"),
+        ("a,b,label\n1,2,0\n3,4\n", "{path}, line 3: 2 values, but 3 columns"),
+        ("a,b,label\n1,,0\n3,nan,1\n", "{path}, line 2: column 'b' has no value, and 1 more -> " + LEAVE),
+        ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> " + LEAVE),
+        (
+            "a,b,label\n1,x,0\n3,y,1\n",
+            "column 'b' holds text, which only a target can"
+            " -> turn it into numbers, or name the columns to take: --inputs INPUT=COLUMN+COLUMN",
+        ),
+        (
+            "a,b,species\n1,2,0\n",
+            "which column is the target? The model's outputs are scores; the data's columns are a, b, species"
+            " -> --target COLUMN",
+        ),
+    ],
+)
+def test_tables(text: str, message: str, vector: torch.nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    assert said(path, vector) == message.format(path=path)
+
+
+def test_columns_that_a_table_has_not(vector: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,c,label\n1,2,,0\n")
+    path = tmp_path / "t.csv"
+    assert said(path, vector, inputs={"x": "a+z"}) == ("--inputs: the data has no column 'z' (it has a, b, label)")
+    assert said(path, vector, inputs={"x": "a+c"}) == f"{path}, line 2: column 'c' has no value -> {LEAVE}"
+    assert said(path, vector, target="c") == f"{path}, line 2: column 'c' has no value -> {LEAVE}"
+    assert said(path, vector, target="z", inputs={"x": "a+b"}) == (
+        "--target z: the data has no such column (it has a, b, label, a+b)"
+    )
+
+
+def test_a_table_in_another_encoding(vector: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("größe,label\n1,0\n".encode("latin-1"))
+    message = said(tmp_path / "t.csv", vector)
+    assert message.startswith(f"{tmp_path / 't.csv'} can't be read: ")
+    assert message.endswith("-> save it as CSV in UTF-8")
+
+
+def test_parquet(vector: torch.nn.Module, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1 or so")
+    assert said(path, vector).startswith(f"{path} can't be read: ")
+    pq.write_table(pa.table({"a": [1, None], "b": [1, 2], "label": [0, 1]}), path)
+    assert said(path, vector) == f"{path}, row 1: column 'a' has no value -> {LEAVE}"
+    pq.write_table(pa.table({"x": [[1.0], [1.0, 2.0]], "label": [0, 1]}), path)
+    assert said(path, vector) == (
+        f"{path}: column 'x' is of type list<element: double>"
+        " -> store numbers, text, or lists of numbers of one length"
+    )
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+ENDINGS = ".bmp, .gif, .jpeg, .jpg, .pbm, .pgm, .png, .ppm, .tif, .tiff, .webp"
+
+
+def image(path: Path, size: tuple[int, int] = (5, 6)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size).save(path)
+
+
+def test_folders_without_images(gray: torch.nn.Module, tmp_path: Path) -> None:
+    layout = "lay it out as folder/class_name/*.png"
+    assert said(tmp_path, gray) == f"{tmp_path} has no images -> {layout}"
+    image(tmp_path / "a.png")
+    assert said(tmp_path, gray) == f"{tmp_path} has images but no folders, one for each class, -> {layout}"
+    image(tmp_path / "cat" / "a.png")
+    (tmp_path / "owl").mkdir()
+    (tmp_path / "owl" / "a.txt").write_text("")
+    assert said(tmp_path, gray) == (
+        f"the class folder {tmp_path / 'owl'} has no images -> put images into it ({ENDINGS}), or remove it"
+    )
+
+
+def test_corrupt_images(gray: torch.nn.Module, tmp_path: Path) -> None:
+    for name in ("cat/a.png", "cat/b.png", "owl/c.png"):
+        image(tmp_path / name)
+    (tmp_path / "cat/a.png").write_bytes(b"")
+    message = said(tmp_path, gray, strict=True)
+    assert message.startswith(f"1 image of {tmp_path} can't be read: cat/a.png (cannot identify image file")
+    assert message.endswith("-> remove or repair them; without --strict they are skipped")
+    open_data(tmp_path, gray, Settings())
+    (tmp_path / "cat/b.png").write_bytes(b"")
+    assert said(tmp_path, gray) == f"none of the images of 'cat' in {tmp_path} can be read"
+
+
+def test_an_image_that_goes_bad_later(gray: torch.nn.Module, tmp_path: Path) -> None:
+    for name in ("cat/a.png", "owl/c.png"):
+        image(tmp_path / name)
+    data = open_data(tmp_path, gray, Settings(val=0))
+    (tmp_path / "owl/c.png").unlink()
+    assert data.train is not None
+    with pytest.raises(OnnxgenError, match=r"owl.c\.png can't be read: .*No such file"):
+        data.train.take([0, 1], 0)
+
+
+def test_images_of_several_sizes_for_any_size(tmp_path: Path) -> None:
+    model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
+    image(tmp_path / "data/cat/a.png")
+    image(tmp_path / "data/owl/b.png", (7, 7))
+    assert said(tmp_path / "data", model) == (
+        "input 'image' takes images of any size [batch, 3, height, width], and the data's have several"
+        " -> resize them to one size, or generate with --input-shape image=-1,3,224,224"
+    )
+
+
+def test_inputs_that_take_no_images(tmp_path: Path) -> None:
+    image(tmp_path / "data/cat/a.png")
+    image(tmp_path / "data/owl/b.png")
+    way = "give arrays of just that shape as floating point numbers (.npz)"
+    deep = network(tmp_path, image=("float32", ("batch", 13, 6, 5)))
+    assert said(tmp_path / "data", deep) == (
+        f"input 'image' is [batch, 13, 6, 5]: 13 channels are no gray, RGB or RGBA image -> {way}"
+    )
+    (tmp_path / "flat").mkdir()
+    flat = network(tmp_path / "flat", image=("float32", ("batch", 31)))
+    assert said(tmp_path / "data", flat) == (
+        f"input 'image' is [batch, 31], which is no square image in gray, RGB or RGBA -> {way}"
+    )
+    (tmp_path / "video").mkdir()
+    video = network(tmp_path / "video", image=("float32", ("batch", 3, 8, 6, 5)))
+    assert said(tmp_path / "data", video) == "input 'image' is [batch, 3, 8, 6, 5], which is no image"
+
+
+# ---- objects ---------------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([1])
+
+
+class Odd(Dataset[Any]):
+    """Three items, of which the one that is asked for is odd."""
+
+    def __init__(self, odd: Any) -> None:
+        self.odd = odd
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.odd, Exception) and index == 2:
+            raise self.odd
+        return self.odd if index == 2 else (torch.zeros(2), 1)
+
+
+def test_objects_that_are_no_data(vector: torch.nn.Module) -> None:
+    assert said(Stream(), vector) == (
+        "data, train is Stream, which has no length or no items by number"
+        " -> give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or resumed), "
+        "arrays, or a dict of columns"
+    )
+    assert said(DataLoader([(X[0], 1)]), vector) == (
+        "data, train is a DataLoader -> give its dataset: the trainer makes the batches"
+    )
+    assert said([], vector) == "data, train has no samples"
+    assert said({"val": (X, Y), "test": (X, Y)}, vector) == "data has parts val, test, but no train"
+    assert said([("word", 1)], vector) == (
+        "column '0' of item 0 is str, which is no number, array or image -> let the dataset turn it into a tensor"
+    )
+
+
+@pytest.mark.parametrize(
+    "odd, message",
+    [
+        (
+            (torch.zeros(3), 1),
+            "column '0' is [3] torch.float32 in item 2, but [2] torch.float32 in item 0"
+            " -> let the dataset give all samples one shape",
+        ),
+        ((torch.zeros(2),), "item 2 has no column 'target', but the first item has"),
+        (KeyError("label"), "item 2 of Odd can't be read: KeyError: 'label'"),
+    ],
+)
+def test_items_unlike_the_first(odd: Any, message: str, vector: torch.nn.Module) -> None:
+    data = open_data(Odd(odd), vector, Settings(val=0))
+    assert data.train is not None
+    with pytest.raises(OnnxgenError) as caught:
+        data.train.take([0, 2], 0)
+    assert str(caught.value) == message
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("0.5", "normalize '0.5' is no pair of numbers"),
+        ("a,b", "normalize 'a,b' is no pair of numbers"),
+        ("0.1/0.2,1/1", "normalize '0.1/0.2,1/1' does not fit 1 channels"),
+        ("0,0", "normalize '0,0': a standard deviation must be positive"),
+        ("nan,1", "normalize 'nan,1': a standard deviation must be positive"),
+    ],
+)
+def test_normalize(text: str, what: str, gray: torch.nn.Module) -> None:
+    way = "--normalize takes auto, none, or mean,std such as 0.1307,0.3081 (a channel each: 0.5/0.5/0.5,0.2/0.2/0.2)"
+    assert said("digits", gray, normalize=text) == f"{what} -> {way}"
+
+
+def test_augment(gray: torch.nn.Module, vector: torch.nn.Module) -> None:
+    assert said("digits", gray, augment="flip,turn") == (
+        "there is no augmentation 'turn' -> none, auto, or of flip, vflip, rotate, shift, crop, light, noise, erase"
+    )
+    assert said((X, Y), vector, augment="flip") == "--augment flip: the data has no images -> --augment none"
+
+
+def test_too_few_to_split(vector: torch.nn.Module) -> None:
+    assert said((X[:1], Y[:1]), vector) == "data has too few samples to split: 1 -> --val 0 holds none back"
