@@ -27,9 +27,11 @@ from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
+from onnxgen.reader.sites import LOCAL
 from onnxgen.signature import KEY as SIGNATURE
 from onnxgen.signature import signature
 from onnxgen.structure.writer import ClassSource
+from onnxgen.uses import uses
 from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, index_path, is_sharded
 
@@ -97,7 +99,7 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together."""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
-    origin = {"wayback": json.dumps(record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
+    origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
@@ -118,6 +120,15 @@ def compose(
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
     return Generated(source, tensors, metadata, weights, report, reads)
+
+
+def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata that takes trained values back: what makes each ONNX tensor, who takes those that the file has once
+    for several keys, and in which local functions the others lie that are no tensor of the graph."""
+    shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
+    local = {v.name: v.meta[LOCAL] for v in stored_values(model.graph) if LOCAL in v.meta and v.name in record}
+    found = {"wayback": record, "uses": shared, "functions": local}
+    return {key: json.dumps(value) for key, value in found.items() if value or key == "wayback"}
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:

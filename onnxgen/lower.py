@@ -134,12 +134,12 @@ class Lowering:
         if arg.value is not None and arg.value in self._exprs:
             return self._exprs[arg.value]
         if arg.value is not None and self.is_trainable(arg.value):
-            return self.members.parameter(arg.builder, arg.value)
+            return self.members.parameter(arg)
         if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
             sizes = np.asarray(arg.info.data).tolist()
             return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
         if arg.value is not None and is_named_buffer(arg.value):
-            return self.members.named_buffer(arg.builder.scope, arg.value)
+            return self.members.named_buffer(arg)
         array = arg.constant
         if array is None:
             raise arg.builder.error(f"its input {printable(arg.name)} was never computed", "please report this model")
@@ -148,9 +148,6 @@ class Lowering:
 
     def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
         return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
-
-    def module(self, b: Builder, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
-        return self.members.module(b.scope, role, build, sources)
 
     # nodes
 

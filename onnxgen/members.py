@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal
-from onnxgen.code.module_def import Member, Path, Statement, Tie, expressions
+from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions
 from onnxgen.code.quote import MemberRef, quote, walk
 from onnxgen.homes import NOISE, Homes
 from onnxgen.names import identifier, module_part
@@ -58,7 +59,9 @@ class Members:
 
     # modules
 
-    def module(self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source]) -> MemberRef | None:
+    def module(
+        self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
+    ) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
         home, elsewhere = self._home(scope, sources)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
@@ -69,7 +72,7 @@ class Members:
         identity = (role, ast.dump(build), labels, scope if apart else ())
         known = _known(self._modules.setdefault(identity, []), scope) if sources else None
         if known is not None:
-            return MemberRef(known)
+            return _used(known, users)
         if elsewhere:
             return None
         shared = any(n in self._homes.shared for s in sources.values() for n in s.names)
@@ -80,7 +83,7 @@ class Members:
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
         if sources:
             self._modules[identity].append((scope, member))
-        return MemberRef(member)
+        return _used(member, users)
 
     def _home(self, scope: Path, sources: dict[str, Source]) -> tuple[Path | None, bool]:
         """The module path that the tensors' own names give, and whether a name contradicts being this module's.
@@ -118,24 +121,21 @@ class Members:
     # parameters and buffers
 
     def parameter(
-        self,
-        b: Any,
-        value: ir.Value,
-        label: str = "",
-        transposed: bool = False,
-        shape: tuple[int, ...] | None = None,
+        self, arg: Any, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
     ) -> ast.expr:
         """A trainable tensor that no module takes: a parameter of its own, which the original called `label`, if known.
 
+        `arg`: the operator's input that it is (an `ops.arg.Arg`).
         `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
         `shape`: the one that it had before an exporter folded axes of size 1 in.
         """
+        b, value = arg.builder, arg.value
         name, label = value.name or "weight", label or viewed_from(value)
         if name in self._weights and not transposed:
             member, key = self._weights[name]
             path, own = self._homes.path(name, label, b.scope), (*member.path, key)
             if path is None or path == own or not (label or siblings(path, own)):
-                return ast.Attribute(MemberRef(member), key, ast.Load())
+                return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
         tensor = stored(value)
         assert tensor is not None
         is_merged = is_uniform(tensor) and not self._homes.is_exact(label)
@@ -149,7 +149,7 @@ class Members:
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             made.append((b.scope, known))
-        return MemberRef(known)
+        return _used(known, {"": _user(arg)})
 
     def _parameter_path(self, scope: Path, name: str, label: str, part: str, is_merged: bool) -> tuple[Path, bool]:
         """`is_merged`: it may have been another layer's with the same values, whose name tells the last part only."""
@@ -179,8 +179,9 @@ class Members:
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
-    def named_buffer(self, scope: Path, value: ir.Value) -> ast.expr:
+    def named_buffer(self, arg: Any) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
+        scope, value = arg.builder.scope, arg.value
         made = self._parameters.setdefault((value,), [])
         known = _known(made, scope)
         if known is None:
@@ -192,7 +193,7 @@ class Members:
             named = path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
-        return MemberRef(known)
+        return _used(known, {"": _user(arg)})
 
     def _register(self, member: Member) -> Member:
         if member.named:
@@ -256,6 +257,18 @@ class Members:
                 if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
         return pairs
+
+
+def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
+    """The member, which learns who asked for its tensors."""
+    for key, user in users.items():
+        member.users.setdefault(key, []).append(user)
+    return MemberRef(member)
+
+
+def _user(arg: Any) -> User:
+    node, index = arg.builder.node, arg.index
+    return node, tuple(i for i, v in enumerate(node.inputs) if v is arg.value) if index is None else (index,)
 
 
 def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:

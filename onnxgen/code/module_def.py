@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import refs
@@ -17,6 +18,7 @@ from onnxgen.propagate.info import Info
 from onnxgen.wayback import Source
 
 Path = tuple[str, ...]
+User = tuple[ir.Node, tuple[int, ...]]
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Member:
         keys: how each of its state-dict tensors is made; the key is `""` for a parameter, else "weight", ...
         frozen: the keys that are not trained.
         extra: state-dict tensors that no ONNX tensor makes, such as a BatchNorm's counter.
+        users: for each key the nodes that asked for it, and the numbers of the inputs that it stands for.
         named: the path is the file's own; otherwise its last part is a role, to be numbered among its like.
     """
 
@@ -40,6 +43,7 @@ class Member:
     frozen: set[str] = field(default_factory=set)
     named: bool = True
     extra: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    users: dict[str, list[User]] = field(default_factory=dict)
 
     def state_keys(self) -> Iterator[tuple[str, Source]]:
         for key, source in self.keys.items():

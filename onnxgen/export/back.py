@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,29 @@ import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
-from onnxgen.export.places import Array, Place, places, tensors_of
+from onnxgen.export.places import Array, Place, function_places, places, tensors_of
 from onnxgen.export.report import ExportReport
+from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
 from onnxgen.names import printable
 from onnxgen.wayback import rebuild
 
-
-class NoWayBack(Exception):
-    """The original graph has no place for these values; the text says why."""
+Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name and overload, and the name in there
 
 
-def write_back(
-    source: Path, out: Path, record: Mapping[str, Any], state: Mapping[str, Array], report: ExportReport
-) -> None:
+@dataclass(frozen=True)
+class Record:
+    """What the sidecar recorded: how each ONNX tensor is made of the state dict, and where the file has it."""
+
+    tensors: Mapping[str, Any]
+    uses: Uses
+    functions: Functions
+
+
+def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Array], report: ExportReport) -> None:
     """Write the ONNX file `source` with the tensors of `state` to `out`, and its external tensors beside it.
 
     Args:
         source: the original; neither it nor its data is touched.
-        record: how each of its tensors is made of `state` (`wayback.way_back`).
         report: learns which tensors changed.
 
     Raises:
@@ -40,7 +46,7 @@ def write_back(
     model = onnx.load(source, load_external_data=False)
     try:
         with files.data_file(out) as data:
-            _Writer(model, source.absolute().parent, record, state, report).run(data)
+            _Writer(model, source.absolute().parent, record, state, report, data).run()
         with open(out, "wb") as file:
             file.write(model.SerializeToString())
     except OSError as error:
@@ -52,39 +58,58 @@ class _Writer:
         self,
         model: onnx.ModelProto,
         folder: Path,
-        record: Mapping[str, Any],
+        record: Record,
         state: Mapping[str, Array],
         report: ExportReport,
+        data: files.Data,
     ) -> None:
-        self.model, self.folder, self.record, self.state, self.report = model, folder, record, state, report
+        self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
+        self.get = state.__getitem__
+        self.sharing = Sharing(model, record.uses, self.get)
 
-    def run(self, data: files.Data) -> None:
-        found = list(places(self.model))
-        counts = Counter(place.name for place in found)
-        lost = sorted(self.record.keys() - counts.keys())
-        if lost:
-            raise NoWayBack(f"the graph has no tensor {printable(lost[0])}")
-        double = sorted(name for name in self.record if counts[name] > 1)
-        if double:
-            raise NoWayBack(f"several tensors of the graph are called {printable(double[0])}")
+    def run(self) -> None:
+        found = list(self._places())
+        counts = Counter(name for _, names in found for name in names)
+        lost = sorted(self.record.tensors.keys() - counts.keys())
+        double = sorted(name for name, count in counts.items() if count > 1)
+        if lost or double:
+            what = f"has no tensor {printable(lost[0])}" if lost else f"has several tensors {printable(double[0])}"
+            raise NoWayBack(f"the original graph {what}")
         done: dict[int, onnx.TensorProto] = {}
-        for place in found:
+        for place, names in found:
             content = place.read(self.folder)
-            if place.name in self.record:
-                content = self._trained(place, content)
+            if names:
+                content = self._trained(place, names, content)
             if place.is_external and place.tensor is not None:
-                data.put(place.tensor, content)
+                self.data.put(place.tensor, content)
                 done[id(place.tensor)] = place.tensor
-            _release(content)
-        self._move_out(data, done)
+            if isinstance(content, ir.ExternalTensor):
+                content.release()
+        self._move_out(done)
 
-    def _trained(self, place: Place, original: ir.TensorProtocol) -> ir.TensorProtocol:
+    def _places(self) -> Iterator[tuple[Place, list[str]]]:
+        """Every stored tensor, and by which names the record knows it: one of a function has one a call."""
+        for place in places(self.model):
+            is_known = place.name in self.record.tensors and place.name not in self.record.functions
+            yield place, [place.name] if is_known else []
+        for function in self.model.functions:
+            own = (function.domain, function.name, function.overload)
+            for place in function_places(function):
+                where = [*own, place.name]
+                yield place, [name for name, found in self.record.functions.items() if found == where]
+
+    def _trained(self, place: Place, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
         """The tensor as it is now; written in its place if that is in the protobuf itself."""
         self.report.tensors += 1
-        if is_lossy(self.record[place.name]):
-            self.report.lossy.append(place.name)
+        if any(part.get("lossy") for name in names for part in parts(self.record.tensors[name])):
+            self.report.lossy.append(names[0])
         before = original.numpy()
-        value = np.asarray(self._value(place.name, before)).astype(before.dtype, copy=False)
+        value = self._value(names[0], before)
+        if any(not same(self._value(name, before), value) for name in names[1:]):
+            raise NoWayBack(f"a local function has {printable(place.name)} for all its calls, which now differ")
+        entries = self.record.tensors[names[0]]
+        for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
+            self._add(name, other, original.dtype, place.is_external)
         if same(value, before):
             return original
         self.report.changed.append(place.name)
@@ -93,52 +118,34 @@ class _Writer:
         return ir.tensor(np.ascontiguousarray(value), original.dtype)
 
     def _value(self, name: str, before: Array) -> Array:
-        value = rebuild(self.record, name, self._get, before)
+        value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)
         if value.shape != before.shape:
             raise NoWayBack(f"{printable(name)} is {list(before.shape)} and would be {list(value.shape)}")
-        for entry in range(1, _count(self.record[name])):
-            if not same(rebuild(self.record, name, self._get, value, entry).astype(value.dtype, copy=False), value):
-                raise NoWayBack(f"the file stores {printable(name)} once for several tensors, and now they differ")
         return value
 
-    @property
-    def _get(self) -> Callable[[str], Array]:
-        return self.state.__getitem__
+    def _add(self, name: str, value: Array, dtype: ir.DataType, external: bool) -> None:
+        """One more initializer."""
+        content = ir.tensor(np.ascontiguousarray(value), dtype)
+        tensor = onnx.TensorProto(name=name, data_type=int(dtype), dims=value.shape)
+        if external:
+            self.data.put(tensor, content)
+        else:
+            tensor.raw_data = content.tobytes()
+        declare(self.model, tensor)
+        self.report.added.append(name)
 
-    def _move_out(self, data: files.Data, done: dict[int, onnx.TensorProto]) -> None:
+    def _move_out(self, done: dict[int, onnx.TensorProto]) -> None:
         """What else lies in the original's data goes along, and if the protobuf grew too large, its tensors."""
         inline = 0
         for tensor in tensors_of(self.model):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL and id(tensor) not in done:
-                data.put(tensor, ir.serde.deserialize_tensor(tensor, str(self.folder)))
+            is_new = tensor.name in self.report.added
+            if tensor.data_location == onnx.TensorProto.EXTERNAL and id(tensor) not in done and not is_new:
+                self.data.put(tensor, ir.serde.deserialize_tensor(tensor, str(self.folder)))
             inline += len(tensor.raw_data)
         for tensor in tensors_of(self.model) if inline > files.LARGEST else ():
             if len(tensor.raw_data) > files.SMALL:
-                data.put(tensor, ir.serde.deserialize_tensor(tensor))
+                self.data.put(tensor, ir.serde.deserialize_tensor(tensor))
 
 
-def _release(content: ir.TensorProtocol) -> None:
-    if isinstance(content, ir.ExternalTensor):
-        content.release()
-
-
-def _count(entries: Any) -> int:
-    return len(entries) if isinstance(entries, list) else 1
-
-
-def parts(entries: Any) -> Iterator[dict[str, Any]]:
-    """Every part in a tensor's record; a tensor that is a key's own has none."""
-    for entry in entries if isinstance(entries, list) else [entries]:
-        yield from () if isinstance(entry, str) else entry["parts"]
-
-
-def is_lossy(entries: Any) -> bool:
-    return any(part.get("lossy") for part in parts(entries))
-
-
-def same(a: Array, b: Array) -> bool:
-    """Whether two arrays of one dtype have the same bytes."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
-    return bool(np.array_equal(first, second))
+def _is_shared(entries: Any) -> bool:
+    return isinstance(entries, list)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.export.back import Record
 from onnxgen.names import printable
 from onnxgen.signature import Signature, file_sha256, recorded
 from onnxgen.verify.integrity import metadata_of, sidecar_of
@@ -31,14 +32,14 @@ class Origin:
         module: the module's path; `space` are the names in it.
         onnx: the file it came from, whose bytes are those that were read then.
         signature: inputs and outputs.
-        record: how each ONNX tensor is made of the state dict.
+        record: the way back.
     """
 
     module: Path
     space: Mapping[str, Any]
     onnx: Path
     signature: Signature
-    record: Mapping[str, Any]
+    record: Record
 
     @property
     def files(self) -> set[Path]:
@@ -55,11 +56,8 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     """
     metadata = metadata_of(space)
     signature = recorded(metadata)
-    try:
-        record = json.loads(metadata["wayback"])
-    except (KeyError, ValueError):
-        record = None
-    if signature is None or not isinstance(record, dict):
+    found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions")}
+    if signature is None or "wayback" not in metadata:
         what = f"the weights of {module} do not say which ONNX file they came from"
         raise OnnxgenError(Problem(what, help=AGAIN))
     path = onnx or _found(module, signature.source)
@@ -69,7 +67,17 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
         what = f"{path} is not the file that {module} was generated from (its SHA-256 is another)"
         way_out = "generate from it again, or name the original with --onnx"
         raise OnnxgenError(Problem(what, help=way_out))
-    return Origin(module, space, path, signature, record)
+    return Origin(module, space, path, signature, Record(*found.values()))
+
+
+def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(metadata.get(key, "{}"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OnnxgenError(Problem(f"what the weights record as {key!r} is broken", help=AGAIN))
+    return found
 
 
 def _found(module: Path, name: str) -> Path:

@@ -12,9 +12,10 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export import anew, files
-from onnxgen.export.back import NoWayBack, write_back
+from onnxgen.export.back import write_back
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
+from onnxgen.export.shared import NoWayBack
 from onnxgen.export.state import bare, build, is_constant, misfits, read_state, state_of, tied
 from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options

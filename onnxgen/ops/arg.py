@@ -25,10 +25,11 @@ class Arg:
         name: the value's name in the file ("" for an attribute that later opsets made an input).
         info: dtype, shape and elements, as far as they are known.
         value: the graph's value (None for an attribute).
+        index: which of the node's inputs it is, if it is known to be one.
     """
 
-    def __init__(self, builder: Builder, info: Info, value: ir.Value | None = None) -> None:
-        self.builder, self.info, self.value = builder, info, value
+    def __init__(self, builder: Builder, info: Info, value: ir.Value | None = None, index: int | None = None) -> None:
+        self.builder, self.info, self.value, self.index = builder, info, value, index
         self.name = (value.name or "") if value is not None else ""
 
     @property

@@ -81,7 +81,7 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
         name, variadic = names[min(i, len(names) - 1)] if names else ("", False)
         if i >= len(names) and not variadic:
             raise builder.error(f"it has {len(builder.node.inputs)} inputs, but its schema knows {len(names)}")
-        arg = None if value is None else Arg(builder, info(value), value)
+        arg = None if value is None else Arg(builder, info(value), value, i)
         if variadic:
             bound.setdefault(name, []).append(arg)
         else:

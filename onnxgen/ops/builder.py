@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.module_def import Assign, Statement
+from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import printable
@@ -106,13 +106,22 @@ class Builder:
         name in the file says that it belongs elsewhere. The caller then writes the functional form.
         """
         sources: dict[str, Source] = {}
+        users: dict[str, User] = {}
         for key, value in keys.items():
             source = value.source if isinstance(value, Arg) else value
             if source is None and value is not None:
                 return None
             if source is not None:
                 sources[key] = source
-        return self.lowering.module(self, role, build, sources)
+                users[key] = self.node, self._inputs(value, source)
+        return self.lowering.members.module(self.scope, role, build, sources, users)
+
+    def _inputs(self, value: Source | Arg | None, source: Source) -> tuple[int, ...]:
+        """The numbers of the node's inputs that a stored tensor comes from."""
+        if isinstance(value, Arg) and value.index is not None:
+            return (value.index,)
+        known = [self.lowering.source(v) for v in self.node.inputs]
+        return tuple(i for i, s in enumerate(known) if s is not None and not {*s.names}.isdisjoint(source.names))
 
     def parameter(
         self, arg: Arg, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
@@ -121,8 +130,7 @@ class Builder:
 
         `transposed`: the parameter is the matrix turned back. `shape`: what it had before an axis of 1 was folded in.
         """
-        assert arg.value is not None
-        return self.lowering.members.parameter(self, arg.value, label, transposed, shape)
+        return self.lowering.members.parameter(arg, label, transposed, shape)
 
     def buffer(self, array: NDArray[Any], hint: str = "constant", dtype: ir.DataType | None = None) -> ast.expr:
         """A constant tensor: a non-persistent buffer, equal ones shared within one scope."""

@@ -18,6 +18,7 @@ from onnxgen.reader.normal import normalize
 from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
 from onnxgen.reader.shapes import fix_inputs
+from onnxgen.reader.sites import note_nodes
 
 __all__ = ["param_path", "read"]
 
@@ -51,6 +52,7 @@ def read(path: Path, options: Options) -> ir.Model:
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
     note_origin(model)
+    note_nodes(model)
     return model
 
 

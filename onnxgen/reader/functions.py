@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import Namer, printable
 from onnxgen.options import Limits
+from onnxgen.reader.sites import note_body
 
 Key = tuple[str, str, str]  # domain, name, overload
 Values = dict[ir.Value, ir.Value | None]  # of a function's body: what stands for each at the call
@@ -125,6 +126,7 @@ class _Inliner:
             raise _error(call, "a graph as an attribute of a local function is not supported")
         values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
         body = [self.node(node, values, attributes, call) for node in function]
+        note_body(call, function, values)
         made = {value for node in body for value in node.outputs}
         for value, inner in zip(call.outputs, function.outputs, strict=False):
             new = values[inner]

@@ -22,9 +22,9 @@ def perturbed(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
             continue
         if id(value) not in tied:
             wide = value.detach().double()
-            deviation = wide.std() if wide.numel() > 1 else wide.abs().max()
+            spread = float(wide.std()) if wide.numel() > 1 else 0.0
             noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
-            moved = wide + SHARE * (deviation if deviation > 0 else 1.0) * noise
+            moved = wide + SHARE * (spread if 0.0 < spread < float("inf") else 1.0) * noise
             tied[id(value)] = (wide * noise.mul(SHARE).exp() if name.endswith("running_var") else moved).to(value.dtype)
         state[name] = tied[id(value)]
     return {name: value.detach().clone() for name, value in state.items()}

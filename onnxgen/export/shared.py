@@ -1,0 +1,135 @@
+"""What the file stores once for several tensors, and training made differ: a new initializer for each further value.
+
+The sidecar records which node inputs stand for which state-dict key (`onnxgen.uses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgen.export.places import Array
+from onnxgen.names import Namer, printable
+from onnxgen.wayback import rebuild
+
+Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]  # by ONNX tensor and state-dict key: output, input's number
+
+
+class NoWayBack(Exception):
+    """The original graph has no place for these values; the text says why."""
+
+
+def same(a: Array, b: Array) -> bool:
+    """Whether two arrays of one dtype have the same bytes."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return bool(np.array_equal(first, second))
+
+
+def parts(entries: Any, shape: tuple[int, ...] = ()) -> Iterator[dict[str, Any]]:
+    """Every part in a tensor's record; a tensor that is a key's own is one part of that `shape`."""
+    for entry in entries if isinstance(entries, list) else [entries]:
+        whole = {"key": entry, "size": [int(np.prod(shape))], "stride": [1]}
+        yield from [whole] if isinstance(entry, str) else entry["parts"]
+
+
+class Sharing:
+    """Gives the users of a shared tensor the values that their keys have now.
+
+    Args:
+        model: the protobuf, whose node inputs are changed.
+        uses: as the sidecar recorded them.
+        get: the state-dict tensor of a key.
+    """
+
+    def __init__(self, model: onnx.ModelProto, uses: Uses, get: Callable[[str], Array]) -> None:
+        self.model, self.uses, self.get = model, uses, get
+        self.nodes = {output: node for node in _nodes(model.graph.node) for output in node.output if output}
+        self.names = Namer(_names(model.graph))
+
+    def separate(self, name: str, entries: list[Any], value: Array) -> dict[str, Array]:
+        """The values beside the tensor's own (`value`) that its users need, by the new names that these take now.
+
+        Raises:
+            NoWayBack: it is not known who uses the tensor for which key.
+        """
+        dtype = ir.DataType.from_numpy(value.dtype)
+        found = list(parts(entries, value.shape))
+        keys_of: dict[tuple[str, int], set[str]] = {}
+        for key, sites in self.uses.get(name, {}).items():
+            for output, index in sites:
+                keys_of.setdefault((output, index), set()).add(key)
+        added: dict[str, Array] = {}
+        settled: set[str] = set()
+        for site, keys in keys_of.items():
+            here = self._value(name, [part for part in found if part["key"] in keys], value, dtype)
+            settled |= keys
+            if not same(here, value):
+                self._rewire(site, name, self._added(added, name, here))
+        for part in found:
+            if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
+                raise NoWayBack(f"the file stores {printable(name)} once for several tensors, which now differ")
+        return added
+
+    def _value(self, name: str, found: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
+        """The tensor for users of these parts alone; what they do not hold is as in `value`."""
+
+        def of(chosen: list[dict[str, Any]], base: Array) -> Array:
+            entry = {"shape": list(value.shape), "dtype": dtype.name, "parts": chosen, "partial": True}
+            return rebuild({name: entry}, name, self.get, base)
+
+        made = of(found, value)
+        if any(not same(of([part], made), made) for part in found):
+            raise NoWayBack(f"one node takes {printable(name)} for several tensors, which now differ")
+        return made
+
+    def _added(self, added: dict[str, Array], name: str, value: Array) -> str:
+        for new, other in added.items():
+            if same(value, other):
+                return new
+        new = self.names.take(name)
+        added[new] = value
+        return new
+
+    def _rewire(self, site: tuple[str, int], old: str, new: str) -> None:
+        output, index = site
+        node = self.nodes.get(output)
+        if node is None or index >= len(node.input) or node.input[index] != old:
+            raise NoWayBack(f"the graph has no node that makes {printable(output)} of {printable(old)}")
+        node.input[index] = new
+
+
+def declare(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    """Add an initializer; before IR version 4 each is an input of the graph, too."""
+    model.graph.initializer.append(tensor)
+    if model.ir_version < 4:
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in _inner(node):
+            yield from _nodes(graph.node)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name of a value in a graph and those within."""
+    yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        for inner in _inner(node):
+            yield from _names(inner)
