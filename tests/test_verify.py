@@ -422,6 +422,40 @@ def test_training_mode(training: Path, function: bool) -> None:
         assert torch.equal(tensor, before[key]), f"{key} was not restored"
 
 
+class Inside(nn.Module):
+    """Dropout of attention's weights and between recurrent layers; `spelled`: by `nn.Dropout`, as exporters know it."""
+
+    def __init__(self, spelled: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.drop, self.spelled = nn.Dropout(0.5), spelled
+        self.lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.5, batch_first=True)
+        self.layers = nn.ModuleList(nn.LSTM(6, 6, batch_first=True) for _ in range(2))
+        for (_, whole), (_, part) in zip(
+            self.lstm.named_parameters(), [p for layer in self.layers for p in layer.named_parameters()], strict=True
+        ):
+            part.data = whole.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.spelled:
+            x = self.layers[1](self.drop(self.layers[0](x)[0]))[0]
+            return 2 * self.drop((x @ x.transpose(1, 2) / 6**0.5).softmax(-1)) @ x
+        x, ratio = self.lstm(x)[0], self.drop.p if self.training else 0.0
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(x, x, x, dropout_p=ratio) + attend(x, x, x, None, ratio)
+
+
+def test_no_dropout_of_a_layers_own_drops_anything(tmp_path: Path) -> None:
+    path, module = tmp_path / "training.onnx", Inside(spelled=False).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        how: dict[str, Any] = {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING, "opset_version": 17}
+        torch.onnx.export(Inside(spelled=True), (torch.randn(2, 3, 6),), path, do_constant_folding=False, **how)
+    report = verify(path, module)
+    assert report.agrees and report.mode == "training", report.problems()
+    assert module.lstm.dropout == 0.5
+
+
 def test_training_mode_is_compared_in_training_mode(training: Path) -> None:
     module = Trains()
     module.norm.forward = lambda x: nn.functional.batch_norm(  # type: ignore[method-assign]

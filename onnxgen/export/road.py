@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from onnxgen.export.back import write_back
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import NoWayBack
-from onnxgen.export.state import bare, build, is_constant, misfits, read_state, state_of, tied
+from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
 from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
 from onnxgen.output import Output
@@ -35,9 +35,18 @@ class Verification:
     rtol: float
     atol: float
 
-    def compare(self, made: Path, network: nn.Module, origin: Origin) -> VerifyReport:
-        check = Check(made, _options(origin), rtol=self.rtol, atol=self.atol)
-        return check.forward(network, origin.space, runs=self.runs, seed=self.seed)
+    def compare(self, made: Path, network: nn.Module, origin: Origin, out: str) -> VerifyReport:
+        """What lies at `made` is called `out`, where it will be. Raises `OnnxgenError` if no oracle can run it."""
+        try:
+            check = Check(made, _options(origin), rtol=self.rtol, atol=self.atol)
+            report = check.forward(network, origin.space, runs=self.runs, seed=self.seed)
+        except OnnxgenError as error:
+            way_out = "--no-verify writes it all the same"
+            raise OnnxgenError(
+                *(replace(p, what=p.what.replace(str(made), out), help=way_out) for p in error.problems)
+            ) from error
+        report.model, report.module = out, str(origin.module)
+        return report
 
 
 class Road:
@@ -54,7 +63,7 @@ class Road:
             origin = origin_of(self.module, vars(file), self.onnx)
             out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")
             files.refuse_overwriting(out, files.original_files(origin.onnx) | origin.files | self._own())
-            network, state = self._trained(file)
+            network, state = self._trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as made:
                 self._make(made, origin, network, state, report, wanted)
@@ -64,14 +73,14 @@ class Road:
     def _own(self) -> set[Path]:
         return {self.weights} if isinstance(self.weights, Path) else set()
 
-    def _trained(self, file: Any) -> tuple[nn.Module, Mapping[str, Array]]:
+    def _trained(self, origin: Origin, file: ModuleType) -> tuple[nn.Module, Mapping[str, Array]]:
         """The network with its weights, and these."""
         if isinstance(self.weights, nn.Module):
             network = bare(self.weights)
         elif self.weights is None:
             network = from_pretrained(file, self.module)
         else:
-            network = build(_model(file, self.module), read_state(self.weights), self.weights)
+            network = build(origin, read_state(self.weights), self.weights)
         return network, state_of(network)
 
     def _make(
@@ -89,32 +98,25 @@ class Road:
             try:
                 write_back(origin.onnx, made, origin.record, state, report)
                 report.road, report.why = BACK, "the network is as it was generated"
-                report.verified = None if wanted is None else wanted.compare(made, network, origin)
+                report.verified = None if wanted is None else wanted.compare(made, network, origin, report.out)
                 if report.verified is None or report.verified.agrees:
                     return
-                if not self._may_differ():
+                if not self._is_changed(network, origin):
                     raise DiffersError(report)
-                changed = "the module was edited, and no longer computes what the original graph does"
+                changed = "the network was changed: it no longer computes what the original graph does"
             except NoWayBack as reason:
                 changed = str(reason)
         report.road, report.why = ANEW, changed
         report.changed, report.added, report.lossy, report.tensors = [], [], [], 0
         anew.export_anew(network, origin, made, _options(origin), report)
-        report.verified = None if wanted is None else wanted.compare(made, network, origin)
+        report.verified = None if wanted is None else wanted.compare(made, network, origin, report.out)
         if report.verified is not None and not report.verified.agrees:
             raise DiffersError(report)
 
-    def _may_differ(self) -> bool:
-        """Whether somebody changed what the module computes: its file, or the module that is in memory."""
+    def _is_changed(self, network: nn.Module, origin: Origin) -> bool:
+        """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""
         text = self.module.read_text(encoding="utf-8", errors="replace")
-        return isinstance(self.weights, nn.Module) or Output(self.module, Options()).is_edited(text)
-
-
-def _model(file: Any, shown: Path) -> Any:
-    model = getattr(file, "Model", None)
-    if not isinstance(model, type):
-        raise OnnxgenError(Problem(f"{shown} has no class Model", help="is it a file that onnxgen generated?"))
-    return model
+        return Output(self.module, Options()).is_edited(text) or repr(network) != repr(bare_model(origin))
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.export.origin import Origin
 from onnxgen.names import printable
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights import Array, read_tensors
@@ -54,14 +55,24 @@ def _parallel(model: nn.Module) -> object:
     return model.module if isinstance(model, kinds) else None
 
 
-def build(kind: Any, state: Mapping[str, Array], shown: Path) -> nn.Module:
-    """An instance of a generated `Model` with these tensors; those of tied parameters need be given once.
+def bare_model(origin: Origin) -> nn.Module:
+    """The generated `Model` without any values. Raises `OnnxgenError` if the file has no such class."""
+    kind = origin.space.get("Model")
+    if not isinstance(kind, type):
+        what = f"{origin.module} has no class Model"
+        raise OnnxgenError(Problem(what, help="is it a file that onnxgen generated?"))
+    with torch.device("meta"):
+        model: nn.Module = kind()
+    return model
+
+
+def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
+    """The generated `Model` with these tensors; those of tied parameters need be given once.
 
     Raises:
         OnnxgenError: the tensors are not the model's.
     """
-    with torch.device("meta"):
-        model: nn.Module = kind()
+    model = bare_model(origin)
     wanted = model.state_dict()
     given = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
     for names in tied(model):

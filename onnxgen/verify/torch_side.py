@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 class _NoDropout(TorchFunctionMode):
-    """Sets the ratio of every dropout to 0, whether an `nn.Dropout` or a function call makes it."""
+    """Sets the ratio of every dropout to 0, whether an `nn.Dropout`, a function call or an attention makes it."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -37,6 +37,9 @@ class _NoDropout(TorchFunctionMode):
                 args = (args[0], 0.0, *args[2:])
             else:
                 kwargs["p"] = 0.0
+        elif function is torch.nn.functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
         return function(*args, **kwargs)
 
 
@@ -48,16 +51,21 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
     trained with frozen statistics), and no Dropout drops anything.
     """
     modes = {m: m.training for m in module.modules()}
+    between = {m: m.dropout for m in module.modules() if isinstance(m, nn.RNNBase)}
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()} if graph.training else {}
     module.train(graph.training)
     if not graph.trains_norm:
         for m in module.modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
                 m.eval()
+    for layer in between:  # no function call that could be seen makes this one
+        layer.dropout = 0.0
     try:
         with _NoDropout():
             yield
     finally:
+        for layer, ratio in between.items():
+            layer.dropout = ratio
         with torch.no_grad():
             for name, buffer in module.named_buffers():
                 if name in buffers:
