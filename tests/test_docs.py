@@ -15,6 +15,7 @@ from onnxgen.pipeline import build
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")  # has the options of one command
 
 
 def test_it_opens_with_the_two_commands() -> None:
@@ -30,16 +31,20 @@ def test_the_example_is_what_is_generated() -> None:
 def test_every_command_option_and_exit_code_is_there() -> None:
     for name, command in cli.app.commands.items():
         assert name == cli.DEFAULT or f"onnxgen {name} " in README, name
+        page = README + TRAINING if name == "train" else README
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
-                assert re.search(rf"`{re.escape(option)}[` ]", README), f"{name} {option}"
+                assert re.search(rf"`{re.escape(option)}[` ]", page), f"{name} {option}"
     for code in re.findall(r"^  (\d+) ", cli.EXIT_CODES, re.MULTILINE):
         assert re.search(rf"^\| {code} \|", README, re.MULTILINE), code
 
 
 def test_every_option_there_is_one() -> None:
-    known = {o for c in cli.app.commands.values() for p in c.params for o in p.opts} | {"--help", "-h", "--version"}
+    parameters = [p for command in cli.app.commands.values() for p in command.params]
+    known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h", "--version"}
     assert set(re.findall(r"`(--?[a-z][a-z-]*)", README)) <= known
+    elsewhere = {"--logdir", "--no-"}  # of tensorboard, and the beginning of several
+    assert set(re.findall(r"`(--?[a-z][a-z-]*)", TRAINING)) - elsewhere <= known
 
 
 def test_the_page_of_operators_is_the_registry() -> None:

@@ -10,6 +10,7 @@ import click
 
 from onnxgen._version import __version__
 from onnxgen.cli.options import generation_options, saying_options, take_options
+from onnxgen.cli.train_options import HELP, given_settings, train_options
 
 EXIT_CODES = """\b
 Exit codes:
@@ -135,6 +136,25 @@ def inspect(model: Path, **given: Any) -> int:
     from onnxgen.cli.inspecting import inspect_command
 
     return inspect_command(model, take_options(given), **given)
+
+
+@_command("train", "Train a generated module.")
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("--data", metavar="DATA", help="A file, a folder, module:function, or digits (the default).")
+@click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Options by name; these here win.")
+@train_options
+@saying_options
+@click.pass_context
+def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
+    """Train the generated MODEL (a .py file) on DATA, and leave weights, curves and a report in --out.
+
+    Ctrl-C once stops after the step and keeps everything; --resume goes on.
+    """
+    from onnxgen.cli.training import train_command
+
+    settings = given_settings(context)
+    others = {name: value for name, value in given.items() if name not in HELP}
+    return train_command(model, settings, **others)
 
 
 @_command("ops", "List the supported operators.")

@@ -1,6 +1,6 @@
 """Settings of a run as a TOML file: read with every mistake named, written so that the file alone repeats the run.
 
-Keys are the names of the settings, with `-` or `_`, and besides them `model`, `data` and `weights`. Paths in it are
+Keys are the names of the settings, with `-` or `_`, and besides them `model` and `data`. Paths in it are
 those of the command line: relative to where it is run.
 """
 
@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-BESIDES = ("model", "data", "weights")  # what a run is given and `Settings` has no field for
+BESIDES = ("model", "data")  # what a run is given and `Settings` has no field for
 TYPES: dict[str, Any] = {**dict.fromkeys(BESIDES, str), **typing.get_type_hints(Settings)}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
@@ -92,7 +92,7 @@ def _near(name: str) -> str:
 
 
 def write_config(path: Path, settings: Settings, besides: Mapping[str, str], comments: Sequence[str] = ()) -> None:
-    """Write every setting that has a value, in the order of `Settings`; `besides` are `model`, `data`, `weights`.
+    """Write every setting that has a value, in the order of `Settings`; `besides` are `model` and `data`.
 
     What TOML can't say (an object that a program gave as an optimizer's argument) becomes a comment.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import lightning
 from torch import nn
 
 from onnxgen._callable import callable_module
+from onnxgen.training import report
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
+from onnxgen.training.report.facts import file_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, metrics, quiet
@@ -31,8 +34,8 @@ class Result:
     Attributes:
         model: with the best weights, on the CPU.
         out: the folder of the run.
-        history: the metrics of each epoch.
-        best_epoch: its number, from 0.
+        history: the metrics of each epoch, as in `metrics.csv`.
+        best_epoch: which of them is the best, from 0.
         test: the metrics of the test part, if there is one.
         stopped: why the run ended ("epochs", "max_steps", "early stop", "interrupted").
     """
@@ -51,6 +54,7 @@ def fit(
     *,
     settings: Settings | None = None,
     callbacks: Sequence[lightning.Callback] = (),
+    show: str = "auto",
     **overrides: Any,
 ) -> Result:
     """Train a model.
@@ -60,6 +64,7 @@ def fit(
         data: what `onnxgen.training.data.open_data` takes: a path, "digits", "module:function", arrays, datasets.
         settings, overrides: see `Settings`; `fit(model, data, epochs=3, lr=1e-3)`.
         callbacks: Lightning's, besides those that a run always has.
+        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": the first two by what stdout is.
 
     Raises:
         OnnxgenError: what was asked for does not fit together; nothing was trained then. Or the loss became NaN.
@@ -68,32 +73,45 @@ def fit(
     with quiet():
         lightning.seed_everything(settings.seed, verbose=False)
         plan = prepare(model, data, settings)
-        return run(plan, callbacks)
+        return run(plan, callbacks, show, _named(model, data))
 
 
-def run(plan: Plan, callbacks: Sequence[lightning.Callback] = ()) -> Result:
-    """Train what was prepared."""
+def _named(model: Any, data: Any) -> dict[str, str]:
+    """Model and data of a run, as far as they have names."""
+    file = file_of(model) if isinstance(model, nn.Module) else model
+    named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def run(
+    plan: Plan, callbacks: Sequence[lightning.Callback], show: str = "auto", named: Mapping[str, str] | None = None
+) -> Result:
+    """Train what was prepared. `named` goes into `config.toml` besides the settings."""
     settings = plan.settings
     network = prepare_for(plan.model, plan.device).train()
     if settings.compile:
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, configure(plan))
-    history = History()
+    facts = report.facts_of(plan)
+    history, progress, interrupt = report.begin(settings, facts, named or {}, show)
     trainer = lightning.Trainer(
         max_epochs=settings.epochs,
         max_steps=settings.max_steps or -1,
         accumulate_grad_batches=settings.accumulate,
         gradient_clip_val=settings.clip,
-        callbacks=[LogEpoch(), history, *callbacks],
-        **QUIET,
+        callbacks=[LogEpoch(), *callbacks, history, progress, interrupt],
+        **{**QUIET, "logger": report.logger(settings.out)},
         **trainer_options(plan.device, settings),
     )
-    loaders = Loaders(plan)
+    loaders, begun = Loaders(plan), time.monotonic()
     trainer.fit(task, datamodule=loaders)
-    result = Result(plan.model, Path(settings.out), history.rows)
-    if plan.data.test is not None:
+    ending = report.Ending(time.monotonic() - begun, "interrupted" if interrupt.asked else "", {}, history.confusion)
+    result = Result(plan.model, settings.out, history.rows, history.best, stopped=ending.stopped or "epochs")
+    if plan.data.test is not None and not ending.stopped:
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
+        ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
+    report.finish(settings, facts, ending)
     plan.model.cpu()
     return result
 
@@ -116,16 +134,6 @@ def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
 
 def _default_rate(name: str) -> float:
     return float(inspect.signature(optimizer_class(name)).parameters["lr"].default)
-
-
-class History(lightning.Callback):
-    """The metrics of each epoch."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        self.rows.append({"epoch": float(trainer.current_epoch), **metrics(trainer)})
 
 
 callable_module(__name__, fit)

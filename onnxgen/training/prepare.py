@@ -55,7 +55,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     device = choose(settings.device, settings.imports)
     if not isinstance(model, nn.Module):
-        model = open_model(model, from_scratch=settings.from_scratch)
+        model = open_model(model, settings.weights, from_scratch=settings.from_scratch)
+    elif settings.weights is not None:
+        raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
     elif settings.from_scratch:
         reset(model)
     if settings.replace_head is not None:

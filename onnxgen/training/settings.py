@@ -39,6 +39,7 @@ class Settings:
         workers: processes that prepare batches; "auto" takes as many as help.
         freeze: patterns of module paths that are not trained.
         replace_head: number of classes of a new last layer.
+        weights: start from a checkpoint of one's own, under the model's keys.
         from_scratch: forget the weights that the file came with.
         early_stop: epochs without a new best after which to stop; the best weights are kept either way.
         monitor: the metric that decides which weights are best; "auto" takes validation accuracy of a classifier,
@@ -78,6 +79,7 @@ class Settings:
     workers: int | str = "auto"
     freeze: tuple[str, ...] = ()
     replace_head: int | None = None
+    weights: Path | None = None
     from_scratch: bool = False
     early_stop: int | None = None
     monitor: str = "auto"
@@ -100,6 +102,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {value}")
+        if self.weights is not None and self.from_scratch:
+            raise OnnxgenError("weights and from_scratch exclude each other")
         for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise OnnxgenError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")

@@ -82,6 +82,10 @@ class Task(lightning.LightningModule):
         self._log("train")
         self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
 
+    def so_far(self) -> dict[str, float]:
+        """The means of the training epoch that is going on, of this process; waits for the device."""
+        return self._meters["train"].means("train", lambda sums: sums)
+
     def on_validation_epoch_end(self) -> None:
         self._log("val")
 

@@ -59,11 +59,13 @@ class Toy(lightning.LightningModule):
     def on_train_epoch_start(self) -> None:
         self.seen = 0.0
 
-    def on_train_epoch_end(self) -> None:
-        self.log("train_loss", torch.tensor(self.seen / self.trainer.num_training_batches))
-
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), self.lr)
+
+
+class LogEpoch(lightning.Callback):
+    def on_train_epoch_end(self, trainer: lightning.Trainer, toy: Toy) -> None:  # type: ignore[override]
+        toy.log("train_loss", torch.tensor(toy.seen / trainer.num_training_batches))
 
 
 def samples() -> TensorDataset:
@@ -83,10 +85,11 @@ def train(out: Path, toy: Toy, epochs: int = 3, callbacks: Any = None, **setting
     asked = Settings(epochs=epochs, out=out, **settings)
     shown = report.begin(asked, facts(), {"model": "model.py", "data": "toys"}, show="lines")
     trainer = lightning.Trainer(
-        callbacks=[*shown, *(callbacks or [])],
+        callbacks=[LogEpoch(), *shown, *(callbacks or [])],
         logger=report.logger(out),
         max_epochs=epochs,
         accelerator="cpu",
+        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -148,7 +151,8 @@ def test_rows_travel_in_the_checkpoint(tmp_path: Path) -> None:
     write_rows(tmp_path / "metrics.csv", [*rows, {"epoch": 3, "step": 15, "val_loss": 99.0}])
     asked = Settings(epochs=4, out=tmp_path, resume=True)
     again = lightning.Trainer(
-        callbacks=report.begin(asked, facts(), {}, show="nothing"),
+        callbacks=[LogEpoch(), *report.begin(asked, facts(), {}, show="nothing")],
+        enable_checkpointing=False,
         logger=report.logger(tmp_path),
         max_epochs=4,
         accelerator="cpu",
@@ -262,7 +266,7 @@ def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytes
     read: list[float] = []
     now = 0.0
     monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
-    shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv"))
+    shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
     monkeypatch.setattr(shown, "_look", lambda *_: read.append(now))
     known = {"max_epochs": 1, "num_training_batches": 100, "current_epoch": 0, "world_size": 1, "is_global_zero": True}
     trainer: Any = SimpleNamespace(**known)
@@ -276,7 +280,7 @@ def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytes
 def test_the_dashboard(tmp_path: Path) -> None:
     from rich.console import Console
 
-    metrics = Metrics(tmp_path / "metrics.csv")
+    metrics = Metrics(tmp_path / "metrics.csv", "val_loss")
     metrics.rows = [{"epoch": 1, "step": 5, "val_loss": 0.25, "val_accuracy": 0.5}]
     shown = Dashboard(facts(model=HOSTILE), tmp_path, metrics)
     shown.console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
@@ -303,7 +307,7 @@ def test_whoever_reads_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """The run goes on when the reader of its lines has gone."""
     reader, writer = os.pipe()
     os.close(reader)
-    shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv"))
+    shown = Lines(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
     with os.fdopen(writer, "w") as gone:
         monkeypatch.setattr("sys.stdout", gone)
         shown.say("one")

@@ -19,8 +19,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from onnxgen._version import __version__
 from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
-from onnxgen.training.report.facts import Ending, Facts, file_of, parameters
+from onnxgen.training.report.facts import Ending, Facts, facts_of
 from onnxgen.training.report.interrupt import Interrupt
 from onnxgen.training.report.metrics import Metrics, read_rows
 from onnxgen.training.report.page import page
@@ -29,7 +30,7 @@ from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
 from onnxgen.training.settings import Settings
 
-__all__ = ["SHOWS", "Ending", "Facts", "Interrupt", "begin", "file_of", "finish", "logger", "parameters", "read_rows"]
+__all__ = ["SHOWS", "Ending", "Facts", "Interrupt", "Metrics", "begin", "facts_of", "finish", "logger", "read_rows"]
 
 SHOWS = {
     "live": Dashboard,
@@ -40,30 +41,35 @@ PICTURES = ("loss", "accuracy", "confusion")
 _LOGS = "tensorboard"
 
 
-def begin(settings: Settings, facts: Facts, given: Mapping[str, str], show: str = "auto") -> list[lightning.Callback]:
+def begin(
+    settings: Settings, facts: Facts, given: Mapping[str, str], show: str = "auto"
+) -> tuple[Metrics, Progress, Interrupt]:
     """Make the run's folder and write `config.toml`; returns the callbacks that show the run and write `metrics.csv`.
 
     Unless the run goes on from a checkpoint, what an older run reported in the folder is removed.
 
     Args:
-        given: the `model`, `data` and `weights` of the run, as far as they are text.
+        given: the `model` and `data` of the run, as far as they have names.
         show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": what suits stdout.
 
     Raises:
+        OnnxgenError: there is no such `show`.
         OSError: the folder can't be made or written.
     """
     out = settings.out
+    if show not in ("auto", *SHOWS):
+        raise OnnxgenError(f"show is auto, {', '.join(SHOWS)}, not {show!r}")
     if not getattr(rank_zero_only, "rank", 0):
         out.mkdir(parents=True, exist_ok=True)
         if not settings.resume:
             _clear(out)
         versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
         write_config(out / "config.toml", settings, given, (facts.line(out), versions))
-    metrics = Metrics(out / "metrics.csv")
+    metrics = Metrics(out / "metrics.csv", facts.monitor)
     if show == "auto":
         show = "live" if sys.stdout.isatty() else "lines"
     progress = SHOWS[show](facts, out, metrics)
-    return [metrics, progress, Interrupt(progress.say)]
+    return metrics, progress, Interrupt(progress.say)
 
 
 def _clear(out: Path) -> None:

@@ -6,9 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+from onnxgen.training.settings import Settings
+
+if TYPE_CHECKING:
+    from onnxgen.training.devices import Device
+    from onnxgen.training.prepare import Plan
 
 
 @dataclass(frozen=True)
@@ -57,23 +63,48 @@ class Ending:
         stopped: why, where it was before the last epoch.
         test: the test part's metrics, by name.
         confusion: how often a class (row) was taken for another (column): integers, [classes, classes].
-        confused: the part of the data that `confusion` counts.
+        confused: what `confusion` counts: "test", or "validation, best epoch".
     """
 
     seconds: float
     stopped: str = ""
     test: Mapping[str, float] = field(default_factory=dict)
     confusion: Tensor | None = None
-    confused: str = "val"
+    confused: str = "validation, best epoch"
 
 
-def parameters(model: nn.Module) -> tuple[int, int]:
-    """How many numbers the parameters have, and how many of them are trained."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    return sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained)
+def facts_of(plan: Plan) -> Facts:
+    """What a report says of what is about to be trained."""
+    sizes = [(p.numel(), p.requires_grad) for p in plan.model.parameters()]
+    parts = {name: getattr(plan.data, name) for name in ("train", "val", "test")}
+    classifier = next((o for o in plan.objectives if o.classes), None)
+    fields = parts["train"].fields
+    return Facts(
+        model=type(plan.model).__name__,
+        file=file_of(plan.model),
+        parameters=sum(number for number, _ in sizes),
+        trained=sum(number for number, trained in sizes if trained),
+        data=plan.data.name,
+        sizes={name: len(samples) for name, samples in parts.items() if samples is not None},
+        notes=tuple(plan.notes),
+        device=_worded(plan.device, plan.settings),
+        classes=fields[classifier.column].classes if classifier is not None else (),
+        monitor=plan.monitor[0],
+    )
 
 
 def file_of(model: nn.Module) -> Path | None:
-    """The file that the model's class stands in."""
-    found: Any = getattr(sys.modules.get(type(model).__module__), "__file__", None)
-    return Path(found) if found else None
+    """The file that the model's class stands in, relative to the working directory where it lies in it."""
+    found: str | None = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+    if found is None:
+        return None
+    path, here = Path(found), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _worded(device: Device, settings: Settings) -> str:
+    """`cpu`, `cuda:0 (NVIDIA H100), bf16-mixed`, `2 x 4 x cuda:0 (...)`."""
+    several = [str(number) for number in (settings.nodes, settings.devices) if number > 1]
+    name = f" ({device.name})" if device.name and device.name != device.text else ""
+    precision = "" if settings.precision == "32-true" else f", {settings.precision}"
+    return " x ".join([*several, device.text]) + name + precision

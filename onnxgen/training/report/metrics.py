@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
 
 from onnxgen.atomic import replacing
 
@@ -19,24 +19,35 @@ Row = dict[str, float]
 FIRST = ("epoch", "step")  # epochs count from 1; steps are the optimizer's
 
 
-class Metrics(Checkpoint):
+class Metrics(lightning.Callback):
     """Keeps a row of every finished epoch, and writes `metrics.csv` anew after each.
 
     The rows travel in the checkpoints: a run that goes on from one has exactly the rows up to there, whatever the file
-    had. (A `Checkpoint` only because Lightning lets nothing else see what the module logs at the end of its epoch.)
+    had. What belongs to an epoch must be logged by a callback before this one, since Lightning asks the module last.
+
+    Attributes:
+        rows: of all epochs so far.
+        confusion: what the module's `confusion` was in the best of them by `monitor`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, monitor: str) -> None:
+        self.path, self.monitor = path, monitor
         self.rows: list[Row] = []
+        self.confusion: Tensor | None = None
         self._begun = time.monotonic()
-        self._seen = 0  # samples of this epoch, of all processes
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows]}
+        return {"rows": [dict(row) for row in self.rows], "confusion": self.confusion}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
+        self.confusion = state_dict["confusion"]
+
+    @property
+    def best(self) -> int:
+        """Which of the rows is the best, from 0; the last where none is."""
+        row = best_row(self.rows, self.monitor)
+        return max(len(self.rows) - 1, 0) if row is None else self.rows.index(row)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
@@ -56,6 +67,8 @@ class Metrics(Checkpoint):
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
+        if best_row(self.rows, self.monitor) in (row, None):
+            self.confusion = getattr(pl_module, "confusion", None)
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
 

@@ -61,7 +61,7 @@ def _label(axes: Any, metric: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def confusion_matrix(counts: Tensor, classes: Sequence[str], part: str) -> bytes:
+def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     """Rows are the truth, columns what was said; colours are shares of a row, so that rare classes show too.
 
     Shapes: counts: integers, [classes, classes].
@@ -73,7 +73,7 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], part: str) -> bytes
     figure, axes = _figure(side + 0.8, side)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046, pad=0.04)
-    axes.set_title(f"Confusion matrix ({LABELS.get(part, part)})")
+    axes.set_title(f"Confusion matrix ({of})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     names = [_short(name) for name in classes] if len(classes) == number else [str(i) for i in range(number)]

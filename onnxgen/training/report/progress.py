@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from onnxgen.training.report.facts import Facts
@@ -20,11 +19,11 @@ from onnxgen.training.report.metrics import Metrics, Row, best_row, whole_epoch
 KEPT = 60  # losses of the sparkline
 
 
-class Progress(Checkpoint):
+class Progress(lightning.Callback):
     """Follows a run on the first process; a subclass shows it.
 
     A step costs a look at the clock. Only when `every` seconds have gone by is a value read from the device, which
-    waits for it. (A `Checkpoint` for the reason that `Metrics` is one.)
+    waits for it.
     """
 
     every = 0.5

@@ -1,0 +1,146 @@
+"""The options of `onnxgen train`: one for each field of `Settings`, and those of the command itself."""
+
+from __future__ import annotations
+
+import ast
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from onnxgen.training.settings import PRECISIONS, STRATEGIES, Settings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Of every field: what stands for its value in the help, and what it says. A default is added to it.
+HELP: dict[str, tuple[str, str]] = {
+    "epochs": ("N", "Passes over the training data."),
+    "max_steps": ("N", "Stop after so many optimizer steps, if that comes first."),
+    "batch_size": ("N", "Samples a step and process."),
+    "accumulate": ("N", "Batches whose gradients are summed to one step."),
+    "optimizer": ("NAME", "A class of torch.optim, whatever its case."),
+    "optimizer_args": ("NAME=VALUE", "An argument of the optimizer (momentum=0.5); may be repeated."),
+    "lr": ("X", "Learning rate; default: the optimizer's own."),
+    "weight_decay": ("X", "Of what is no norm and no bias; default: the optimizer's own."),
+    "schedule": ("NAME", "A class of torch.optim.lr_scheduler."),
+    "schedule_args": ("NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated."),
+    "head_lr": ("X", "The classifier's learning rate as a multiple of --lr."),
+    "clip": ("X", "Largest norm of all gradients together."),
+    "loss": ("NAME", "By its torch name (cross_entropy), or OUTPUT=NAME,...; auto: what fits the model's end."),
+    "inputs": ("INPUT=COLUMN,...", "The data's column for each input of the model."),
+    "target": ("COLUMN", "The data's column that is learnt, or OUTPUT=COLUMN,..."),
+    "device": ("DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."),
+    "imports": ("MODULE", "A module to import first, which brings a device; may be repeated."),
+    "devices": ("N", "Processes a node."),
+    "nodes": ("N", "Nodes."),
+    "strategy": ("NAME", f"How processes share the work: {', '.join(STRATEGIES)}."),
+    "precision": ("NAME", f"{', '.join(PRECISIONS)}."),
+    "workers": ("N", "Processes that prepare batches; auto: as many as help."),
+    "freeze": ("PATTERN", "Modules that are not trained (layer1.*); may be repeated."),
+    "replace_head": ("CLASSES", "Put a new last layer for so many classes."),
+    "weights": ("FILE", "Start from a checkpoint of your own, under the model's keys."),
+    "from_scratch": ("", "Forget the weights that the file came with."),
+    "early_stop": ("N", "Stop after N epochs without a new best."),
+    "monitor": ("METRIC", "The metric that decides what is best (val_loss); auto: accuracy of a classifier."),
+    "val": ("SHARE", "Share of the data held back for validation, where it has no such part."),
+    "test": ("SHARE", "Share held back for the test at the end, where the data has no such part."),
+    "normalize": ("HOW", "auto, none, or MEAN,STD (one a channel: joined by /)."),
+    "augment": ("HOW", "none, auto, or flip,crop,rotate."),
+    "strict": ("", "A sample that can't be read is an error, not skipped."),
+    "compile": ("", "torch.compile the model."),
+    "seed": ("N", "For everything that is drawn."),
+    "checkpoint_minutes": ("X", "Write a checkpoint at least so often, besides one an epoch."),
+    "resume": ("", "Go on from the last checkpoint in --out, with the settings that it has there."),
+    "out": ("FOLDER", "The folder of the run."),
+}
+NAMES = {"imports": "import", "optimizer_args": "optimizer-arg", "schedule_args": "schedule-arg"}  # as options
+
+
+def option_name(field: str) -> str:
+    """`--batch-size` of `batch_size`."""
+    return f"--{NAMES.get(field, field).replace('_', '-')}"
+
+
+def train_options(function: Function) -> Function:
+    """An option for each setting."""
+    types, defaults = typing.get_type_hints(Settings), Settings()
+    for field in reversed(fields(Settings)):
+        metavar, text = HELP[field.name]
+        wanted, default = types[field.name], getattr(defaults, field.name)
+        name = option_name(field.name)
+        if wanted is bool:
+            add = click.option(f"{name}/{name.replace('--', '--no-')}", field.name, default=None, help=text)
+        else:
+            many = wanted == tuple[str, ...] or metavar == "NAME=VALUE"
+            said = text if many or default is None or default == {} else f"{text} [default: {default}]"
+            kind = click.STRING if wanted == tuple[str, ...] else Value(wanted)
+            add = click.option(name, field.name, metavar=metavar, help=said, multiple=many, type=kind)
+        function = add(function)
+    return function
+
+
+def given_settings(context: click.Context) -> dict[str, Any]:
+    """What the command line says itself, by field; defaults are not in it."""
+    found: dict[str, Any] = {}
+    for field in fields(Settings):
+        if context.get_parameter_source(field.name) is not ParameterSource.DEFAULT:
+            value = context.params[field.name]
+            pairs = HELP[field.name][0] == "NAME=VALUE"
+            found[field.name] = {k: v for one in value for k, v in one.items()} if pairs else value
+    return found
+
+
+class Value(click.ParamType[Any]):
+    """Text as a type of `Settings` has it; `none` takes back what a configuration file says."""
+
+    name = "value"
+
+    def __init__(self, wanted: Any) -> None:
+        kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
+        self.kinds = sorted(kinds, key=lambda kind: kind is str)  # text, which anything is, comes last
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        for kind in self.kinds:
+            try:
+                return _of_kind(kind, value)
+            except (ValueError, SyntaxError):
+                continue
+        words = " or ".join(_WORDS[typing.get_origin(kind) or kind] for kind in self.kinds if kind is not NoneType)
+        return self.fail(f"{value!r} is not {words}", param, ctx)
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", Mapping: "like NAME=VALUE"}
+
+
+def _of_kind(kind: Any, text: str) -> Any:
+    """Raises `ValueError` for text that is none of that kind."""
+    if kind is NoneType:
+        if text.lower() != "none":
+            raise ValueError
+        return None
+    if typing.get_origin(kind) is not Mapping:
+        return kind(text)
+    if typing.get_args(kind)[1] is str:
+        pairs = [one.partition("=") for one in text.split(",")]
+        if not all(name.strip() and equals and value.strip() for name, equals, value in pairs):
+            raise ValueError
+        return {name.strip(): value.strip() for name, _, value in pairs}
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ValueError
+    return {name.strip(): _literal(value.strip())}
+
+
+def _literal(text: str) -> Any:
+    """`0.5`, `true`, `(0.9, 0.99)`, `[10, 20]`; anything else is text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
