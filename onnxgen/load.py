@@ -42,14 +42,16 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
     """
     need_torch("load")
     from onnxgen import pipeline
+    from onnxgen.verify.integrity import METADATA
 
     path, options = Path(path), options or Options()
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "model.py"
-        pipeline.generate(path, out, replace(options, weights=None))
+        generated = pipeline.generate(path, out, replace(options, weights=None))
         source = out.read_text(encoding="utf-8")
         module = _execute(source, out, f"<onnxgen {path.name} {next(_numbers)}>")
         model = from_pretrained(module, path)
+        vars(module)[METADATA] = generated.metadata  # the sidecar is gone
     return model.eval()
 
 

@@ -17,6 +17,7 @@ from onnxgen.verify.report import Integrity
 from onnxgen.wayback import Source
 from onnxgen.weights import read_header, read_tensors, sidecar_files
 
+METADATA = "__metadata__"  # where a header has it, and a module that `load` made, which has no sidecar
 _INDEX = ".index.json"
 
 
@@ -37,8 +38,10 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
     """The metadata of a generated file's weights; empty if it has none. Raises `OnnxgenError` if they are broken."""
+    if METADATA in space:
+        return dict(space[METADATA])
     sidecar = sidecar_of(space)
-    return _embedded(space).get("__metadata__", {}) if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
+    return _embedded(space).get(METADATA, {}) if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
 
 
 def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -46,7 +49,7 @@ def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     sidecar = sidecar_of(space)
     if sidecar is not None:
         return {key: e.shape for file in sidecar_files(sidecar) for key, e in read_header(file)[1].items()}
-    return {key: tuple(e["shape"]) for key, e in _embedded(space).items() if key != "__metadata__"}
+    return {key: tuple(e["shape"]) for key, e in _embedded(space).items() if key != METADATA}
 
 
 def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:

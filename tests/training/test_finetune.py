@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onnxgen import OnnxgenError, Options
+import onnxgen
+from onnxgen import OnnxgenError
 from onnxgen.pipeline import generate
 from onnxgen.training import (
-    calibrate_batchnorm,
     find_head,
     freeze,
     open_model,
@@ -27,7 +26,6 @@ from onnxgen.training import (
     unfreeze_next,
 )
 from tests.conftest import ROOT
-from tests.test_restore_batchnorm import NETS, NORM, exported
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 
@@ -114,6 +112,16 @@ def test_a_frozen_layer_stays_what_it_was(copied: str) -> None:
     # it normalises with its statistics, as in evaluation
     x, norm = torch.randn(8, 4, 5, 5), model.layer1[0][1]
     torch.testing.assert_close(norm(x), F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias))
+
+
+def test_a_frozen_layer_stays_under_compile() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    freeze(model, "0", "1")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    compiled = torch.compile(model, backend="eager").train()
+    compiled(torch.randn(8, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])] == ["2.weight", "2.bias"]
 
 
 def test_unfreezing_undoes_it() -> None:
@@ -214,6 +222,10 @@ def test_the_norm_over_the_classes_goes_with_it(mnist: Callable[[], nn.Module]) 
     assert (model.norm2.running_mean[1], model.norm2.running_var[1], model.norm2.weight[1]) == (0, 1, 1)
 
 
+def test_a_loaded_model_knows_its_inputs() -> None:
+    assert find_head(onnxgen.load(MNIST)).path == "fc2"
+
+
 def test_initialisations() -> None:
     made = {}
     for init in ("default", "zeros", "kaiming_normal", lambda w: w.fill_(2.0)):
@@ -237,6 +249,54 @@ def test_devices_and_dtypes(device: str, dtype: torch.dtype, mnist: Callable[[],
     model = replace_head(mnist().to(device, dtype), 3)
     assert (model.fc2.weight.device.type, model.fc2.weight.dtype, model.fc2.weight.shape) == (device, dtype, (3, 32))
     assert model(torch.zeros(2, 1, 28, 28, device=device, dtype=dtype)).shape == (2, 3)
+
+
+class Plain(nn.Module):
+    """A head of plain parameters, with a scale a class behind it, whose module notes the number of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 10
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 10)), nn.Parameter(torch.randn(10))
+        self.scale, self.temperature = nn.Parameter(torch.rand(10) + 1), nn.Parameter(torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        x = (x.flatten(0, 1) @ self.weight + self.bias).reshape(batch, length, self.size)
+        return (x * self.scale / self.temperature).log_softmax(-1)
+
+
+def test_a_head_of_plain_parameters() -> None:
+    """What is kept has the same odds between its classes."""
+    model, x = Plain(), torch.randn(2, 3, 4)
+    before = model(x)
+    head = find_head(model, x)
+    assert (head.path, head.classes, head.features, head.also) == ("weight", 10, 4, ("bias", "scale"))
+    replace_head(model, 3, keep=[7, None, 2], example=x)
+    assert model.weight.shape == (4, 3) and model.size == 3 and model.scale[1] == 1 and model.bias[1] == 0
+    after = model(x)
+    torch.testing.assert_close(after[..., 0] - after[..., 2], before[..., 7] - before[..., 2])
+
+
+class Siamese(nn.Module):
+    """One encoder and one head, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.fc = nn.Linear(4, 5), nn.Linear(5, 6)
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(torch.relu(self.encoder(a))), self.fc(torch.relu(self.encoder(b)))
+
+
+def test_a_head_that_is_called_twice() -> None:
+    model, x = Siamese(), {"a": torch.randn(2, 4), "b": torch.randn(2, 4)}
+    replace_head(model, 3, example=x)
+    assert [y.shape for y in model(**x)] == [(2, 3), (2, 3)]
+    groups = param_groups(model, lr=1.0, head_lr=2.0, example=x)
+    assert {g["name"]: (g["lr"], len(g["params"])) for g in groups} == {
+        "body": (1.0, 1), "body no decay": (1.0, 1), "head": (2.0, 1), "head no decay": (2.0, 1)
+    }  # fmt: skip
 
 
 class Fixed(nn.Module):
@@ -269,6 +329,8 @@ def test_nonsense() -> None:
     ):
         with pytest.raises(OnnxgenError, match=message):
             replace_head(Tower(10), example=x, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(OnnxgenError, match="does not run on the example .RuntimeError"):
+        find_head(Tower(10), torch.zeros(2, 7, 8, 8))
     with pytest.raises(OnnxgenError, match="what the model takes is not known.*example="):
         replace_head(Tower(10), 3)
 
@@ -307,57 +369,3 @@ def test_reset_layer_by_layer() -> None:
     model.register_parameter("scale", nn.Parameter(torch.ones(2)))
     with pytest.raises(OnnxgenError, match="how to initialise scale"):
         reset(model)
-
-
-# ---- calibrate_batchnorm ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["resnet18", "cnn", "mobilenet", "audio_cnn", "video_cnn", "grouped", "called"])
-def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
-    """In evaluation what they did, to 1e-5; in training nearly that, and nothing like it before."""
-    path, _ = exported(name, "legacy", tmp_path)
-    generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
-    model = open_model(tmp_path / f"calibrated_{name}.py").eval()
-    restored = {n for n, m in model.named_modules() if isinstance(m, NORM) and not m.running_mean.any()}
-    x = NETS[name].inputs(64)[0] * 0.5 + 0.2
-    with torch.no_grad():
-        before, wrong = model(x), copy.deepcopy(model).train()(x)
-        report = calibrate_batchnorm(model, x.split(48))  # of unequal size
-        after = model(x)
-        trained = copy.deepcopy(model).train()(x)
-    scale = before.abs().max()
-    assert (after - before).abs().max() <= 1e-5 * scale
-    assert {c.path for c in report} == restored and restored and all(c.values >= 64 for c in report)
-    if name != "called":  # whose norm has one mean for two calls
-        assert (trained - after).abs().max() < 0.1 * scale, "training starts where the folded network was"
-    assert (trained - after).abs().max() < 0.5 * (wrong - before).abs().max()
-
-
-def test_measured_moments_are_those_of_all_data() -> None:
-    norm = nn.BatchNorm2d(3)
-    x = torch.randn(50, 3, 4, 4) * 7 + 100
-    (report,) = calibrate_batchnorm(norm, [x[:7], x[7:30], x[30:]])
-    flat = x.double().transpose(0, 1).flatten(1)
-    torch.testing.assert_close(report.mean, flat.mean(1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(norm.running_var, flat.var(1).float(), rtol=1e-5, atol=0)
-    assert report.values == 50 * 16
-    torch.testing.assert_close(norm.eval()(x), x / (1 + 1e-5) ** 0.5, rtol=1e-5, atol=1e-4)
-
-
-def test_batches_as_data_loaders_make_them() -> None:
-    x = images(8)
-    for batches in ([(x, torch.zeros(8))], [{"x": x, "label": torch.zeros(8)}], [[x]], x):
-        model = nn.Sequential(Tower(3)) if batches is x else Tower(3)
-        assert calibrate_batchnorm(model, batches)[0].values == 8 * 36
-
-
-def test_nothing_to_calibrate() -> None:
-    model = Tower(3)
-    with pytest.raises(OnnxgenError, match="there is no batch"):
-        calibrate_batchnorm(model, [])
-    with pytest.raises(OnnxgenError, match="batch 2 does not go through the model"):
-        calibrate_batchnorm(model, [images(2), torch.zeros(2, 5, 8, 8)])
-    step(model, images())
-    with pytest.raises(OnnxgenError, match="--restore-batchnorm"):
-        calibrate_batchnorm(model, [images(2)])
-    assert len(calibrate_batchnorm(model, [images(8)], every=True)) == 5

@@ -6,14 +6,18 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.samples import Data
 from onnxgen.training.finetune.example import undisturbed
+from onnxgen.training.settings import Settings
 
+SETTINGS = Settings()  # of data that is opened: all of it is measured, as it is
 NORM = nn.modules.batchnorm._BatchNorm
 Batches: TypeAlias = Iterable[Tensor | Sequence[Tensor] | Mapping[str, Tensor]]
 
@@ -34,7 +38,7 @@ class Calibrated:
     std: Tensor
 
 
-def calibrate_batchnorm(model: nn.Module, batches: Batches, *, every: bool = False) -> list[Calibrated]:
+def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, every: bool = False) -> list[Calibrated]:
     """Measure what BatchNorms see, and let them normalise with it; what the model computes in evaluation stays.
 
     `--restore-batchnorm` puts a folded norm back as the identity: mean 0, variance 1, scale 1. In training it would
@@ -45,7 +49,8 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches, *, every: bool = Fal
     Args:
         model: any module; measured in evaluation mode.
         batches: a tensor each, or the arguments of `forward` (what comes after them, such as labels, is ignored), or a
-            dict of them by name. A `DataLoader` will do. The more, the better: a few hundred samples at least.
+            dict of them by name; a `DataLoader` will do. Or data as `fit` takes it: a path, or `Data`, of which the
+            training part is measured. The more, the better: a few hundred samples at least.
         every: all norms, not only those that are the identity.
 
     Returns:
@@ -60,7 +65,7 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches, *, every: bool = Fal
         raise OnnxgenError(Problem("the model has no BatchNorm that is the identity", help=way_out))
     with undisturbed(model), _watched(model, measured):
         count = 0
-        for count, batch in enumerate([batches] if isinstance(batches, Tensor) else batches, 1):
+        for count, batch in enumerate(_opened(model, batches), 1):
             _run(model, batch, count)
     if not count:
         raise OnnxgenError("there is no batch to measure BatchNorms with")
@@ -95,6 +100,25 @@ class _Moments:
     def variance(self) -> Tensor:
         """Unbiased, as BatchNorm's running variance."""
         return self.squares / max(self.count - 1, 1)
+
+
+def _opened(model: nn.Module, batches: Batches | Path | Data) -> Batches:
+    if isinstance(batches, Tensor):
+        return [batches]
+    if not isinstance(batches, (str, Path, Data)):
+        return batches
+    from onnxgen.training.data.feeding import feed
+    from onnxgen.training.data.opening import open_data
+
+    data = open_data(batches, model, SETTINGS, targets=False)
+    inputs = feed(data, model, SETTINGS, targets=False).inputs
+    samples = next(part for part in (data.train, data.val, data.test) if part is not None)
+    taken = (samples.take(chunk, SETTINGS.seed) for chunk in _chunks(len(samples), SETTINGS.batch_size))
+    return ([batch[column] for column in inputs] for batch in taken)
+
+
+def _chunks(count: int, size: int) -> Iterator[range]:
+    return (range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _norms(model: nn.Module, every: bool) -> Iterator[str]:

@@ -18,8 +18,8 @@ from onnxgen.training.model import signature_of
 
 Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # the argument, the arguments, or those by name
 
-BATCH = 2
-SIZES = (8, 32, 64, 224)  # of symbolic axes behind the first: the first with which the model runs
+BATCH = 2  # of axes called so, and of those that are the first of an input
+SIZES = (8, 32, 64, 224)  # of all other symbolic axes: the first with which the model runs
 
 
 @contextmanager
@@ -70,9 +70,12 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     if not ports or any(port.dtype in (None, "str") or port.dims is None or port.kind != "tensor" for port in ports):
         raise OnnxgenError(Problem("what the model takes is not known", help=way_out))
     reason, like = "", _any_parameter(model)
+    names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
+    first = {port.dims[0] for port in ports if port.dims}
     with undisturbed(model):
         for size, cast in itertools.product(SIZES, (False, True)):
-            made = tuple(_made(port, size, like, cast) for port in ports)
+            sizes = {dim: BATCH if dim in first or re.search("batch", dim, re.I) else size for dim in names}
+            made = tuple(_made(port, sizes, like, cast) for port in ports)
             try:
                 call(model, made)
             except Exception as error:  # whatever a model's own code raises for a size it can't take
@@ -87,18 +90,11 @@ def _any_parameter(model: nn.Module) -> Tensor:
     return next(floating, torch.zeros(()))
 
 
-def _made(port: Port, size: int, like: Tensor, cast: bool) -> Tensor:
+def _made(port: Port, sizes: Mapping[str, int], like: Tensor, cast: bool) -> Tensor:
     """Where `like` is; a model that was cast takes floats of its new dtype."""
     dtype = getattr(torch, port.dtype or "")
-    shape = [_size(dim, BATCH if axis == 0 else size) for axis, dim in enumerate(port.dims or ())]
+    shape = [dim if isinstance(dim, int) else sizes[dim] for dim in port.dims or ()]
     if not dtype.is_floating_point and not dtype.is_complex:
         return torch.ones(shape, dtype=dtype, device=like.device)
     made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return made.to(like.device, like.dtype if cast and dtype.is_floating_point else dtype)
-
-
-def _size(dim: int | str, size: int) -> int:
-    """A symbolic axis is `BATCH` where it is called so, whichever it is."""
-    if isinstance(dim, int):
-        return dim
-    return BATCH if re.search(r"batch|^n$", dim, re.IGNORECASE) else size

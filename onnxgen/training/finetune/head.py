@@ -79,7 +79,11 @@ def find_head(
 
 def find(model: nn.Module, example: Example, *, head: str | None = None, output: int | str | None = None) -> Found:
     """As `find_head`, with the tensors that belong to it."""
-    traced = trace(model, example)
+    try:
+        traced = trace(model, example)
+    except Exception as error:  # whatever a model's own code raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise OnnxgenError(Problem(f"the model does not run on the example ({reason})", help="give another")) from error
     search = _Search(model, traced)
     names = output_names(model, traced.result)
     chosen = [_output(output, names)] if output is not None else list(range(len(names)))
