@@ -60,6 +60,21 @@ class Replacing:
         """Remove a file once everything else is in place."""
         self._obsolete.append(target)
 
+    def keep(self, target: Path, name: Path) -> None:
+        """Let the old content of `target` stay, as `name` in the same folder, in place of what that was."""
+        kept = _kept(target)
+        if kept is None:
+            return
+        try:
+            os.replace(kept, name)
+        except OSError:
+            if not target.exists():
+                os.replace(kept, target)
+            raise
+        finally:
+            if target.exists():
+                kept.unlink(missing_ok=True)  # renaming a file to a hard link of itself does nothing, too
+
     def commit(self) -> None:
         """Rename everything into place, in order. From the last rename on nothing is an error any more."""
         for temporary, target in self._new:

@@ -1,0 +1,263 @@
+"""Saves a run, and takes it up again where it was: bit for bit as if it had gone on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.checkpoint import generators
+from onnxgen.training.checkpoint.finite import Losses
+from onnxgen.training.checkpoint.identity import Identity, compare
+from onnxgen.training.checkpoint.loops import go_on, settled
+from onnxgen.training.checkpoint.store import Store, reason
+from onnxgen.training.checkpoint.weights import finite, plain, spare, write
+from onnxgen.training.task import Task
+
+KEY = "onnxgen"  # of what is ours in a checkpoint
+LOOK = 64  # batches after which the losses are looked at
+AGREE = 16  # batches after which several processes ask each other whether to save or stop
+STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is what schedulers send before the time is up
+KEEP_ON, SAVE, STOP = 0, 1, 2
+
+
+class Stopped(Exception):
+    """Training was asked to stop (Ctrl-C, SIGTERM), and has saved itself."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+class Checkpoints(lightning.Callback):
+    """Keeps all that a run needs to go on, and its weights.
+
+    After each epoch, with its validation and all that other callbacks and schedules do then: `last.safetensors`,
+    `best.safetensors` if it is the best so far, and a checkpoint. Within an epoch: a checkpoint every `minutes`, and
+    when it is asked to stop. Nothing is saved that is not finite. Put it last among the callbacks, so that it saves
+    what they made of a batch.
+
+    Attributes:
+        best, best_epoch: the best value of `monitor`, and the epoch (from 0) that has it; None before there is one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: Identity,
+        *,
+        out: Path,
+        minutes: float,
+        monitor: str,
+        mode: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """`mode`: "min" or "max", what is best of the logged metric `monitor`. `say` prints a line."""
+        self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
+        self.monitor, self.sign, self.say = monitor, 1 if mode == "max" else -1, say
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+        self._losses = Losses()
+        self._resumed: list[dict[str, Any]] | None = None  # by rank
+        self._metrics: dict[str, Tensor] = {}
+        self._failed: OSError | None = None
+        self._signum = 0
+        self._trained = False
+        self._saved = time.monotonic()
+
+    def start(self, resume: bool) -> Path | None:
+        """What to give `Trainer.fit` as `ckpt_path`.
+
+        To resume where nothing is, is to begin, so that a job's script can always ask for it.
+        A run that begins removes the checkpoints of another in its folder.
+
+        Raises:
+            OnnxgenError: the checkpoint is of another model, data or settings, or every one is damaged.
+        """
+        if not resume:
+            self.store.clear()
+            return None
+        found = self.store.read()
+        if found is None:
+            self.say(f"nothing to resume in {self.out}: starting anew")
+            return None
+        compare(found[KEY]["identity"], self.identity)
+        return self.store.last
+
+    # What Lightning calls, in this order.
+
+    def on_load_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint[KEY]
+        self._resumed = state["ranks"]
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self._metrics = state["metrics"]
+        trainer.should_stop = state["stopped"]
+
+    def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        self._spare = spare(task.model)
+
+    def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        self._signum = 0
+        if threading.current_thread() is threading.main_thread():
+            for name in STOPPING:  # Lightning puts the handlers back that were there before
+                if hasattr(signal, name):
+                    signal.signal(getattr(signal, name), self._asked)
+        self._saved = time.monotonic()
+        if self._resumed is not None:
+            _put_sums(trainer, task, [state["sums"] for state in self._resumed])
+            trainer._logger_connector._callback_metrics.update(self._metrics)  # what others monitor
+            if go_on(trainer):
+                self._put_generators(trainer, task)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        if self._trained:
+            self._save_epoch(trainer, task)
+            self._stop_if_asked(trainer)
+        self._put_generators(trainer, task)
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
+        self._trained = True
+        if outputs:
+            self._losses.add(trainer.global_step, outputs["loss"])
+        if len(self._losses) >= LOOK:
+            self._look(trainer)
+        if trainer.fit_loop.epoch_loop._is_training_done or trainer.fit_loop._should_accumulate():
+            return  # the epoch's end is saved with all that belongs to it; half an accumulated step can't be
+        wish = self._agreed(trainer, index)
+        if wish:
+            self._save(trainer, task)
+        if wish == STOP:
+            raise Stopped(self._signum or signal.SIGTERM)
+
+    def on_train_end(self, trainer: lightning.Trainer, task: Any) -> None:
+        if self._trained:
+            self._save_epoch(trainer, task)
+            if self._failed is not None:
+                raise OnnxgenError(f"the trained weights could not be written: {reason(self._failed)}")
+
+    def on_save_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
+        own = {"generators": generators.capture(task.device), "sums": _sums(task)}
+        checkpoint["loops"] = {"fit_loop": settled(trainer, checkpoint["loops"]["fit_loop"])}
+        checkpoint[KEY] = {
+            "identity": self.identity,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "stopped": trainer.should_stop,
+            "metrics": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
+            "ranks": _gathered(trainer, own),
+        }
+
+    # Saving.
+
+    def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
+        self._look(trainer, task)
+        state = trainer.strategy.lightning_module_state_dict()
+        value = trainer.callback_metrics.get(self.monitor)
+        better = value is not None and bool(value.isfinite()) and self._is_better(float(value))
+        if better:
+            self.best, self.best_epoch = float(value), trainer.current_epoch - 1  # type: ignore[arg-type]
+        if trainer.is_global_zero:
+            prefix = "model."
+            found = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
+            self._write(found, "last.safetensors")
+            if better or self.best is None:
+                self._write(found, "best.safetensors")
+        self._save(trainer, task)
+
+    def _save(self, trainer: lightning.Trainer, task: Task) -> None:
+        self._look(trainer, task)
+        trainer.save_checkpoint(self.store.last)
+        self._saved, self._trained = time.monotonic(), False
+
+    def _write(self, found: dict[str, Tensor], name: str) -> None:
+        self._failed = None
+        try:
+            write(found, self.out / name)
+        except OSError as error:
+            self._failed = error
+            self.say(f"{name} was not written: {reason(error)}; the one before it is kept")
+
+    def _is_better(self, value: float) -> bool:
+        return self.best is None or self.sign * value > self.sign * self.best
+
+    def _look(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
+        """Raise if a loss was no finite number, or (with `task`) a weight is none."""
+        step = self._losses.first_bad()
+        if step is None and task is not None and not finite(task.model):
+            step = trainer.global_step
+        if not _most(trainer, step is not None):
+            return
+        where = f"at step {trainer.global_step if step is None else step}"
+        raise OnnxgenError(
+            Problem(
+                f"the loss became infinite or not a number {where}; what was saved before is kept in {self.out}",
+                help="train with a smaller --lr, or with --clip 1",
+            )
+        )
+
+    # Stopping and going on.
+
+    def _asked(self, signum: int, frame: Any) -> None:
+        if self._signum and signum == signal.SIGINT:  # a second Ctrl-C
+            raise KeyboardInterrupt
+        self._signum = signum
+        with suppress(RuntimeError):  # it came while a line was printed
+            self.say("stopping after this step; once more stops at once")
+
+    def _agreed(self, trainer: lightning.Trainer, index: int) -> int:
+        """What to do after this batch: what any process wishes."""
+        if trainer.world_size > 1 and index % AGREE:
+            return KEEP_ON
+        due = time.monotonic() - self._saved >= self.minutes * 60
+        return _most(trainer, STOP if self._signum else SAVE if due else KEEP_ON)
+
+    def _stop_if_asked(self, trainer: lightning.Trainer) -> None:
+        if _most(trainer, self._signum):
+            raise Stopped(self._signum or signal.SIGTERM)
+
+    def _put_generators(self, trainer: lightning.Trainer, task: Task) -> None:
+        """Right before the first batch is taken: whatever starting up has drawn is forgotten."""
+        states, self._resumed = self._resumed, None
+        if states is not None and len(states) == trainer.world_size:  # of another number of processes: drawn anew
+            generators.restore(states[trainer.global_rank]["generators"], task.device)
+
+
+def _sums(task: Task) -> Tensor:
+    meter = task._meters["train"]
+    meter.flush()
+    return meter.sums.clone()
+
+
+def _put_sums(trainer: lightning.Trainer, task: Task, sums: list[Tensor]) -> None:
+    """The training metrics of an epoch under way; of another number of processes, all at the first."""
+    if len(sums) == trainer.world_size:
+        task._meters["train"].sums = sums[trainer.global_rank]
+    elif trainer.is_global_zero:
+        task._meters["train"].sums = torch.stack(sums).sum(0)
+
+
+def _most(trainer: lightning.Trainer, value: int) -> int:
+    """The largest value that any process has."""
+    if trainer.world_size == 1:
+        return int(value)
+    found = torch.tensor(int(value), device=trainer.strategy.root_device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+def _gathered(trainer: lightning.Trainer, own: dict[str, Any]) -> list[dict[str, Any]]:
+    if trainer.world_size == 1:
+        return [own]
+    found: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(found, own)
+    return found

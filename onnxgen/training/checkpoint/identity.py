@@ -1,0 +1,76 @@
+"""What a run is of: only the same model, data and settings that change the numbers go on from its checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.checkpoint.weights import COMPILED
+from onnxgen.training.data.samples import Samples
+from onnxgen.training.settings import Settings
+
+# What may differ is left out: where the run is, what it runs on, when it saves and, without a schedule, when it ends.
+COMPARED = (
+    "accumulate", "optimizer", "optimizer_args", "lr", "weight_decay", "schedule", "schedule_args", "head_lr", "clip",
+    "loss", "inputs", "target", "precision", "freeze", "normalize", "augment", "seed", "early_stop", "monitor",
+)  # fmt: skip
+ENDS = ("epochs", "max_steps")
+PROBED = 8  # samples that stand for the data
+
+Identity = dict[str, str]  # what it is called in messages, and what it is
+
+
+def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity:
+    """What has to be the same to go on.
+
+    Args:
+        model: its parameters and buffers count by name and shape.
+        samples: those that are trained on; they count by number, fields and the values of a few.
+        settings: of several processes, the batch of all together counts.
+    """
+    names = COMPARED + (ENDS if settings.schedule else ())
+    found = {name: _shown(getattr(settings, name)) for name in names}
+    found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
+    found["data"] = f"{len(samples):,} samples ({_probe(samples)})"
+    for name, tensor in model.state_dict().items():
+        found[f"tensor {name.replace(COMPILED, '')}"] = "x".join(map(str, tensor.shape)) or "a number"
+    return found
+
+
+def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises `OnnxgenError` that names what differs between a checkpoint's identity and this run's."""
+    differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if not differing:
+        return
+    tensors = [name for name in differing if name.startswith("tensor ")]
+    shown = [name for name in differing if name not in tensors] + tensors[:3]
+    lines = [f"{name}: {then.get(name, 'none')} there, {now.get(name, 'none')} here" for name in shown]
+    more = f", and {len(tensors) - 3} tensors more" if len(tensors) > 3 else ""
+    what = "model" if tensors else "run"
+    raise OnnxgenError(
+        Problem(
+            f"the checkpoint is of another {what}: {'; '.join(lines)}{more}",
+            help="go on with what it was made with, or train anew in another --out",
+        )
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in sorted(value.items())) or "none"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _probe(samples: Samples) -> str:
+    """A short hash of the fields and of samples from all over."""
+    digest = hashlib.sha256(repr([(n, str(f.dtype), f.shape, f.classes) for n, f in samples.fields.items()]).encode())
+    indices = sorted({i * (len(samples) - 1) // max(PROBED - 1, 1) for i in range(PROBED)})
+    for name, column in sorted(samples.take(indices, 0).items()):
+        digest.update(name.encode() + column.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]

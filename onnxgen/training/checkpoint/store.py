@@ -1,0 +1,111 @@
+"""Checkpoints on disk: the last and the one before it, either of them always whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+
+from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError, Problem
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+class Store(CheckpointIO):
+    """Reads and writes the checkpoints of one run in `folder`; Lightning's plug-in for that.
+
+    A checkpoint is written under another name, and only when it is on disk renamed to `last.ckpt`; the one before it is
+    kept as `previous.ckpt`. Where there is no room for it the old ones stay, a line is said, and training goes on.
+
+    Attributes:
+        failed: why the latest checkpoint could not be written; None if it was.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.failed: OSError | None = None
+        self._read: dict[str, Any] | None = None
+
+    @property
+    def last(self) -> Path:
+        return self.folder / LAST
+
+    def read(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole; None if there is none. A damaged one is named.
+
+        Raises:
+            OnnxgenError: there are checkpoints, and all of them are damaged.
+        """
+        damaged = []
+        for path in (self.last, self.folder / PREVIOUS):
+            if not path.is_file():
+                continue
+            try:
+                found = _load(path)
+            except Exception as error:  # torch raises whatever the damage leads to
+                damaged.append(f"{path} is damaged ({' '.join(str(error).split())[:120]})")
+                continue
+            if damaged:
+                self.say(f"{damaged[0]}; going on from {path.name}")
+            self._read = found
+            return found
+        if damaged:
+            raise OnnxgenError(Problem("; ".join(damaged), help="train anew, without --resume"))
+        return None
+
+    def clear(self) -> None:
+        """Remove what is there."""
+        for name in (LAST, PREVIOUS):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the checkpoint of Lightning's Trainer; called on rank 0 alone."""
+        try:
+            self._save(checkpoint)
+            self.failed = None
+        except OSError as error:
+            self.failed = error
+            self.say(f"no checkpoint was written: {reason(error)}; the one before it is kept")
+
+    def _save(self, checkpoint: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing([self.folder]) as files:
+            with files.file(self.last) as file:
+                try:
+                    torch.save(checkpoint, file)
+                except RuntimeError as error:  # torch's writer, about a file that takes no more
+                    raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            if self.last.is_file():
+                files.keep(self.last, self.folder / PREVIOUS)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """What `read` found, whatever the path; to the CPU."""
+        found, self._read = self._read or self.read(), None
+        if found is None:
+            raise OnnxgenError(f"there is no checkpoint in {self.folder}")
+        return found
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Nothing: there are two, and they are replaced."""
+
+
+def reason(error: OSError) -> str:
+    """What the system said, in one line."""
+    text = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    where = f": {error.filename}" if error.filename else ""
+    return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:  # torch's format; torch itself compares no checksums
+        if (bad := archive.testzip()) is not None:
+            raise ValueError(f"wrong checksum of {bad}")
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return found

@@ -1,0 +1,81 @@
+"""A model's weights as the generated file's own `from_pretrained` reads them."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError
+from onnxgen.verify.integrity import sidecar_of
+from onnxgen.weights import read_header, sidecar_files
+
+COMPILED = "_orig_mod."  # what torch.compile puts before the names of what it wraps
+
+
+def save_weights(model: nn.Module, path: Path | str) -> None:
+    """Write a model's weights as safetensors, with the keys of the generated file's sidecar.
+
+    `Model.from_pretrained(path)` reads them. The file is replaced as a whole, and on disk when this returns.
+
+    Raises:
+        OSError: it can't be written; what was there before is kept.
+    """
+    write(plain(model.state_dict(), spare(model)), Path(path))
+
+
+def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a `state_dict` on the CPU, contiguous, each by itself; without torch.compile's prefix."""
+    found = {name.replace(COMPILED, ""): tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    places: set[int] = set()
+    for name in left_out:
+        found.pop(name, None)
+    for name, tensor in found.items():
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.nbytes or storage.data_ptr() in places:  # safetensors takes no shared memory
+            found[name] = tensor.clone()
+        places.add(storage.data_ptr())
+    return found
+
+
+def spare(model: nn.Module) -> frozenset[str]:
+    """Names in a generated model's `state_dict` that `from_pretrained` ties to others; its sidecar has them not."""
+    sharing: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        sharing[tensor.data_ptr(), tensor.shape, tensor.stride()].append(name.replace(COMPILED, ""))
+    groups = [names for names in sharing.values() if len(names) > 1]
+    stored = _stored(model) if groups else frozenset()
+    return frozenset(name for names in groups if stored & {*names} for name in names if name not in stored)
+
+
+def _stored(model: nn.Module) -> frozenset[str]:
+    """The keys of a generated model's sidecar; none of any other model."""
+    module = sys.modules.get(type(getattr(model, "_orig_mod", model)).__module__)
+    try:
+        sidecar = None if module is None else sidecar_of(vars(module))
+        files = [] if sidecar is None else sidecar_files(sidecar)
+        return frozenset(key for file in files for key in read_header(file)[1])
+    except OnnxgenError:
+        return frozenset()
+
+
+def write(found: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as safetensors, as `save_weights` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing([path.parent]) as files, files.file(path) as file:
+        file.write(safetensors.torch.save(dict(found), metadata={"format": "pt"}))
+
+
+def finite(model: nn.Module) -> bool:
+    """Whether all that is trained are finite numbers."""
+    by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            by_device[parameter.device].append(parameter.detach().isfinite().all())
+    return all(bool(torch.stack(found).all()) for found in by_device.values())

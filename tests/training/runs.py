@@ -1,0 +1,152 @@
+"""A small run in which everything is random that can be: order, augmentation, Dropout; with state in all its parts.
+
+As a script, it lives several times: each life is a fork that trains, and is killed (SIGKILL) at a random moment; the
+next goes on. Starting Python and importing torch once is what makes twenty lives quick.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+
+from onnxgen.training.checkpoint.callback import Checkpoints
+from onnxgen.training.checkpoint.identity import identity
+from onnxgen.training.checkpoint.store import Store
+from onnxgen.training.data.samples import Feeding, Field
+from onnxgen.training.loader import Loader
+from onnxgen.training.losses import Objective
+from onnxgen.training.settings import Settings
+from onnxgen.training.task import Task
+from onnxgen.training.trainer import QUIET, quiet
+
+
+class Noisy:
+    """Two classes of points, each with a little noise that depends on seed and index alone."""
+
+    def __init__(self, count, seed, in_memory=True):
+        generator = torch.Generator().manual_seed(seed)
+        self.in_memory = in_memory
+        self.x = torch.randn(count, 8, generator=generator)
+        self.y = (self.x[:, 0] * 2 + self.x[:, 1] > 0).long()
+        self.fields = {"x": Field(torch.float32, (8,)), "y": Field(torch.int64, (), ("0", "1"))}
+
+    def __len__(self):
+        return len(self.x)
+
+    def take(self, indices, seed):
+        generators = [torch.Generator().manual_seed(hash((seed, i)) % 2**63) for i in indices]
+        noise = torch.stack([torch.randn(8, generator=generator) for generator in generators])
+        return {"x": self.x[indices] + 0.1 * noise, "y": self.y[indices]}
+
+
+def net():
+    layers = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+    return nn.Sequential(*layers)
+
+
+def configure(schedule):
+    def made(task):
+        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
+        if schedule == "plateau":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
+            scheduler = {"scheduler": plateau, "monitor": "val_loss", "interval": "epoch"}
+        else:
+            scheduler = {"scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 1000), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    return made
+
+
+def train(out, *, resume=False, minutes=1e9, schedule="plateau", lr=None, model=None, data=None, say=print, more=(),
+          workers=0, **options):  # fmt: skip
+    """One run, as `fit` makes it; `options` are the Trainer's."""
+    with quiet():
+        lightning.seed_everything(3, verbose=False)
+        model, data = model or net(), data or Noisy(150, 0)
+        task = Task(model, [Objective(0, "", "y", "cross_entropy", classes=2)], Feeding(("x",), {0: "y"}),
+                    configure(schedule))  # fmt: skip
+        keep = Checkpoints(Store(out / "checkpoints", say), identity(model, data, Settings(lr=lr)), out=out,
+                           minutes=minutes, monitor="val_loss", mode="min", say=say)  # fmt: skip
+        stopping = EarlyStopping("val_loss", patience=9, check_finite=False)
+        options = {"max_epochs": 5, "accelerator": "cpu", **QUIET, **options}
+        trainer = lightning.Trainer(callbacks=[*more, stopping, keep], plugins=[keep.store], **options)
+        path = keep.start(resume)
+        loader = Loader(data, 8, shuffle=True, workers=workers)
+        trainer.fit(task, loader, Loader(Noisy(40, 1), 8), ckpt_path=path)
+        return trainer, keep
+
+
+def state(out):
+    """All that must be equal at the end, by file."""
+    checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    return {
+        "checkpoint": repr(sorted(checkpoint.items(), key=lambda item: item[0])),
+        "best": (out / "best.safetensors").read_bytes(),
+        "last": (out / "last.safetensors").read_bytes(),
+    }
+
+
+def life(seconds, out, **options):
+    """One life of a run, at most `seconds` long. True if it was killed, False if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            train(out, resume=True, **options)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert status == 0, "a life ended with an error"
+            return False
+        time.sleep(0.0002)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+CASES = (
+    {},
+    {"accumulate_grad_batches": 3},
+    {"schedule": "step", "max_steps": 85},
+    {"workers": 1, "max_epochs": 3},
+)
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    """For each case, print how often it was killed, and how many runs left just what an uninterrupted one leaves."""
+    moments = random.Random(seed)
+    torch.set_num_threads(1)
+    torch.set_printoptions(precision=17, threshold=10**9)
+    for number, options in enumerate(CASES):
+        whole = folder / f"whole{number}"
+        begun = time.monotonic()
+        assert not life(600, whole, **options)
+        length, killed, runs, same = time.monotonic() - begun, 0, 0, 0
+        while killed < kills // len(CASES):
+            parts, runs = folder / f"parts{number}-{runs}", runs + 1
+            longer = 1.0
+            while life(moments.uniform(0, length * longer), parts, minutes=moments.choice([0, 0.0005]), **options):
+                killed += 1  # in a save too: with 0 minutes there is one at every batch
+                longer *= 1.2  # a machine that became slow gets further, too
+            same += state(parts) == state(whole)
+        print(f"case {number} killed {killed} runs {runs} same {same}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

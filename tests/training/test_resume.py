@@ -1,0 +1,167 @@
+"""Nothing lost: a run that is killed, and goes on, ends as if nothing had been; bit for bit."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+
+import lightning
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.checkpoint.callback import Stopped
+from tests.training.runs import CASES, Noisy, net, state, train
+
+KILLS = 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_killed_at_random_moments(tmp_path):
+    seed = secrets.randbelow(10**6)
+    command = [sys.executable, "-m", "tests.training.runs", str(tmp_path), str(KILLS), str(seed)]
+    made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    print(f"seed of the moments: {seed}\n{made.stdout}{made.stderr}")
+    found = re.findall(r"^case (\d+) killed (\d+) runs (\d+) same (\d+)$", made.stdout, re.M)
+    assert made.returncode == 0 and len(found) == len(CASES)
+    assert sum(int(killed) for _, killed, _, _ in found) >= KILLS
+    assert all(runs == same for _, _, runs, same in found)
+
+
+class Ask(lightning.Callback):
+    """Sends this process a signal at some step."""
+
+    def __init__(self, step, number):
+        self.step, self.number = step, number
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("step", [7, 18])  # within an epoch of 19 batches, and in its last batch
+def test_a_signal_stops_and_saves(tmp_path, name, step):
+    number = getattr(signal, name)
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with pytest.raises(Stopped, match=name):
+        train(tmp_path / "parts", more=[Ask(step, number)])
+    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    saved = torch.load(tmp_path / "parts/checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == step + 1
+    train(tmp_path / "parts", resume=True)
+    train(tmp_path / "whole")
+    assert state(tmp_path / "parts") == state(tmp_path / "whole")
+
+
+def test_starting_up_may_draw_numbers(tmp_path):
+    class Drawing(lightning.Callback):
+        def on_train_start(self, *args):
+            torch.rand(3)
+
+    with pytest.raises(Stopped):
+        train(tmp_path / "parts", more=[Drawing(), Ask(30, signal.SIGTERM)])
+    train(tmp_path / "parts", more=[Drawing()], resume=True)
+    train(tmp_path / "whole", more=[Drawing()])
+    assert (tmp_path / "parts/last.safetensors").read_bytes() == (tmp_path / "whole/last.safetensors").read_bytes()
+
+
+def test_the_metrics_of_an_epoch_count_what_was_before(tmp_path):
+    with pytest.raises(Stopped):
+        train(tmp_path / "parts", more=[Ask(7, signal.SIGTERM)], max_epochs=1)
+    resumed, _ = train(tmp_path / "parts", resume=True, max_epochs=1)
+    whole, _ = train(tmp_path / "whole", max_epochs=1)
+    assert resumed.callback_metrics == whole.callback_metrics and "train_loss" in whole.callback_metrics
+
+
+def test_more_epochs_go_on(tmp_path):
+    train(tmp_path / "parts", max_epochs=2)
+    train(tmp_path / "parts", resume=True, max_epochs=4)
+    train(tmp_path / "whole", max_epochs=4)
+    assert (tmp_path / "parts/last.safetensors").read_bytes() == (tmp_path / "whole/last.safetensors").read_bytes()
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    train(tmp_path, max_epochs=2)
+    before = state(tmp_path)
+    trainer, keep = train(tmp_path, resume=True, max_epochs=2)
+    assert trainer.global_step == 38 and keep.best is not None and state(tmp_path) == before
+
+
+def test_best_weights_are_those_of_the_best_epoch(tmp_path):
+    class Weights(lightning.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_validation_end(self, trainer, task):
+            kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+            self.seen.append((float(trainer.callback_metrics["val_loss"]), kept))
+
+    weights = Weights()
+    _, keep = train(tmp_path, more=[weights], max_epochs=6)
+    best, last = load_file(tmp_path / "best.safetensors"), load_file(tmp_path / "last.safetensors")
+    losses = [loss for loss, _ in weights.seen]
+    assert keep.best_epoch == losses.index(min(losses)) and keep.best == min(losses)
+    for found, (_, wanted) in ((best, weights.seen[keep.best_epoch]), (last, weights.seen[-1])):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_nothing_to_resume_begins(tmp_path):
+    lines = []
+    train(tmp_path, resume=True, max_epochs=1, say=lines.append)
+    assert lines == [f"nothing to resume in {tmp_path}: starting anew"]
+
+
+def test_a_new_run_forgets_the_one_before(tmp_path):
+    train(tmp_path, max_epochs=1)
+    with pytest.raises(RuntimeError):
+        train(tmp_path, model=torch.nn.Linear(3, 2))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.5}, "lr: None there, 0.5 here"),
+        ({"data": Noisy(149, 0)}, r"data: 150 samples \(.*\) there, 149 samples"),
+        ({"data": Noisy(150, 8)}, r"data: 150 samples \((\w+)\) there, 150 samples \((?!\1)"),
+        (
+            {"model": torch.nn.Linear(8, 2)},
+            r"another model.*tensor 0.weight: 16x8 there, none here.* and 8 tensors more",
+        ),
+    ],
+)
+def test_another_run_is_refused(tmp_path, options, message):
+    train(tmp_path, max_epochs=1)
+    before = state(tmp_path)
+    with pytest.raises(OnnxgenError, match=message):
+        train(tmp_path, resume=True, **options)
+    assert state(tmp_path) == before
+
+
+class Poison(lightning.Callback):
+    """Makes the weights infinite after some step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, task, *args):
+        if trainer.global_step == self.step:
+            with torch.no_grad():
+                task.model[0].weight.fill_(float("inf"))
+
+
+@pytest.mark.parametrize(("step", "minutes", "bad"), [(30, 1e9, 31), (38, 1e9, 38), (22, 0, 22)])
+def test_what_is_not_finite_is_never_saved(tmp_path, step, minutes, bad):
+    """Within an epoch, at its last step, and where each step is saved."""
+    with pytest.raises(OnnxgenError, match=f"infinite or not a number at step {bad};.*--lr"):
+        train(tmp_path, more=[Poison(step)], minutes=minutes)
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == (19 if minutes else step - 1)
+    for tensors in (saved["state_dict"], load_file(tmp_path / "last.safetensors")):
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
+    net().load_state_dict(load_file(tmp_path / "best.safetensors"))
