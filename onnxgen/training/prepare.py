@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
+    settings = replace(settings, normalize=opened.normalize or settings.normalize)  # the numbers, for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
     plan.notes += [_said(o) for o in objectives]
     return plan

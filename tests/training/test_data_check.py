@@ -228,10 +228,10 @@ def test_a_batch_that_the_file_fixes(model: Any) -> None:
     assert said((X, Y), network, val=0, batch_size=8) == (
         f"input 'x' [4, 5] fixes the batch at 4, and --batch-size is 8 -> --batch-size 4, or {again}"
     )
-    assert (
-        said((X, Y), network, val=0.2)
-        == f"input 'x' [4, 5] fixes the batch at 4, and the val part has 2 samples -> {again}"
-    )
+    given = {"train": (X, Y), "val": (X[:6], Y[:6])}
+    assert said(given, network) == f"input 'x' [4, 5] fixes the batch at 4, and the val part has 6 samples -> {again}"
+    held = checked((X, Y), network, val=0.2).val
+    assert held is not None and len(held) == 4, "what is drawn is a whole batch"
 
 
 def test_parts_without_samples(model: Any) -> None:

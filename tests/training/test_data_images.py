@@ -198,6 +198,13 @@ def test_numbers_that_are_no_bytes_are_left_alone(model: Model) -> None:
     np.testing.assert_allclose(said.numpy(), (x - 0.5) / 2, atol=1e-6)
 
 
+def test_bytes_that_are_no_images_are_a_note(model: Model) -> None:
+    x = pixels(4, 30)
+    data = open_data(labelled(x), model(30), Settings(val=0))
+    assert data.train is not None and data.train.take([2], 0)["0"].tolist() == [x[2].tolist()]
+    assert "0 is fed as it is stored, from 0 to 255: images would be [n, height, width]" in data.notes
+
+
 # ---- augmentation ----------------------------------------------------------------------------------------------------
 
 

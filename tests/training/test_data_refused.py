@@ -382,6 +382,11 @@ def test_normalize(text: str, what: str, gray: torch.nn.Module) -> None:
     assert said("digits", gray, normalize=text) == f"{what} -> {way}"
 
 
+def test_normalize_without_images(vector: torch.nn.Module) -> None:
+    message = "--normalize 0.5,0.5: the data has no images -> --normalize none"
+    assert said((X, Y), vector, normalize="0.5,0.5") == message
+
+
 def test_augment(gray: torch.nn.Module, vector: torch.nn.Module) -> None:
     assert said("digits", gray, augment="flip,turn") == (
         "there is no augmentation 'turn' -> none, auto, or of flip, vflip, rotate, shift, crop, light, noise, erase"

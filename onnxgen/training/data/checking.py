@@ -16,7 +16,8 @@ from onnxgen.training.data.arrays import column_of, row_of, spread
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import PARTS, listed
-from onnxgen.training.model import signature_of
+from onnxgen.training.finetune.example import outputs, undisturbed
+from onnxgen.training.model import fixed_batch, signature_of
 from onnxgen.training.settings import Settings
 
 LOOKED_AT = 500  # samples whose values are looked at where they have to be read first
@@ -86,7 +87,7 @@ def _check_size(
                         f"{what}, and --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
                     )
                 )
-            if len(samples) < fixed:
+            if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves the rest out
                 problems.add(Problem(f"{what}, and the {part} part has {len(samples)} samples", help=way))
     if part == "train" and len(samples) < settings.batch_size:
         data.notes.append(f"a batch has only {len(samples)} samples: the train part has no more")
@@ -208,16 +209,13 @@ class Tried:
 
 
 def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> Tried:
-    fixed = [port.dims[0] for port in signature_of(model).inputs if port.dims]
-    count = max((d for d in fixed if isinstance(d, int)), default=2)
-    batch = samples.take(range(min(count, len(samples))), settings.seed)
+    batch = samples.take(range(min(fixed_batch(model) or 2, len(samples))), settings.seed)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     inputs = [batch[column].to(device) for column in feeding.inputs]
     tried = Tried((), {})
-    with _evaluating(model), torch.no_grad(), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
+    with undisturbed(model), _embeddings(model, dict(zip(feeding.inputs, inputs)), tried):
         try:
-            made = model(*inputs)
-            tried.outputs = tuple(made) if isinstance(made, (tuple, list)) else (made,)
+            tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
@@ -229,17 +227,6 @@ def _shapes(batch: Batch, feeding: Feeding) -> str:
         f"{column} {list(batch[column].shape)} {str(batch[column].dtype).removeprefix('torch.')}"
         for column in feeding.inputs
     )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _same(taken: Tensor, x: Tensor) -> bool:

@@ -19,7 +19,7 @@ from onnxgen.training.data.samples import Batch, Data, Field, Samples
 from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
-from onnxgen.training.model import signature_of
+from onnxgen.training.model import fixed_batch, signature_of
 from onnxgen.training.settings import Settings
 
 Step = Callable[[Tensor, Sequence[int], int], Tensor]
@@ -81,20 +81,34 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
     }
     target = next(iter(feeding.targets.values()), "")
     if targets:
-        split(source, target, settings)
+        split(source, target, settings, fixed_batch(model) or 1)
     fields = next(iter(source.parts.values())).fields
     steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
     for output, column in feeding.targets.items():
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
         steps.setdefault(column, _target(fields[column], wanted))
+    source.notes += _bytes(fields, {c: step for c, step in steps.items() if c not in images})
     found = Data(None, name=source.name, notes=source.notes, target=target)
     scaled = {c: _scaled(source, c, step, settings, found) for c, step in images.items()}
+    if settings.normalize not in ("auto", "none") and not images:
+        raise OnnxgenError(
+            Problem(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
+        )
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" else None
         here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
         setattr(found, part, Prepared(samples, here, _fields(samples, here)))
     return found
+
+
+def _bytes(fields: Mapping[str, Field], steps: Mapping[str, Step]) -> list[str]:
+    """Notes of bytes that are not taken for images."""
+    return [
+        f"{name} is fed as it is stored, from 0 to 255: images would be [n, height, width]"
+        for name, step in steps.items()
+        if isinstance(step, Plain) and step.dtype.is_floating_point and fields[name].dtype == torch.uint8
+    ]
 
 
 def _fields(samples: Samples, steps: Mapping[str, Step]) -> dict[str, Field]:

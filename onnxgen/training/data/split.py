@@ -12,11 +12,11 @@ from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.settings import Settings
 
 
-def split(source: Source, target: str, settings: Settings) -> None:
+def split(source: Source, target: str, settings: Settings, batch: int = 1) -> None:
     """Take what is missing of "val" and "test" out of "train", by `settings.val` and `settings.test`.
 
     Each class gives its share, where `target` holds class indices. Which samples are taken depends on `settings.seed`
-    alone. A note says how many samples each part has.
+    alone. A note says how many samples each part has. Counts are multiples of `batch`, for a model that takes no other.
 
     Raises:
         OnnxgenError: there are too few samples.
@@ -25,12 +25,12 @@ def split(source: Source, target: str, settings: Settings) -> None:
     missing = {part: share for part, share in shares.items() if share > 0 and part not in source.parts}
     if missing and "train" in source.parts:
         train = source.parts["train"]
-        if len(train) <= len(missing):
+        if len(train) <= len(missing) * batch:
             raise OnnxgenError(
                 Problem(f"{source.name} has too few samples to split: {len(train)}", help="--val 0 holds none back")
             )
         groups = _groups(source, target)
-        for part, chosen in _drawn(groups, missing, settings.seed).items():
+        for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
             source.parts[part] = subset(train, chosen)
     counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
     how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
@@ -47,7 +47,9 @@ def _groups(source: Source, target: str) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(found == value) for value in np.unique(found)]
 
 
-def _drawn(groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
+def _drawn(
+    groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int, batch: int
+) -> dict[str, NDArray[np.int64]]:
     """Indices by part, and what is left as "train", in ascending order."""
     total = sum(map(len, groups))
     key = bits(seed, np.arange(total), 1)[:, 0]
@@ -61,7 +63,7 @@ def _drawn(groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int)
     order = np.lexsort((rank, place))
     found, start = {}, 0
     for part, share in shares.items():
-        count = max(1, round(share * total))
+        count = batch * max(1, round(share * total / batch))
         found[part] = np.sort(order[start : start + count])
         start += count
     found["train"] = np.sort(order[start:])
