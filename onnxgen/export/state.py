@@ -69,16 +69,23 @@ def bare_model(origin: Origin) -> nn.Module:
 def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
     """The generated `Model` with these tensors; those of tied parameters need be given once.
 
+    Those of a replaced head fit, too: the model gets as many classes as they have.
+
     Raises:
         OnnxgenError: the tensors are not the model's.
     """
+    from onnxgen.training.finetune.replacing import resize_head
+
     model = bare_model(origin)
     wanted = model.state_dict()
     given = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
     for names in tied(model):
         known = next((given[name] for name in names if name in given), None)
         given |= {} if known is None else {name: given.get(name, known) for name in names}
-    refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, {k: v.shape for k, v in given.items()}, shown)
+    shapes = {key: tuple(array.shape) for key, array in given.items()}
+    if misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes) and resize_head(model, shapes):
+        wanted = model.state_dict()
+    refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes, shown)
     model.load_state_dict({key: to_torch(given[key]) for key in wanted}, assign=True)
     if callable(tie := getattr(model, "tie_weights", None)):
         tie()

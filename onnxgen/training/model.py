@@ -49,6 +49,8 @@ def open_module(path: Path | str) -> ModuleType:
 def open_model(path: Path | str, weights: Path | str | None = None, *, from_scratch: bool = False) -> nn.Module:
     """The model of a generated file: with its own weights, with those of a checkpoint, or freshly initialised.
 
+    A checkpoint of `replace_head` fits, too: the model gets as many classes as it has.
+
     Raises:
         OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
     """
@@ -65,8 +67,26 @@ def open_model(path: Path | str, weights: Path | str | None = None, *, from_scra
     try:
         made = module.Model.from_pretrained(weights)
     except Exception as error:
-        raise OnnxgenError(f"{weights} does not fit {path}: {' '.join(str(error).split())[:300]}") from error
+        other = _with_other_head(module, Path(path), Path(weights))
+        if other is None:
+            raise OnnxgenError(f"{weights} does not fit {path}: {' '.join(str(error).split())[:300]}") from error
+        made = other
     return made
+
+
+def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:
+    """The model for a checkpoint whose classifier was replaced; None if that is not what makes it differ."""
+    from onnxgen.training.finetune.replacing import resize_head
+
+    try:
+        state = module.load_weights(weights)
+    except Exception:  # it can't be read at all
+        return None
+    model = from_pretrained(module, path)
+    if not resize_head(model, {key: tuple(value.shape) for key, value in state.items()}):
+        return None
+    model.load_state_dict(state)
+    return model
 
 
 def signature_of(model: nn.Module) -> Signature:

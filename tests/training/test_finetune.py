@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import io
+import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import onnxgen
@@ -22,8 +24,6 @@ from onnxgen.training import (
     param_groups,
     replace_head,
     reset,
-    unfreeze,
-    unfreeze_next,
 )
 from tests.conftest import ROOT
 
@@ -67,99 +67,6 @@ def step(model: nn.Module, x: Tensor) -> None:
     optimizer.step()
 
 
-# ---- freeze and unfreeze ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("layer1.*", "layer1."),
-        ("layer1", "layer1."),
-        ("layer1.**", "layer1."),
-        ("layer1.0.0.weight", "layer1.0.0.weight"),
-        ("stem.?", "stem."),
-        ("**.bias", "bias"),
-    ],
-)
-def test_frozen_is_what_the_pattern_says(pattern: str, expected: str) -> None:
-    model = Tower(3)
-    names = freeze(model, pattern)
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert frozen == set(names) == {name for name, _ in model.named_parameters() if expected in name} and frozen
-
-
-@pytest.mark.parametrize("copied", ["itself", "deepcopy", "pickle"])
-def test_a_frozen_layer_stays_what_it_was(copied: str) -> None:
-    """Parameters and statistics, in training mode, through copies; the rest learns. Nothing in the state dict tells."""
-    model = Tower(3)
-    keys = list(model.state_dict())
-    freeze(model, "stem", "layer1.*")
-    if copied == "deepcopy":
-        model = copy.deepcopy(model)
-    elif copied == "pickle":
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        model = torch.load(file, weights_only=False)
-    assert list(model.state_dict()) == keys
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    step(model, images())
-    assert model.training and model.layer2[0][1].training and not model.layer1[0][1].training
-    assert model.layer1[0][3].training, "Dropout stays"
-    for key, value in model.state_dict().items():
-        held = key.startswith(("stem.", "layer1."))
-        assert torch.equal(value, before[key]) == held, key
-    # it normalises with its statistics, as in evaluation
-    x, norm = torch.randn(8, 4, 5, 5), model.layer1[0][1]
-    torch.testing.assert_close(norm(x), F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias))
-
-
-def test_a_frozen_layer_stays_under_compile() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    freeze(model, "0", "1")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    compiled = torch.compile(model, backend="eager").train()
-    compiled(torch.randn(8, 4)).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])] == ["2.weight", "2.bias"]
-
-
-def test_unfreezing_undoes_it() -> None:
-    model = Tower(3)
-    freeze(model)
-    assert not any(p.requires_grad for p in model.parameters())
-    unfreeze(model)
-    assert all(p.requires_grad for p in model.parameters()) and all(m.training for m in model.modules())
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    step(model, images())
-    assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-def test_unfreezing_block_by_block() -> None:
-    model = Tower(3)
-    freeze(model)
-    assert {name.rsplit(".", 1)[0] for name in unfreeze_next(model)} == {"fc"}
-    seen = [name for _ in range(20) for name in unfreeze_next(model)]
-    assert [n for n in seen if n.endswith("1.weight")] == [
-        "layer2.1.1.weight", "layer2.0.1.weight", "layer1.1.1.weight", "layer1.0.1.weight", "stem.1.weight",
-    ]  # fmt: skip
-    assert all(p.requires_grad for p in model.parameters()) and unfreeze_next(model) == []
-
-
-def test_a_pattern_that_matches_nothing() -> None:
-    model = Tower(3)
-    with pytest.raises(OnnxgenError, match=r"'layer7\.\*'.* -> there are .*layer1") as error:
-        freeze(model, "layer7.*", "stem")
-    assert "\n" not in str(error.value) and all(p.requires_grad for p in model.parameters())
-
-
-def test_a_module_called_by_two_names() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-    model["c"] = model["a"]
-    freeze(model, "c")
-    assert not model["a"].weight.requires_grad and model["b"].weight.requires_grad
-
-
 # ---- param_groups ----------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +100,32 @@ def test_tied_parameters_are_in_one_group() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
     model[1].weight = model[0].weight
     assert [len(g["params"]) for g in param_groups(model, weight_decay=0.1)] == [1]
+
+
+class Reader(nn.Module):
+    """Reads four characters at once, and says where: two heads, one of them with its classes in two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.characters, self.place = nn.Linear(5, 6), nn.Linear(6, 4 * 36), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        x = torch.relu(self.body(x))
+        return self.characters(x).reshape(-1, 4, 36), self.place(x)
+
+
+def test_the_heads_of_all_outputs_have_the_rate() -> None:
+    found = {g["name"]: len(g["params"]) for g in param_groups(Reader(), lr=1, head_lr=10, example=torch.randn(2, 5))}
+    assert found == {"body": 1, "body no decay": 1, "head": 2, "head no decay": 2}
+    named = param_groups(Reader(), lr=1, head_lr=10, head="place")
+    assert {g["name"]: len(g["params"]) for g in named} == {
+        "body": 2,
+        "body no decay": 2,
+        "head": 1,
+        "head no decay": 1,
+    }
+    with pytest.raises(OnnxgenError, match="'palace'.*place"):
+        param_groups(Reader(), lr=1, head_lr=10, head="palace")
 
 
 def test_a_share_of_no_rate() -> None:
@@ -333,6 +266,23 @@ def test_nonsense() -> None:
         find_head(Tower(10), torch.zeros(2, 7, 8, 8))
     with pytest.raises(OnnxgenError, match="what the model takes is not known.*example="):
         replace_head(Tower(10), 3)
+
+
+def test_a_checkpoint_of_a_replaced_head(mnist: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """It opens, and goes back to ONNX, by its file alone; what differs elsewhere is refused."""
+    model = replace_head(mnist(), 3).eval()
+    file = inspect.getfile(type(model))
+    save_file(model.state_dict(), tmp_path / "three.safetensors")
+    opened, x = open_model(file, tmp_path / "three.safetensors").eval(), torch.randn(2, 1, 28, 28)
+    torch.testing.assert_close(opened(x), model(x), rtol=0, atol=0)
+    onnxgen.export(file, MNIST, tmp_path / "three.safetensors", tmp_path / "three.onnx")
+    (scores,) = onnxruntime.InferenceSession(tmp_path / "three.onnx").run(None, {"image": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), model(x), rtol=1e-4, atol=1e-4)
+    for key, shape in (("fc1.weight", (32, 5)), ("fc2.weight", (4, 32))):
+        wrong = {**model.state_dict(), key: torch.zeros(shape)}
+        save_file(wrong, tmp_path / "wrong.safetensors")
+        with pytest.raises(OnnxgenError, match="does not fit"):
+            open_model(file, tmp_path / "wrong.safetensors")
 
 
 # ---- reset -----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.finetune.blocks import blocks
-from onnxgen.training.finetune.example import Example
-from onnxgen.training.finetune.head import find_head
-from onnxgen.training.finetune.owners import NORMS
+from onnxgen.training.finetune.example import Example, example_for
+from onnxgen.training.finetune.head import last_layers
+from onnxgen.training.finetune.owners import NORMS, near
 
 
 def param_groups(
@@ -31,10 +31,11 @@ def param_groups(
     Args:
         model: any module.
         lr: the rate; None: the optimizer's.
-        head_lr: the classifier's rate as a multiple of `lr`.
+        head_lr: the classifier's rate as a multiple of `lr`; of several outputs, that of all their heads.
         weight_decay: of all others; None: the optimizer's.
         layer_decay: each block (see `blocks`) has this share of the rate of the one behind it.
-        head, example: see `find_head`; it is asked only if `head_lr` is not 1.
+        head: the path of what gets `head_lr`, if it is not the last layer with weights.
+        example: see `find_head`; the model is run only if `head_lr` is not 1.
 
     Returns:
         dicts with "params", "name" ("head", "body no decay", "layer1 no decay"), and what else was said.
@@ -68,8 +69,13 @@ def _options(name: str, lr: float | None, weight_decay: float | None) -> dict[st
 
 
 def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[str, ...]:
-    found = find_head(model, example, head=head)
-    return (found.path, *found.also)
+    if head is None:
+        return last_layers(model, example_for(model, example))
+    if not any(f"{name}.".startswith(f"{head}.") for name, _ in model.named_parameters()):
+        raise OnnxgenError(
+            Problem(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
+        )
+    return (head,)
 
 
 def _without_decay(model: nn.Module) -> set[str]:

@@ -77,6 +77,26 @@ def find_head(
     return find(model, example_for(model, example), head=head, output=output).head
 
 
+def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
+    """The paths of the heads of all outputs that end in one, of any size, with what belongs to them.
+
+    Raises:
+        OnnxgenError: no output does.
+    """
+    search = _Search(model, trace(model, example))
+    found: list[str] = []
+    reasons: list[str] = []
+    for index in range(len(search.traced.outputs)):
+        try:
+            head = search.behind(index, any_size=True).head
+            found += [head.path, *head.also]
+        except _NoHead as why:
+            reasons.append(str(why))
+    if not found:
+        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN]))
+    return tuple(dict.fromkeys(found))
+
+
 def find(model: nn.Module, example: Example, *, head: str | None = None, output: int | str | None = None) -> Found:
     """As `find_head`, with the tensors that belong to it."""
     try:
@@ -121,11 +141,11 @@ class _Search:
         self.traced = traced
         self.parts = Parts(model, traced)
 
-    def behind(self, index: int) -> Found:
-        """The classifier that makes an output."""
+    def behind(self, index: int, any_size: bool = False) -> Found:
+        """The classifier that makes an output; `any_size`: its classes need not be an axis of it."""
         shape = self.traced.outputs[index].shape
         made = self._last_product(self.traced.outputs[index])
-        found = self._checked(made, index)
+        found = self._checked(made, index, any_size)
         if made.name == "convolution" and prod(shape[2:]) > 1:
             raise _NoHead(f"{found.head.path} scores every position of a map ({_sizes(shape)})")
         if self._projects_attention(made):
@@ -167,12 +187,12 @@ class _Search:
             value = varying[0]
         raise _NoHead("nothing with weights makes it")
 
-    def _checked(self, made: Operation, index: int) -> Found:
+    def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
         """The head that a product is, if its classes are an axis of the output, and its weight is its own."""
         parts = self.parts.of(made)
         path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape
         classes = weight.shape[parts[0].axis]
-        if classes not in shape:
+        if classes not in shape and not any_size:
             raise _NoHead(f"{path} computes {classes} values, but the output is {_sizes(shape)}")
         if sharing := self.parts.sharing(made):
             raise _NoHead(

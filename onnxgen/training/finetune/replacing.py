@@ -73,6 +73,27 @@ def replace_head(
     return model
 
 
+def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Give a classifier the number of classes that a checkpoint has, if that is all in which they differ.
+
+    Args:
+        shapes: by key of the checkpoint's state dict; the values are to be loaded afterwards.
+
+    Returns:
+        whether the checkpoint fits now; if not, the model is what it was.
+    """
+    differing = {key for key, value in model.state_dict().items() if tuple(value.shape) != shapes.get(key)}
+    try:
+        found = find(model, example_for(model))
+        wanted = {shapes[part.owner.path][part.axis] for part in found.parts if part.owner.path in differing}
+        if len(wanted) != 1 or not differing <= {part.owner.path for part in found.parts}:
+            return False
+        replace_head(model, wanted.pop(), init="zeros")
+    except (OnnxgenError, LookupError):
+        return False
+    return all(tuple(value.shape) == shapes.get(key) for key, value in model.state_dict().items())
+
+
 def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
     if classes < 1:
         raise OnnxgenError(f"a classifier needs at least 1 class, not {classes}")
