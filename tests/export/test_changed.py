@@ -1,0 +1,130 @@
+"""A network that somebody changed: exported anew under the original names; one that nobody changed: never."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import onnxgen
+from onnxgen.errors import OnnxgenError
+from onnxgen.export import DiffersError, back
+from onnxgen.export.report import ANEW, BACK
+from tests.exported import exported
+from tests.real import imported
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc1, self.fc2, self.drop = nn.Linear(6, 8), nn.Linear(8, 3), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.drop(torch.relu(self.fc1(x))))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """m.onnx at opset 13 with a dynamic batch, model.py, and model.safetensors."""
+    onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "legacy-13", {0: {0: "n"}}), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    return tmp_path
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    text = (folder / "model.py").read_text()
+    assert old in text
+    (folder / "model.py").write_text(text.replace(old, new))
+
+
+def ran(path: Path, rows: int) -> tuple[Any, Tensor]:
+    x = np.random.default_rng(0).standard_normal((rows, 6)).astype(np.float32)
+    return ort.InferenceSession(path).run(None, {"i0": x})[0], torch.from_numpy(x)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_another_head(folder: Path, rows: int) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc2 = nn.Linear(8, 11)
+    report = onnxgen.export(folder / "model.py", weights=model.train(), out=folder / "out.onnx")
+    assert report.road == ANEW and "fc2.weight [11, 8] instead of [3, 8]" in report.why and model.training
+    got, x = ran(folder / "out.onnx", rows)
+    with torch.no_grad():
+        np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
+    new, old = (onnx.load(folder / name) for name in ("out.onnx", "m.onnx"))
+    assert new.opset_import[0].version == old.opset_import[0].version == 13
+    assert [v.name for v in (*new.graph.input, *new.graph.output)] == [
+        v.name for v in (*old.graph.input, *old.graph.output)
+    ]
+    dims = [v.type.tensor_type.shape.dim[0].dim_param for v in (*new.graph.input, *new.graph.output)]
+    assert dims == ["n", "n"], "the same symbol for the same size"
+
+
+def test_an_edited_file_with_other_keys(folder: Path) -> None:
+    edit(folder, "nn.Linear(8, 3)", "nn.Linear(8, 4)")
+    state = load_file(folder / "model.safetensors") | {"fc2.weight": torch.randn(4, 8), "fc2.bias": torch.randn(4)}
+    save_file(state, folder / "best.safetensors")
+    report = onnxgen.export(folder / "model.py", weights=folder / "best.safetensors", out=folder / "out.onnx")
+    got, x = ran(folder / "out.onnx", 3)
+    model = imported(folder / "model.py").Model()
+    model.load_state_dict(state)
+    with torch.no_grad():
+        np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
+    assert report.road == ANEW and report.verified is not None and report.verified.agrees
+
+
+def test_a_layer_more(folder: Path) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc2 = nn.Sequential(model.fc2, nn.Linear(3, 3))
+    report = onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx", verify=False)
+    assert report.road == ANEW and report.verified is None and "fc2.0.weight" in report.why
+
+
+def test_an_edit_that_computes_something_else(folder: Path) -> None:
+    """The keys are what they were, so that the original graph is tried first, and found wrong."""
+    (
+        edit(folder, "F.relu(", "F.silu(")
+        if "F.relu(" in (folder / "model.py").read_text()
+        else edit(folder, "nn.ReLU()", "nn.SiLU()")
+    )
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
+    assert report.road == ANEW and "no longer computes" in report.why
+    got, x = ran(folder / "out.onnx", 3)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            got, imported(folder / "model.py").Model.from_pretrained().eval()(x).numpy(), 1e-4, 1e-6
+        )
+
+
+def test_an_edit_that_computes_the_same(folder: Path) -> None:
+    edit(folder, "class ", "HELLO = 1\n\n\nclass ")
+    assert onnxgen.export(folder / "model.py", out=folder / "out.onnx").road == BACK
+
+
+def test_a_wrong_way_back_is_an_error_and_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody changed the network: then it is onnxgen that is wrong, and says so."""
+    monkeypatch.setattr(back, "rebuild", lambda record, name, get, *rest: get(record[name]) + 1)
+    before = sorted(folder.iterdir())
+    with pytest.raises(DiffersError, match="was not written") as caught:
+        onnxgen.export(folder / "model.py", out=folder / "out.onnx")
+    assert caught.value.exit_code == 1 and "elements differ" in str(caught.value)
+    assert sorted(folder.iterdir()) == before
+    assert str(folder / "out.onnx") in str(caught.value) and ".onnxgen-export-" not in str(caught.value)
+
+
+def test_what_no_exporter_takes(folder: Path) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc2 = nn.Linear(8, 4)
+    model.fc2.register_forward_hook(lambda *_: sys.exit)  # no output at all
+    with pytest.raises(OnnxgenError, match="can't be exported .*TorchScript exporter"):
+        onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx")
+    assert not (folder / "out.onnx").exists()

@@ -1,0 +1,131 @@
+"""What export refuses: in a line, with the way out, and nothing is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import onnxgen
+from onnxgen.cli import run
+from onnxgen.errors import OnnxgenError
+from tests.conftest import ROOT
+
+MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The sample's original, its module and weights, and an empty folder `out`."""
+    (tmp_path / "mnist.onnx").write_bytes(MNIST.read_bytes())
+    onnxgen.generate(tmp_path / "mnist.onnx", tmp_path / "model.py")
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def refused(folder: Path, message: str, **given: Any) -> None:
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(OnnxgenError, match=message) as caught:
+        onnxgen.export(folder / "model.py", **{"out": folder / "out" / "tuned.onnx", **given})
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_the_original_is_gone(folder: Path) -> None:
+    (folder / "mnist.onnx").rename(folder / "elsewhere.onnx")
+    refused(folder, "was generated from mnist.onnx, which is not beside it -> name the file with --onnx")
+    assert onnxgen.export(folder / "model.py", folder / "elsewhere.onnx", out=folder / "t.onnx").wrote
+
+
+def test_the_project_says_where_the_original_is(folder: Path) -> None:
+    (folder / "nets").mkdir()
+    (folder / "mnist.onnx").rename(folder / "nets" / "net.onnx")
+    entries = '[[tool.onnxgen.models]]\nsource = "a.onnx"\noutput = "other.py"\n'
+    entries += '[[tool.onnxgen.models]]\nsource = "nets/net.onnx"\noutput = "model.py"\n'
+    (folder / "pyproject.toml").write_text(entries)
+    assert onnxgen.export(folder / "model.py", out=folder / "t.onnx").model == str(folder / "nets" / "net.onnx")
+    (folder / "pyproject.toml").write_text("tool = [")
+    refused(folder, "pyproject.toml can't be read")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_another_file_under_the_same_name(folder: Path, named: bool) -> None:
+    with open(folder / "mnist.onnx", "ab") as file:
+        file.write(b"\x32\x00")
+    refused(folder, "is not the file that .* was generated from", onnx=folder / "mnist.onnx" if named else None)
+
+
+def change_keys(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    state["fc3.weight"] = state.pop("fc2.weight")
+    return state
+
+
+def change_shape(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**state, "fc2.bias": torch.zeros(11)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_keys, "does not fit the module: lacks fc2.weight; it has besides fc3.weight"),
+        (change_shape, r"does not fit the module: has other shapes: fc2.bias \[11\] instead of \[10\]"),
+    ],
+)
+def test_weights_of_another_network(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], message: str
+) -> None:
+    save_file(change(load_file(folder / "model.safetensors")), folder / "best.safetensors")
+    refused(folder, message, weights=folder / "best.safetensors")
+
+
+def test_weights_that_are_none(folder: Path) -> None:
+    refused(folder, "there is no file", weights=folder / "best.safetensors")
+    torch.save({"state_dict": {}}, folder / "last.ckpt")
+    refused(folder, "is a checkpoint of PyTorch or Lightning, not safetensors -> ", weights=folder / "last.ckpt")
+    (folder / "text").write_text("hello")
+    refused(folder, "is not a safetensors file", weights=folder / "text")
+
+
+@pytest.mark.parametrize("target", ["mnist.onnx", "model.py", "model.safetensors", "best.safetensors", "out", "no/x"])
+def test_places_that_are_not_written_to(folder: Path, target: str) -> None:
+    save_file(load_file(folder / "model.safetensors"), folder / "best.safetensors")
+    refused(folder, "cannot write", weights=folder / "best.safetensors", out=folder / target)
+
+
+def test_a_module_without_a_record(folder: Path) -> None:
+    fingerprint = next(
+        line.split('"')[1] for line in (folder / "model.py").read_text().splitlines() if line.startswith("FINGERPRINT")
+    )
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"fingerprint": fingerprint})
+    refused(folder, "do not say which ONNX file they came from -> generate module and weights again")
+
+
+def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "onnxruntime" else find(n, *a))
+    refused(folder, "needs onnxruntime -> .*--no-verify")
+    assert onnxgen.export(folder / "model.py", out=folder / "t.onnx", verify=False).verified is None
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "fc2.bias": state["fc2.bias"] + 1}, folder / "best.safetensors")
+    command = ["export", str(folder / "model.py"), "--weights", str(folder / "best.safetensors")]
+    command += ["--onnx", str(folder / "mnist.onnx"), "-o", str(folder / "out" / "tuned.onnx")]
+    assert run(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"wrote {folder / 'out' / 'tuned.onnx'}" and "written back" in said[1]
+    assert said[2] == "  1 of 18 tensors changed" and "verified against the module in 3 runs" in said[3]
+    assert run([*command, "--json", "--runs", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["changed"] == ["fc2.bias"] and found["verified"]["agrees"] and found["road"] == "written back"
+    assert run([*command, "-q", "--no-verify"]) == 0 and capsys.readouterr() == ("", "")
+    assert run([*command, "-v", "--no-verify"]) == 0 and "changed: fc2.bias" in capsys.readouterr().out
+    assert run(["export", str(folder / "nothing.py"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
