@@ -37,3 +37,26 @@ def blank(model: onnx.ModelProto) -> onnx.ModelProto:
             for field in ("raw_data", "float_data", "double_data", "int32_data", "external_data", "data_location"):
                 tensor.ClearField(field)
     return model
+
+
+def stepped(model: nn.Module, *inputs: Tensor, steps: int = 3, rate: float = 0.05) -> None:
+    """Train a few steps of SGD on noise: parameters move, and so do BatchNorm's statistics. Ends in eval mode."""
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], rate)
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        found = model(*inputs)
+        outputs = [o for o in _tensors(found) if o.is_floating_point()]
+        loss = sum((o.float() - torch.randn(o.shape, generator=generator)).square().mean() for o in outputs)
+        assert isinstance(loss, Tensor)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+    model.eval()
+
+
+def _tensors(found: object) -> list[Tensor]:
+    if isinstance(found, (tuple, list)):
+        return [t for part in found for t in _tensors(part)]
+    return [found] if isinstance(found, Tensor) else []

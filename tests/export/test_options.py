@@ -1,0 +1,104 @@
+"""Modules generated with each option that the way back has to know of: trained, written back, run in onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import onnxgen
+from onnxgen.export.report import BACK
+from onnxgen.options import Options
+from tests.export.trained import blank, stepped
+from tests.exported import exported
+from tests.real import imported
+
+IMAGE = (2, 3, 8, 8)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.norm1 = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.norm2 = nn.Conv2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 5)
+        for norm in (self.norm1, self.norm2):
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+            nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm1(self.conv1(x)))
+        return self.head(torch.relu(self.norm2(self.conv2(x))).mean((2, 3)))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "flat": {"flat": True},
+    "embed": {"embed": True},
+    "sharded": {"shard_size": 500},
+    "restored": {"restore_batchnorm": True},
+    "restored_flat_embedded": {"restore_batchnorm": True, "flat": True, "embed": True},
+    "dynamic_batch": {"dynamic_batch": True},
+    "dynamic_batch_embedded": {"dynamic_batch": True, "embed": True},
+    "double": {"dtype": "float64"},
+    "half": {"dtype": "float16"},
+    "bfloat": {"dtype": "bfloat16"},
+    "dropout": {"dropout": {"*": 0.1}},
+    "fixed": {"input_shapes": {"i0": (3, -1, 8, 8)}},
+}
+AXES = {"restored": {0: "n"}, "fixed": {0: "n", 2: "h", 3: "w"}}  # others have a fixed batch
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trained_and_back(case: str, tmp_path: Path) -> None:
+    proto = exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13", {0: AXES[case]} if case in AXES else None)
+    assert not any(n.op_type == "BatchNormalization" for n in proto.graph.node), "evaluation folds them"
+    onnx.save(proto, tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py", Options(**CASES[case]))
+    model: nn.Module = imported(tmp_path / "model.py").Model.from_pretrained()
+    batch = 3 if case == "fixed" else 2
+    dtype = next(model.parameters()).dtype
+    x = torch.randn(batch, *IMAGE[1:], generator=torch.Generator().manual_seed(1))
+    stepped(model, x.to(dtype))
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert report.road == BACK and report.changed and not report.added
+    assert bool(report.lossy) == (dtype in (torch.float16, torch.bfloat16))
+    with torch.no_grad():
+        expected = model.eval()(x.to(dtype)).float().numpy()
+    (got,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"i0": x.numpy()})
+    (old,) = ort.InferenceSession(tmp_path / "m.onnx").run(None, {"i0": x.numpy()})
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 5e-2}.get(dtype, 1e-4)
+    np.testing.assert_allclose(got, expected, tolerance, tolerance)
+    assert np.abs(got - old).max() > tolerance, "training did change something"
+    assert blank(onnx.load(tmp_path / "out.onnx")) == blank(proto)
+
+
+def test_sharded_weights_by_their_index(tmp_path: Path) -> None:
+    onnx.save(exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13"), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "other.py", Options(shard_size=500))
+    index = tmp_path / "other.safetensors.index.json"
+    assert index.is_file()
+    for shard in tmp_path.glob("other-*.safetensors"):
+        save_file({key: value + 0.01 for key, value in load_file(shard).items()}, shard)
+    report = onnxgen.export(tmp_path / "model.py", weights=index, out=tmp_path / "out.onnx")
+    assert report.road == BACK and len(report.changed) == report.tensors == len(
+        load_file(tmp_path / "model.safetensors")
+    )
+
+
+def test_a_compiled_module(tmp_path: Path) -> None:
+    """What `torch.compile` puts around the network is looked through."""
+    onnx.save(exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13"), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    model = torch.compile(imported(tmp_path / "model.py").Model.from_pretrained(), backend="eager")
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert report.road == BACK and not report.changed
