@@ -21,7 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-AGAIN = "generate module and weights again, to have it recorded"
+AGAIN = "generate both again (keep trained weights under another name, and give them with --weights)"
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,22 @@ def test_another_head(folder: Path, rows: int) -> None:
     assert dims == ["n", "n"], "the same symbol for the same size"
 
 
+def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path) -> None:
+    onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "legacy-18", {0: {0: "n"}}), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    model = imported(tmp_path / "model.py").Model.from_pretrained()
+    model.fc2 = nn.Linear(8, 11)
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert report.notes == ["exported by torch's dynamo exporter at opset 18"]
+    for rows in (1, 5):
+        got, x = ran(tmp_path / "out.onnx", rows)
+        with torch.no_grad():
+            np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
+    new, old = (onnx.load(tmp_path / name).graph for name in ("out.onnx", "m.onnx"))
+    assert [v.name for v in (*new.input, *new.output)] == [v.name for v in (*old.input, *old.output)]
+    assert new.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
+
+
 def test_an_edited_file_with_other_keys(folder: Path) -> None:
     edit(folder, "nn.Linear(8, 3)", "nn.Linear(8, 4)")
     state = load_file(folder / "model.safetensors") | {"fc2.weight": torch.randn(4, 8), "fc2.bias": torch.randn(4)}

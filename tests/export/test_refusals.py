@@ -103,7 +103,7 @@ def test_a_module_without_a_record(folder: Path) -> None:
         line.split('"')[1] for line in (folder / "model.py").read_text().splitlines() if line.startswith("FINGERPRINT")
     )
     save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"fingerprint": fingerprint})
-    refused(folder, "do not say which ONNX file they came from -> generate module and weights again")
+    refused(folder, "do not say which ONNX file they came from -> generate both again")
 
 
 def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
