@@ -16,6 +16,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune import freeze, replace_head, reset
+from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import fixed_batch, open_model, signature_of
 from onnxgen.training.settings import Settings
@@ -53,6 +54,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     Raises:
         OnnxgenError: the device, the data, a pattern, the loss or anything else does not fit; nothing was trained.
     """
+    settings = launched(settings)
     device = choose(settings.device, settings.imports)
     if not isinstance(model, nn.Module):
         model = open_model(model, settings.weights, from_scratch=settings.from_scratch)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.losses import Objective
 from onnxgen.training.meter import Made, Meter
+from onnxgen.training.sharding import shard
 
 Configure = Callable[[lightning.LightningModule], Any]
 
@@ -36,7 +37,14 @@ class Task(lightning.LightningModule):
         self.feeding = feeding
         self.confusion: Tensor | None = None
         self._configure = configure
+        self._sharded = False
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
+
+    def configure_model(self) -> None:
+        """Shard the parameters, where a strategy made a mesh of processes for it. Lightning may call this again."""
+        if self.device_mesh is not None and not self._sharded:
+            shard(self.model, self.device_mesh["data_parallel"])
+            self._sharded = True
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """The model's outputs, always as a tuple."""

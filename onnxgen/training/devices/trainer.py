@@ -49,11 +49,7 @@ def check_precision(device: Device, precision: str) -> None:
 
 def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
     """On what Lightning has an accelerator and several processes for."""
-    accelerator, strategy = _LIGHTNINGS[device.kind], settings.strategy
-    if strategy == "fsdp" and accelerator == "cpu":
-        raise OnnxgenError(Problem("Lightning's FSDP needs CUDA devices", help="--strategy ddp"))
-    if strategy == "auto":
-        strategy = "ddp" if processes > 1 else "auto"
+    accelerator, strategy = _LIGHTNINGS[device.kind], _strategy(settings.strategy, processes)
     devices: int | list[int] = settings.devices
     if accelerator == "cuda":
         there = torch.cuda.device_count()
@@ -62,6 +58,14 @@ def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[st
             raise OnnxgenError(Problem(f"there are no {asked}: there are {there} in all", help="ask for fewer"))
         devices = list(range(device.index, device.index + settings.devices))
     return {"accelerator": accelerator, "devices": devices, "strategy": strategy, "precision": settings.precision}
+
+
+def _strategy(name: str, processes: int) -> Any:
+    if name == "fsdp" and processes > 1:
+        from onnxgen.training.sharding import strategy
+
+        return strategy(processes)
+    return "ddp" if processes > 1 else "auto"
 
 
 def _by_ours(device: Device, settings: Settings, processes: int) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""Several processes on one machine, and two nodes that are network namespaces with addresses of their own: the weights
+must be those of one process with a batch as large as all of theirs together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.pipeline import generate
+from onnxgen.training.launch import launched
+from onnxgen.training.settings import Settings
+from tests.conftest import ROOT
+from tests.zoo import ZOO
+from tests.zoo.export import export
+from tests.zoo.pairs import still
+
+TRAIN = {"optimizer": "sgd", "lr": 0.02, "optimizer_args": {"momentum": 0.9}, "epochs": 2, "normalize": "none"}
+Run = Callable[[str], Path]
+RUNS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "one": ((), {"batch_size": 16}),
+    "ddp": ((), {"batch_size": 8, "devices": 2}),
+    "torchrun": (("torchrun", "--nproc-per-node", "2"), {"batch_size": 8}),
+    "fsdp": ((), {"batch_size": 8, "devices": 2, "strategy": "fsdp"}),
+    "ddp, 5 steps": ((), {"batch_size": 8, "devices": 2, "max_steps": 5}),
+    "fsdp, 5 steps": ((), {"batch_size": 8, "devices": 2, "strategy": "fsdp", "max_steps": 5}),
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A generated vision transformer, and images for it; their number makes a last batch of 5."""
+    folder = tmp_path_factory.mktemp("job")
+    entry = still(ZOO["vit"])
+    export(entry, folder / "vit.onnx", "legacy", 17, training=True)
+    generate(folder / "vit.onnx", folder / "vit.py")
+    (image,) = entry.inputs(2)
+    random = np.random.default_rng(0)
+    labels = np.arange(53) % 3
+    images = random.normal(size=(53, *image.shape[1:])).astype(np.float32) + labels[:, None, None, None] / 3
+    parts = {"x_train": images[:37], "y_train": labels[:37], "x_val": images[37:], "y_val": labels[37:]}
+    np.savez(folder / "data.npz", **{k: v.astype(np.float32 if k[0] == "x" else np.int64) for k, v in parts.items()})
+    return folder / "vit.py", folder / "data.npz"
+
+
+def command(job: tuple[Path, Path], out: Path, given: dict[str, Any], *launcher: str) -> list[str]:
+    out.mkdir(exist_ok=True)
+    begin = ["-m", "torch.distributed.run", *launcher] if launcher else []
+    return [
+        *(sys.executable, *begin, "-m", "tests.training.distributed_run"),
+        *(str(job[0]), str(job[1]), str(out), json.dumps(TRAIN | given)),
+    ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "SLURM"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.fixture(scope="module")
+def run(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The folder of one of the RUNS, each made once."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            launcher, given = RUNS[name]
+            out = tmp_path_factory.mktemp("run") / "out"
+            more = ("--master-port", str(free_port())) if launcher else ()
+            args = command(job, out, given, *launcher[1:], *more)
+            done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=out.parent)
+            assert done.returncode == 0, done.stdout + done.stderr
+            made[name] = out
+        return made[name]
+
+    return get
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def difference(a: Path, b: Path) -> float:
+    first, second = load_file(a / "end.safetensors"), load_file(b / "end.safetensors")
+    assert first.keys() == second.keys()
+    return max(float((first[key] - second[key]).abs().max()) for key in first)
+
+
+def rows(out: Path) -> list[list[float]]:
+    lines = (out / "metrics.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    kept = [i for i, name in enumerate(names) if "loss" in name or "accuracy" in name]
+    return [[float(line.split(",")[i]) for i in kept] for line in lines[1:]]
+
+
+@pytest.mark.parametrize("name", ["ddp", "torchrun", "fsdp"])
+def test_processes_train_what_one_process_trains(name: str, run: Run) -> None:
+    assert difference(run(name), run("one")) < 1e-5
+    assert difference(run(name), run("ddp, 5 steps")) > 1e-3, "and not because nothing was trained"
+    np.testing.assert_allclose(rows(run(name)), rows(run("one")), rtol=1e-4, atol=1e-6)
+
+
+def test_five_steps_of_fsdp_are_those_of_ddp(run: Run) -> None:
+    assert difference(run("fsdp, 5 steps"), run("ddp, 5 steps")) < 1e-5
+
+
+def test_each_generated_block_is_sharded_on_its_own(job: tuple[Path, Path]) -> None:
+    from onnxgen.training import open_model
+    from onnxgen.training.finetune.blocks import blocks
+
+    model = open_model(job[0])
+    kinds = {type(model.get_submodule(path)).__name__ for path in blocks(model)}
+    assert "Block" in kinds, kinds
+
+
+def test_only_the_first_process_writes(run: Run) -> None:
+    for name in ("ddp", "torchrun"):
+        assert {p.name for p in run(name).iterdir()} == {p.name for p in run("one").iterdir()}
+        assert len(rows(run(name))) == 2
+
+
+# ---- two nodes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, joined by a cable; 10.77.0.1 and 10.77.0.2."""
+    ip = shutil.which("ip")
+    names = (f"onnxgen{os.getpid()}a", f"onnxgen{os.getpid()}b")
+    if ip is None or subprocess.run([ip, "netns", "add", names[0]], capture_output=True).returncode:
+        pytest.skip("making network namespaces needs iproute2 and CAP_NET_ADMIN")
+    try:
+        cable = ["link", "add", "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns", names[1]]
+        subprocess.run([ip, "netns", "add", names[1]], check=True)
+        subprocess.run([ip, *cable], check=True)
+        for number, name in enumerate(names, 1):
+            for link in (["addr", "add", f"10.77.0.{number}/24", "dev", "veth0"], ["link", "set", "veth0", "up"]):
+                subprocess.run([ip, "-n", name, *link], check=True)
+            subprocess.run([ip, "-n", name, "link", "set", "lo", "up"], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run([ip, "netns", "del", name], capture_output=True)
+
+
+def start(
+    job: tuple[Path, Path], out: Path, nodes: tuple[str, str], given: dict[str, Any]
+) -> list[subprocess.Popen[str]]:
+    """A torchrun on each node, one process each."""
+    started = []
+    for rank, name in enumerate(nodes):
+        launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
+        launcher += ["--master-addr", "10.77.0.1", "--master-port", "29511"]
+        args = ["ip", "netns", "exec", name, *command(job, out, given, *launcher)]
+        more = environment(GLOO_SOCKET_IFNAME="veth0", TP_SOCKET_IFNAME="veth0")
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(args, env=more, start_new_session=True, **pipes))
+    return started
+
+
+def test_two_nodes_train_what_one_process_trains(
+    job: tuple[Path, Path], run: Run, nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    processes = start(job, tmp_path / "out", nodes, {"batch_size": 8})
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    assert difference(tmp_path / "out", run("one")) < 1e-5
+
+
+# ---- what the launcher says ------------------------------------------------------------------------------------------
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "6"}
+SLURM = {"SLURM_NTASKS_PER_NODE": "4", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "train"}
+
+
+@pytest.mark.parametrize("environment, expected", [(TORCHRUN, (2, 3)), (SLURM, (4, 2)), ({}, (1, 1))])
+def test_processes_are_those_that_were_started(environment: dict[str, str], expected: tuple[int, int]) -> None:
+    found = launched(Settings(), environment)
+    assert (found.devices, found.nodes) == expected
+    assert launched(found, environment) == found
+    if environment:
+        with pytest.raises(OnnxgenError, match="leave out --devices"):
+            launched(Settings(devices=7), environment)
+
+
+def test_an_interactive_shell_on_slurm_starts_nothing() -> None:
+    assert launched(Settings(), {**SLURM, "SLURM_JOB_NAME": "bash"}) == Settings()
+
+
+def test_differences_are_seen(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    state: dict[str, Tensor] = {"w": torch.zeros(3)}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_file(state, tmp_path / name / "end.safetensors")
+        state["w"][1] = 1e-3
+    assert difference(tmp_path / "a", tmp_path / "b") == pytest.approx(1e-3)
