@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import struct
 import sys
 from pathlib import Path
@@ -18,11 +19,14 @@ from torch.utils.data import Dataset, TensorDataset
 
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
+from onnxgen.training.data.augment import RECIPES
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
+from onnxgen.training.data.opening import _FILES
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.source import Source
 from onnxgen.training.data.split import split
+from tests.conftest import ROOT
 from tests.training.small import network
 
 WHOLE = Settings(val=0, normalize="none", batch_size=2)
@@ -428,3 +432,20 @@ def test_the_split_is_the_same_everywhere() -> None:
     assert isinstance(data, Source)
     split(data, "", Settings(val=0.3, seed=7))
     assert sorted(all_of(data.parts["val"])["0"].tolist()) == sorted(sorted(range(10), key=keys.__getitem__)[:3])
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1]
+    model = network(tmp_path, classes=2, wave=("float32", ("batch", 64)))
+    given: list[Any] = []
+    exec(code, {"torch": torch, "model": model, "fit": lambda model, data: given.append(data)})
+    assert opened(given[0], model) is given[0]
+
+
+def test_the_page_has_every_recipe() -> None:
+    page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in page for name in RECIPES) and all(f"`{ending}`" in page for ending in _FILES)
