@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.callbacks import EarlyStopping
+from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen._callable import callable_module
 from onnxgen.training import report
+from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
+from onnxgen.training.checkpoint.identity import identity
+from onnxgen.training.checkpoint.store import Store
+from onnxgen.training.checkpoint.weights import save_weights
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
@@ -93,27 +99,89 @@ def run(
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, configure(plan))
     facts = report.facts_of(plan)
-    history, progress, interrupt = report.begin(settings, facts, named or {}, show)
-    trainer = lightning.Trainer(
-        max_epochs=settings.epochs,
-        max_steps=settings.max_steps or -1,
-        accumulate_grad_batches=settings.accumulate,
-        gradient_clip_val=settings.clip,
-        callbacks=[LogEpoch(), *callbacks, history, progress, interrupt],
-        **{**QUIET, "logger": report.logger(settings.out)},
-        **trainer_options(plan.device, settings),
-    )
+    history, progress = report.callbacks(settings, facts, show)
+    keep = checkpoints(plan, progress.say)
+    trainer = _trainer(plan, [LogEpoch(), *callbacks, history, progress, *early_stopping(plan), keep], keep.store)
+    go_on_from = keep.start(settings.resume)  # raises before anything of an older run is replaced
+    report.begin(settings, facts, named or {})
     loaders, begun = Loaders(plan), time.monotonic()
-    trainer.fit(task, datamodule=loaders)
-    ending = report.Ending(time.monotonic() - begun, "interrupted" if interrupt.asked else "", {}, history.confusion)
-    result = Result(plan.model, settings.out, history.rows, history.best, stopped=ending.stopped or "epochs")
-    if plan.data.test is not None and not ending.stopped:
+    stopped = _train(trainer, task, loaders, go_on_from)
+    seconds = time.monotonic() - begun
+    _restore(network, settings.out, trainer, stopped)
+    result = Result(plan.model, settings.out, history.rows, history.best, stopped=stopped)
+    ending = report.Ending(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
+    if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
     plan.model.cpu()
     return result
+
+
+def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:
+    settings = plan.settings
+    options = trainer_options(plan.device, settings)
+    return lightning.Trainer(
+        max_epochs=settings.epochs,
+        max_steps=settings.max_steps or -1,
+        accumulate_grad_batches=settings.accumulate,
+        gradient_clip_val=settings.clip,
+        callbacks=callbacks,
+        plugins=[*options.pop("plugins", ()), store],
+        **{**QUIET, "logger": report.logger(settings.out)},
+        **options,
+    )
+
+
+def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
+    """What saves the run."""
+    settings, (monitor, mode) = plan.settings, plan.monitor
+    assert plan.data.train is not None
+    return Checkpoints(
+        Store(settings.out / "checkpoints", say),
+        identity(plan.model, plan.data.train, settings),
+        out=settings.out,
+        minutes=settings.checkpoint_minutes,
+        monitor=monitor,
+        mode=mode,
+        say=say,
+    )
+
+
+def early_stopping(plan: Plan) -> list[EarlyStopping]:
+    """What ends the run after `early_stop` epochs without a new best, if that is asked for."""
+    if plan.settings.early_stop is None:
+        return []
+    monitor, mode = plan.monitor
+    patience = plan.settings.early_stop
+    return [EarlyStopping(monitor, mode=mode, patience=patience, check_finite=False, check_on_train_epoch_end=True)]
+
+
+def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None) -> str:
+    """Run the trainer; returns why it ended."""
+    try:
+        trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
+    except Stopped:
+        return "interrupted"
+    if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
+        return "max_steps"
+    return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
+
+
+def _restore(network: nn.Module, out: Path, trainer: lightning.Trainer, stopped: str) -> None:
+    """Put the best weights into the model; of a run that was stopped within an epoch, save what it has come to first.
+
+    Every process reads what the first one wrote.
+    """
+    if stopped == "interrupted":
+        if trainer.is_global_zero:
+            save_weights(network, out / "last.safetensors")
+    else:
+        trainer.strategy.barrier()
+    best = out / "best.safetensors"
+    if best.is_file():
+        network.load_state_dict(load_file(best), strict=False)  # tied tensors are stored once
 
 
 def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:

@@ -8,8 +8,6 @@ import logging
 import math
 import os
 import re
-import signal
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +24,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from onnxgen.training import report
 from onnxgen.training.config import read_config
-from onnxgen.training.report.interrupt import Interrupt
 from onnxgen.training.report.metrics import Metrics, best_row, write_rows
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress, duration
@@ -83,7 +80,8 @@ def train(out: Path, toy: Toy, epochs: int = 3, callbacks: Any = None, **setting
     """A run of 5 batches an epoch."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     asked = Settings(epochs=epochs, out=out, **settings)
-    shown = report.begin(asked, facts(), {"model": "model.py", "data": "toys"}, show="lines")
+    report.begin(asked, facts(), {"model": "model.py", "data": "toys"})
+    shown = report.callbacks(asked, facts(), show="lines")
     trainer = lightning.Trainer(
         callbacks=[LogEpoch(), *shown, *(callbacks or [])],
         logger=report.logger(out),
@@ -151,7 +149,7 @@ def test_rows_travel_in_the_checkpoint(tmp_path: Path) -> None:
     write_rows(tmp_path / "metrics.csv", [*rows, {"epoch": 3, "step": 15, "val_loss": 99.0}])
     asked = Settings(epochs=4, out=tmp_path, resume=True)
     again = lightning.Trainer(
-        callbacks=[LogEpoch(), *report.begin(asked, facts(), {}, show="nothing")],
+        callbacks=[LogEpoch(), *report.callbacks(asked, facts(), show="nothing")],
         enable_checkpointing=False,
         logger=report.logger(tmp_path),
         max_epochs=4,
@@ -317,59 +315,6 @@ def test_whoever_reads_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_words() -> None:
     assert [duration(s) for s in (0.44, 12.4, 65, 7384, math.nan)] == ["0.4 s", "12 s", "1:05 min", "2:03:04 h", "?"]
     assert sparkline([]) == "" and sparkline([1.0]) == "▁" and sparkline([0.0, math.nan, 7.0]) == "▁█"
-
-
-# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
-
-
-class Press(lightning.Callback):
-    """Ctrl-C in the middle of some step."""
-
-    def __init__(self, step: int, times: int = 1) -> None:
-        self.step, self.times = step, times
-        self.validations = 0
-
-    def on_before_backward(self, trainer: lightning.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            for _again in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
-
-    def on_validation_start(self, *_: Any) -> None:
-        self.validations += 1
-
-
-@pytest.fixture
-def _sigint() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_sigint")
-def test_ctrl_c_once_ends_after_the_step(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    press = Press(step=7)
-    trainer = train(tmp_path, Toy(lr=0.1), callbacks=[press])
-    assert trainer.global_step == 8, "the step that was going on is done, and no other"
-    assert press.validations == 1, "nobody waits for a validation of half an epoch"
-    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1]
-    assert signal.getsignal(signal.SIGINT) is before
-    assert next(c for c in trainer.callbacks if isinstance(c, Interrupt)).asked
-
-
-@pytest.mark.usefixtures("_sigint")
-def test_ctrl_c_in_the_last_step_of_an_epoch_keeps_the_epoch(tmp_path: Path) -> None:
-    press = Press(step=9)
-    trainer = train(tmp_path, Toy(), callbacks=[press])
-    assert trainer.global_step == 10 and press.validations == 2
-    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1, 2]
-
-
-@pytest.mark.usefixtures("_sigint")
-def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        train(tmp_path, Toy(), callbacks=[Press(step=7, times=2)])
-    assert [row["epoch"] for row in report.read_rows(tmp_path / "metrics.csv")] == [1]
 
 
 # ---- config.toml -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Ending, Facts, facts_of
-from onnxgen.training.report.interrupt import Interrupt
 from onnxgen.training.report.metrics import Metrics, read_rows
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
@@ -30,7 +29,7 @@ from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
 from onnxgen.training.settings import Settings
 
-__all__ = ["SHOWS", "Ending", "Facts", "Interrupt", "Metrics", "begin", "facts_of", "finish", "logger", "read_rows"]
+__all__ = ["SHOWS", "Ending", "Facts", "Metrics", "begin", "callbacks", "facts_of", "finish", "logger", "read_rows"]
 
 SHOWS = {
     "live": Dashboard,
@@ -41,39 +40,46 @@ PICTURES = ("loss", "accuracy", "confusion")
 _LOGS = "tensorboard"
 
 
-def begin(
-    settings: Settings, facts: Facts, given: Mapping[str, str], show: str = "auto"
-) -> tuple[Metrics, Progress, Interrupt]:
-    """Make the run's folder and write `config.toml`; returns the callbacks that show the run and write `metrics.csv`.
-
-    Unless the run goes on from a checkpoint, what an older run reported in the folder is removed.
+def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Metrics, Progress]:
+    """What writes `metrics.csv` and what shows the run.
 
     Args:
-        given: the `model` and `data` of the run, as far as they have names.
         show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": what suits stdout.
 
     Raises:
         OnnxgenError: there is no such `show`.
+    """
+    if show not in ("auto", *SHOWS):
+        raise OnnxgenError(f"show is auto, {', '.join(SHOWS)}, not {show!r}")
+    if show == "auto":
+        show = "live" if sys.stdout.isatty() else "lines"
+    metrics = Metrics(settings.out / "metrics.csv", facts.monitor)
+    return metrics, SHOWS[show](facts, settings.out, metrics)
+
+
+@rank_zero_only
+def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
+    """Make the run's folder and write `config.toml`.
+
+    Unless the run goes on from a checkpoint, what an older run left in the folder is removed.
+
+    Args:
+        given: the `model` and `data` of the run, as far as they have names.
+
+    Raises:
         OSError: the folder can't be made or written.
     """
     out = settings.out
-    if show not in ("auto", *SHOWS):
-        raise OnnxgenError(f"show is auto, {', '.join(SHOWS)}, not {show!r}")
-    if not getattr(rank_zero_only, "rank", 0):
-        out.mkdir(parents=True, exist_ok=True)
-        if not settings.resume:
-            _clear(out)
-        versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
-        write_config(out / "config.toml", settings, given, (facts.line(out), versions))
-    metrics = Metrics(out / "metrics.csv", facts.monitor)
-    if show == "auto":
-        show = "live" if sys.stdout.isatty() else "lines"
-    progress = SHOWS[show](facts, out, metrics)
-    return metrics, progress, Interrupt(progress.say)
+    out.mkdir(parents=True, exist_ok=True)
+    if not settings.resume:
+        _clear(out)
+    versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
+    write_config(out / "config.toml", settings, given, (facts.line(out), versions))
 
 
 def _clear(out: Path) -> None:
-    stale = [out / "metrics.csv", out / "report.html", *(out / f"{name}.png" for name in PICTURES)]
+    names = ["metrics.csv", "report.html", "best.safetensors", "last.safetensors", *(f"{p}.png" for p in PICTURES)]
+    stale = [out / name for name in names]
     for path in [*stale, *(out / _LOGS).glob("events.out.tfevents.*")]:
         path.unlink(missing_ok=True)
 

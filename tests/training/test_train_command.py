@@ -1,0 +1,311 @@
+"""`onnxgen train`: what it takes, what it refuses before anything runs, what it prints and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from onnxgen.cli import app as cli
+from onnxgen.cli import run
+from onnxgen.cli.train_options import HELP, given_settings, option_name
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import report
+from onnxgen.training.config import read_config, write_config
+from onnxgen.training.settings import Settings
+from tests.conftest import ROOT
+from tests.training.small import network
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated model, and data that it can learn."""
+    folder = tmp_path_factory.mktemp("train")
+    network(folder, x=("float32", ["n", 5]), b=("float32", ["n", 2]))
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 96)
+    x = rng.normal(size=(96, 5)).astype(np.float32) + y[:, None].astype(np.float32)
+    np.savez(folder / "data.npz", x=x, b=x[:, :2] - 1, y=y)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def train(*arguments: object) -> int:
+    return run(["train", *map(str, arguments)])
+
+
+SHORT = ("small.py", "--data", "data.npz", "--epochs", 2, "--batch-size", 16, "--lr", 0.05, "--workers", 0)
+
+
+# ---- options and configuration files ---------------------------------------------------------------------------------
+
+
+def taken(*arguments: str) -> dict[str, Any]:
+    """The settings that a command line names."""
+    return given_settings(cli.app.commands["train"].make_context("train", list(arguments)))
+
+
+def test_every_setting_is_an_option() -> None:
+    assert list(HELP) == sorted(HELP, key=[f.name for f in fields(Settings)].index), "in the order of Settings"
+    options = {o for p in cli.app.commands["train"].params for o in p.opts}
+    assert {option_name(field.name) for field in fields(Settings)} <= options
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("--epochs 3", "epochs", 3),
+        ("--lr 1e-3", "lr", 1e-3),
+        ("--early-stop none", "early_stop", None),
+        ("--workers auto", "workers", "auto"),
+        ("--workers 2", "workers", 2),
+        ("--loss mse_loss", "loss", "mse_loss"),
+        ("--loss a=mse_loss,b=nll_loss", "loss", {"a": "mse_loss", "b": "nll_loss"}),
+        ("--inputs ids=col_a,mask=col_b", "inputs", {"ids": "col_a", "mask": "col_b"}),
+        ("--target digit", "target", "digit"),
+        ("--target out=digit", "target", {"out": "digit"}),
+        ("--freeze stem --freeze layer1.*", "freeze", ("stem", "layer1.*")),
+        ("--import torch_ocl", "imports", ("torch_ocl",)),
+        ("--optimizer-arg momentum=0.5 --optimizer-arg nesterov=true", "optimizer_args", None),
+        ("--schedule-arg milestones=[2,4]", "schedule_args", {"milestones": [2, 4]}),
+        ("--optimizer-arg betas=(0.9,0.99)", "optimizer_args", {"betas": (0.9, 0.99)}),
+        ("--optimizer-arg line_search_fn=strong_wolfe", "optimizer_args", {"line_search_fn": "strong_wolfe"}),
+        ("--compile", "compile", True),
+        ("--no-compile", "compile", False),
+        ("--out runs/x", "out", Path("runs/x")),
+        ("--weights mine.safetensors", "weights", Path("mine.safetensors")),
+    ],
+)
+def test_options(text: str, field: str, value: Any) -> None:
+    if text.startswith("--optimizer-arg momentum"):
+        value = {"momentum": 0.5, "nesterov": True}
+    assert taken(*text.split()) == {field: value}
+    assert type(taken(*text.split())[field]) is type(value)
+
+
+def test_what_is_not_given_is_not_there() -> None:
+    assert taken("model.py", "--data", "x") == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--epochs x", "--lr fast", "--inputs ids", "--optimizer-arg momentum", "--epochs", "--learning-rate 1"]
+)
+def test_options_of_another_kind(wrong: str, capsys: Out) -> None:
+    assert train("small.py", *wrong.split()) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_configuration_is_written_and_read(tmp_path: Path) -> None:
+    asked = Settings(
+        lr=1.0, optimizer_args={"betas": [0.9, 0.99], "a b": 1e-8}, target={"a": 'ü\n"\\\x7f😀'}, workers=2,
+        schedule="steplr", freeze=("l1.*",), early_stop=3, out=tmp_path, weights=Path("w.safetensors"),
+    )  # fmt: skip
+    write_config(tmp_path / "c.toml", asked, {"model": "m.py", "data": "digits"}, ["several\nlines"])
+    found = read_config(tmp_path / "c.toml")
+    assert found.pop("model") == "m.py" and found.pop("data") == "digits" and Settings(**found) == asked
+
+
+def test_what_toml_cannot_say_is_a_comment(tmp_path: Path) -> None:
+    write_config(tmp_path / "c.toml", Settings(optimizer_args={"f": len}), {})
+    assert "optimizer_args" not in read_config(tmp_path / "c.toml")
+    assert "# optimizer_args: not written" in (tmp_path / "c.toml").read_text()
+
+
+def test_every_mistake_of_a_configuration_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        "epoch = 3\nlr = 'x'\nfreeze = 'a'\nworkers = 1.5\ncompile = 1\nearly-stop = true\ntarget = {a=1}\n"
+    )
+    with pytest.raises(OnnxgenError) as caught:
+        read_config(path)
+    found = [str(problem) for problem in caught.value.problems]
+    assert [text.split()[0] for text in found] == [f"{path}:"] * 7
+    assert found[0].endswith("there is no setting 'epoch' -> did you mean epochs?")
+    for text, words in zip(
+        found[1:], ["lr must be a number", "freeze must be a list", "workers", "compile must be true"]
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("text", ["epochs = ", "\xff", None])
+def test_what_is_no_configuration(text: str | None, tmp_path: Path, capsys: Out) -> None:
+    path = tmp_path / "c.toml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    assert train("--config", path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the command asks of `fit`, which does not run."""
+    found: list[tuple[Any, ...]] = []
+
+    def fit(model: str, data: str, *, settings: Settings, show: str) -> Any:
+        found.append((model, data, settings, show))
+        raise OnnxgenError("asked")
+
+    monkeypatch.setattr("onnxgen.cli.training._fit", lambda: fit)
+    return found
+
+
+def test_the_command_line_wins(asked: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("model = 'small.py'\ndata = 'digits'\nepochs = 5\nbatch-size = 7\nearly-stop = 2\ncompile = true\n")
+    train("--config", path, "--epochs", 3, "--data", "data.npz", "--early-stop", "none", "--no-compile", "-q")
+    assert asked == [("small.py", "data.npz", Settings(epochs=3, batch_size=7), "nothing")]
+
+
+def test_a_run_goes_on_with_its_settings(asked: list[Any], tmp_path: Path) -> None:
+    write_config(tmp_path / "config.toml", Settings(lr=0.5, out=tmp_path), {"model": "small.py", "data": "data.npz"})
+    train("--resume", "--out", tmp_path, "--epochs", 30)
+    assert asked == [("small.py", "data.npz", Settings(lr=0.5, epochs=30, resume=True, out=tmp_path), "auto")]
+
+
+# ---- what is refused before PyTorch is loaded ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", "no model is named"),
+        ("--resume --out nowhere", "no model is named"),
+        ("none.py", "there is no file none.py"),
+        ("small.onnx", "first: onnxgen small.onnx -o small.py"),
+        ("small.py --data none.npz", "there is no data at none.npz"),
+        ("small.py --weights none.safetensors", "there is no file none.safetensors"),
+        ("small.py --epochs 0", "epochs must be at least 1"),
+        ("small.py --precision 8", "precision '8' is not one of"),
+        ("small.py --val 0.6 --test 0.5", "shares of the data"),
+        ("small.py --weights small.safetensors --from-scratch", "exclude each other"),
+        ("small.py --out taken", "taken holds a run already -> --resume"),
+    ],
+)
+def test_refused_at_once(
+    arguments: str, expected: str, folder: Path, asked: list[Any], capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "taken").mkdir(exist_ok=True)
+    (folder / "taken" / "last.safetensors").touch()
+    assert train(*arguments.split()) == 2 and asked == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_without_lightning(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    assert train(*SHORT) == 2
+    assert "onnxgen[train]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--device", "cuda:9"], "cuda:9"),
+        (["--optimizer", "sdg"], "sgd"),
+        (["--loss", "mse"], "mse_loss"),
+        (["--freeze", "nothing.*"], "nothing"),
+    ],
+)
+def test_refused_before_the_first_epoch(arguments: list[str], expected: str, tmp_path: Path, capsys: Out) -> None:
+    assert train(*SHORT, "--out", tmp_path / "out", *arguments) == 2
+    said = capsys.readouterr()
+    assert expected.lower() in said.err.lower() and "epoch 1" not in said.out
+    assert len(said.err.splitlines()) == 1
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_and_the_run_that_its_configuration_repeats(tmp_path: Path, capsys: Out) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(*SHORT, "--optimizer", "sgd", "--optimizer-arg", "momentum=0.5", "--test", 0.2, "--out", first) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"training Small \(9 parameters\) on data.npz \(67 train, 10 val, 19 test\) with cpu", lines[0])
+    assert [line for line in lines if re.match(r"epoch \d of 2: train loss ", line)] == lines[-4:-2]
+    assert re.fullmatch(r"test: loss [\d.]+, accuracy [\d.]+%", lines[-2])
+    expected = {"config.toml", "metrics.csv", "report.html", "loss.png", "accuracy.png", "confusion.png", "tensorboard"}
+    expected |= {"best.safetensors", "last.safetensors", "checkpoints"}
+    assert expected <= {path.name for path in first.iterdir()}
+    assert expected <= set(re.split(r"[:,] ", lines[-1]))
+
+    assert train("--config", first / "config.toml", "--out", second, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = report.read_rows(first / "metrics.csv")
+    assert [{**row, "seconds": 0} for row in told["history"]] == [{**row, "seconds": 0} for row in rows]
+    assert told["out"] == str(second) and told["test"].keys() == {"test_loss", "test_accuracy"}
+    for name in ("best.safetensors", "last.safetensors"):
+        ours, again = load_file(first / name), load_file(second / name)
+        assert ours.keys() == again.keys() and all(np.array_equal(ours[key], again[key]) for key in ours)
+    untrained = load_file("small.safetensors")
+    assert ours.keys() == untrained.keys() and not all(np.array_equal(ours[key], untrained[key]) for key in ours)
+
+
+def test_quiet(tmp_path: Path, capsys: Out) -> None:
+    assert train(*SHORT, "--out", tmp_path, "-q") == 0
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
+def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "onnxgen", "train", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options
+    )
+
+
+def until(true: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if true():
+            return
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    raise AssertionError("it never came to it")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process can't be sent Ctrl-C alone")
+def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    child = process(*SHORT, "--epochs", 100000, "--out", out)
+    until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child)
+    child.send_signal(signal.SIGINT)
+    said, errors = child.communicate(timeout=60)
+    assert child.returncode == 130 and errors == "", errors
+    lines = said.splitlines()
+    assert "stopping after this step; once more stops at once" in lines
+    rows = report.read_rows(out / "metrics.csv")
+    assert any(line.startswith(f"stopped after {len(rows):,} whole epochs; onnxgen train --resume") for line in lines)
+    left = {"config.toml", "metrics.csv", "report.html", "loss.png", "best.safetensors", "last.safetensors"}
+    assert left <= {path.name for path in out.iterdir()}
+    assert train("--resume", "--out", out, "--epochs", len(rows) + 2, "-q") == 0
+    again = report.read_rows(out / "metrics.csv")
+    assert [row["epoch"] for row in again] == [i + 1 for i in range(len(rows) + 2)] and again[: len(rows)] == rows
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes close otherwise there")
+def test_whoever_reads_may_go(tmp_path: Path) -> None:
+    child = process(*SHORT, "--out", tmp_path)
+    assert child.stdout is not None and child.stderr is not None
+    assert child.stdout.readline().startswith("training Small")
+    child.stdout.close()
+    assert child.stderr.read() == "" and child.wait(60) == 0
+    assert len(report.read_rows(tmp_path / "metrics.csv")) == 2 and (tmp_path / "report.html").exists()
