@@ -133,6 +133,27 @@ def test_a_share_of_no_rate() -> None:
         param_groups(Tower(3), head_lr=10)
 
 
+def test_a_loop_of_accelerate(mnist: Callable[[], nn.Module]) -> None:
+    """Head and groups in somebody else's loop: the head learns, what is frozen stays."""
+    accelerate = pytest.importorskip("accelerate")
+    model = replace_head(mnist(), 3)
+    freeze(model, "conv?", "norm1")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(param_groups(model, lr=1e-3, head_lr=10)))
+    prepared.train()
+    losses = []
+    for _ in range(5):
+        loss = F.nll_loss(prepared(images(12, 28)), torch.arange(12) % 3)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    stayed = {key.split(".")[0] for key, value in model.state_dict().items() if torch.equal(value, before[key])}
+    assert stayed == {"conv1", "conv2", "conv3", "norm1"}
+
+
 # ---- replace_head ----------------------------------------------------------------------------------------------------
 
 

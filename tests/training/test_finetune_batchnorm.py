@@ -15,7 +15,7 @@ from onnxgen import OnnxgenError, Options
 from onnxgen.pipeline import generate
 from onnxgen.training import Settings, calibrate_batchnorm, open_model
 from onnxgen.training.data.opening import open_data
-from tests.test_restore_batchnorm import NETS, NORM, exported
+from tests.test_restore_batchnorm import NETS, NORM, _assert_exported, exported
 from tests.training.test_finetune import Tower, images, mnist, step
 
 __all__ = ["mnist"]  # a fixture
@@ -23,9 +23,9 @@ __all__ = ["mnist"]  # a fixture
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn", "mobilenet", "audio_cnn", "video_cnn", "grouped", "called"])
 def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
-    """In evaluation what they did, to 1e-5; in training nearly that, and nothing like it before."""
+    """In evaluation what they did, to 1e-5, also written back; in training nearly that, and nothing like it before."""
     path, _ = exported(name, "legacy", tmp_path)
-    generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
+    generated = generate(path, tmp_path / f"calibrated_{name}.py", Options(restore_batchnorm=True))
     model = open_model(tmp_path / f"calibrated_{name}.py").eval()
     restored = {n for n, m in model.named_modules() if isinstance(m, NORM) and not m.running_mean.any()}
     x = NETS[name].inputs(64)[0] * 0.5 + 0.2
@@ -40,6 +40,7 @@ def test_calibrated_norms_compute_the_same(name: str, tmp_path: Path) -> None:
     if name != "called":  # whose norm has one mean for two calls
         assert (trained - after).abs().max() < 0.1 * scale, "training starts where the folded network was"
     assert (trained - after).abs().max() < 0.5 * (wrong - before).abs().max()
+    _assert_exported(path, generated.metadata["wayback"], model, (x,))
 
 
 def test_measured_moments_are_those_of_all_data() -> None:
