@@ -43,6 +43,10 @@ class ExportReport:
     notes: list[str] = field(default_factory=list)
     verified: VerifyReport | None = None
 
+    def forget(self) -> None:
+        """Begin again on another road."""
+        self.changed, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], 0
+
     def as_json(self) -> dict[str, Any]:
         """All of it in plain types."""
         plain = {k: v for k, v in vars(self).items() if k not in ("wrote", "verified")}
@@ -64,4 +68,5 @@ class DiffersError(OnnxgenError):
         found = report.verified.problems() if report.verified is not None else []
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         what = f"{report.out} was not written: it would differ from the module: {found[0] if found else ''}{more}"
-        super().__init__(Problem(what, help="please report this model; --no-verify writes the file all the same"))
+        way_out = "please report this model" if report.road == BACK else "export it with torch.onnx.export yourself"
+        super().__init__(Problem(what, help=f"{way_out}; --no-verify writes the file all the same"))

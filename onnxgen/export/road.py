@@ -93,25 +93,45 @@ class Road:
         wanted: Verification | None,
     ) -> None:
         """Write the new file by the one road, or by the other if that leads nowhere."""
-        changed = _changes(origin, network, state)
-        if not changed:
-            try:
-                write_back(origin.onnx, made, origin.record, state, report)
-                report.road, report.why = BACK, "the network is as it was generated"
-                report.verified = None if wanted is None else wanted.compare(made, network, origin, report.out)
-                if report.verified is None or report.verified.agrees:
-                    return
-                if not self._is_changed(network, origin):
-                    raise DiffersError(report)
-                changed = "the network was changed: it no longer computes what the original graph does"
-            except NoWayBack as reason:
-                changed = str(reason)
-        report.road, report.why = ANEW, changed
-        report.changed, report.added, report.lossy, report.tensors = [], [], [], 0
+        why = _changes(origin, network, state) or self._back(made, origin, network, state, report, wanted)
+        if not why:
+            return
+        for path in made.parent.iterdir():  # what the other road left
+            path.unlink()
+        report.forget()
+        report.road, report.why = ANEW, why
         anew.export_anew(network, origin, made, _options(origin), report)
         report.verified = None if wanted is None else wanted.compare(made, network, origin, report.out)
         if report.verified is not None and not report.verified.agrees:
             raise DiffersError(report)
+
+    def _back(
+        self,
+        made: Path,
+        origin: Origin,
+        network: nn.Module,
+        state: Mapping[str, Array],
+        report: ExportReport,
+        wanted: Verification | None,
+    ) -> str:
+        """Write the values into the original graph; why that will not do, "" if it does."""
+        try:
+            write_back(origin.onnx, made, origin.record, state, report)
+        except NoWayBack as reason:
+            return str(reason)
+        report.road, report.why = BACK, "the network is as it was generated"
+        is_changed = self._is_changed(network, origin)
+        if wanted is None:
+            if is_changed:
+                report.why = "keys and shapes are as they were generated"
+                report.notes.append("the network was changed: the original graph may compute something else")
+            return ""
+        report.verified = wanted.compare(made, network, origin, report.out)
+        if report.verified.agrees:
+            return ""
+        if not is_changed:
+            raise DiffersError(report)
+        return "the network was changed: it no longer computes what the original graph does"
 
     def _is_changed(self, network: nn.Module, origin: Origin) -> bool:
         """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""

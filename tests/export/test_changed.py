@@ -107,11 +107,7 @@ def test_a_layer_more(folder: Path) -> None:
 
 def test_an_edit_that_computes_something_else(folder: Path) -> None:
     """The keys are what they were, so that the original graph is tried first, and found wrong."""
-    (
-        edit(folder, "F.relu(", "F.silu(")
-        if "F.relu(" in (folder / "model.py").read_text()
-        else edit(folder, "nn.ReLU()", "nn.SiLU()")
-    )
+    edit(folder, "relu(", "silu(")
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
     assert report.road == ANEW and "no longer computes" in report.why
     got, x = ran(folder / "out.onnx", 3)
@@ -119,6 +115,24 @@ def test_an_edit_that_computes_something_else(folder: Path) -> None:
         np.testing.assert_allclose(
             got, imported(folder / "model.py").Model.from_pretrained().eval()(x).numpy(), 1e-4, 1e-6
         )
+
+
+def test_nothing_is_left_of_the_road_not_taken(folder: Path) -> None:
+    """The original has its tensors in a file beside it; the new one has not."""
+    outside: dict[str, Any] = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
+    onnx.save(onnx.load(folder / "m.onnx"), folder / "m.onnx", **outside)
+    onnxgen.generate(folder / "m.onnx", folder / "model.py", force=True)
+    edit(folder, "relu(", "silu(")
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
+    assert report.road == ANEW and report.wrote == [folder / "out.onnx"]
+    assert not (folder / "out.onnx.data").exists() and ran(folder / "out.onnx", 2)
+
+
+def test_an_edit_without_verifying(folder: Path) -> None:
+    edit(folder, "relu(", "silu(")
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx", verify=False)
+    assert report.road == BACK
+    assert report.notes == ["the network was changed: the original graph may compute something else"]
 
 
 def test_an_edit_that_computes_the_same(folder: Path) -> None:

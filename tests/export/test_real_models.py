@@ -29,7 +29,11 @@ LISTED = frozenset((Path(__file__).parent / "trained_files.txt").read_text(encod
 
 
 def test_the_list_has_what_was_measured() -> None:
+    """100 files, of which onnxruntime runs 95 (it refuses the originals of the others, too)."""
+    manifest = {param.id: param.values[0] for param in shared_models()}
     assert len(LISTED) == 100
+    if manifest.keys() >= LISTED:  # else the collection is absent
+        assert sum(manifest[file]["ort"] == "ok" for file in LISTED) == 95
 
 
 @pytest.mark.parametrize("entry", shared_models())
@@ -87,8 +91,6 @@ def assert_comes_back(out: Path, model: torch.nn.Module, before: dict[str, Any],
 
 
 def assert_runs_alike(out: Path, model: torch.nn.Module, entry: dict[str, Any], refs: ModuleType) -> None:
-    if entry.get("feeds") is None:
-        return
     feeds = refs.inputs(entry["path"], recipe=entry["feeds"])
     with torch.no_grad():
         found = model(*[tensor(a) for a in feeds.values()])
