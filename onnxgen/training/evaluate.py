@@ -48,7 +48,7 @@ def evaluate(
     Raises:
         OnnxgenError: model and data do not fit together.
     """
-    settings = replace(settings or Settings(val=0.0), **overrides)
+    settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
     network = model if isinstance(model, nn.Module) else open_model(model)
     opened = open_data(data, network, settings)
     samples = _part(opened, part)

@@ -140,6 +140,32 @@ def test_values_that_are_not_finite(value: float, shown: str, model: Any) -> Non
     )
 
 
+def test_targets_that_are_not_finite(model: Any) -> None:
+    y = np.zeros((10, 3))
+    y[4, 1] = np.nan
+    network = model(x=("float32", ("batch", 5)))
+    message = "column 'target' of train has nan in row 4 -> leave the sample out, or fill the value in"
+    assert said((X, y), network, val=0, loss="mse_loss") == message
+    assert said([(torch.zeros(5), row) for row in torch.from_numpy(y)], network, val=0, loss="mse_loss") == message
+
+
+def test_samples_are_read_once(model: Any) -> None:
+    network, read = model(x=("float32", ("batch", 5))), []
+
+    class Counted:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return torch.zeros(5), index % 3
+
+    data = open_data(Counted(), network, Settings(val=0))
+    read.clear()
+    check(network, data, feed(data, network, Settings(val=0)), Settings(val=0))
+    assert len(read) == 502, "500 that are looked at, and 2 that are tried"
+
+
 def test_classes_out_of_range(model: Any) -> None:
     network = model(x=("float32", ("batch", 5)))
     for wrong, count in ((3, 4), (17, 18)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import Dataset
 
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.augment import RECIPES
 from onnxgen.training.data.samples import Data
+from onnxgen.training.loader import Loader
 from tests.training.small import network
 
 RNG = np.random.default_rng(0)
@@ -275,6 +278,12 @@ def test_what_is_measured_and_validated_is_not_augmented(model: Model) -> None:
     assert not torch.equal(plain.train.take(range(20), 0)["0"], noisy.train.take(range(20), 0)["0"])
 
 
+def test_nothing_is_drawn_to_predict(model: Model) -> None:
+    data = open_data(pixels(4, 6, 5), model(1, 6, 5), Settings(augment="noise"), targets=False)
+    assert data.train is not None
+    assert torch.equal(data.train.take(range(4), 0)["0"], data.train.take(range(4), 1)["0"])
+
+
 def test_characters_are_not_mirrored_by_themselves(model: Model) -> None:
     data = open_data("digits", model(1, 28, 28), Settings(augment="auto"))
     assert "augmented by rotate, shift; not mirrored, since these are characters" in data.notes
@@ -290,3 +299,30 @@ def test_noise_is_normal(model: Model) -> None:
     noise = (samples.take(range(50), 0)["0"] - 128).flatten().double()
     assert abs(noise.mean()) < 0.1 and abs(noise.std() - 0.02 * 255) < 0.05
     assert abs((noise.abs() < 0.02 * 255).double().mean() - 0.6827) < 0.005, "as many within one deviation as there are"
+
+
+@pytest.mark.parametrize("kind", ["files", "dataset"])
+def test_workers_prepare_the_same_batches(kind: str, model: Model, tmp_path: Path) -> None:
+    """Augmented images of files, and a dataset that draws from the global generators."""
+    network, settings = model(3, 16, 16), Settings(val=0, augment="crop,flip,noise", batch_size=3)
+    if kind == "files":
+        for i, label in enumerate(("cat", "owl") * 4):
+            (tmp_path / label).mkdir(exist_ok=True)
+            Image.fromarray(pixels(20, 18, 3)).save(tmp_path / label / f"{i}.png")
+    spec: Any = tmp_path if kind == "files" else Drawn()
+    samples = open_data(spec, network, settings).train
+    assert samples is not None and not getattr(samples, "in_memory", False)
+    name = next(iter(samples.fields))
+    alone, shared = (
+        [batch[name] for batch in Loader(samples, 3, shuffle=True, seed=5, workers=workers)] for workers in (0, 2)
+    )
+    assert len(alone) == 3 and all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+class Drawn(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        noise = np.random.randint(0, 9, (16, 16, 3)) + torch.randint(0, 9, (1,)).item() + random.randrange(9)
+        return (noise * (index + 1)).astype(np.uint8), index % 3

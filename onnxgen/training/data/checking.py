@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from onnxgen.errors import Problem, Problems
 from onnxgen.signature import Port
 from onnxgen.training import losses
-from onnxgen.training.data.arrays import column_of, row_of, spread
+from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import PARTS, listed
+from onnxgen.training.data.values import Values
 from onnxgen.training.finetune.example import outputs, undisturbed
 from onnxgen.training.model import fixed_batch, signature_of
 from onnxgen.training.settings import Settings
-
-LOOKED_AT = 500  # samples whose values are looked at where they have to be read first
-_CHUNK = 1 << 22  # elements looked at at once
 
 
 def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) -> None:
@@ -30,8 +28,8 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     A few samples run through the model, in evaluation mode and where it is; it is left as it was.
 
     Raises:
-        OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input is not finite; a
-            class or an index is out of range; or the model fails on a batch.
+        OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input or a target is
+            not finite; a class or an index is out of range; or the model fails on a batch.
     """
     parts = {part: samples for part in PARTS if (samples := getattr(data, part)) is not None}
     problems = Problems()
@@ -41,15 +39,17 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for port, column in zip(ports, feeding.inputs):
             _check_input(port, column, samples, problems)
     problems.raise_if_any()
-    for part, samples in parts.items():
-        for column in dict.fromkeys(feeding.inputs):
-            _check_finite(part, samples, column, problems)
+    columns = dict.fromkeys((*feeding.inputs, *feeding.targets.values()))
+    seen = {part: Values(samples, columns) for part, samples in parts.items()}
+    for part, values in seen.items():
+        for column in columns:
+            _check_finite(part, values, column, problems)
         for port, column in zip(ports, feeding.inputs):
-            _check_held(part, samples, port, column, problems)
+            _check_held(part, values, port, column, problems)
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
     for column, (name, rows) in tried.embeddings.items():
-        for part, samples in parts.items():
-            if found := _outside(samples, column, 0, rows - 1):
+        for part, values in seen.items():
+            if found := values.outside(column, 0, rows - 1):
                 help = "the numbers must come from what the model was trained with, its tokenizer for example"
                 problems.add(Problem(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help))
     if tried.error and not problems.found:
@@ -58,7 +58,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
         of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
         if index < len(tried.outputs) and of_classes:
-            _check_classes(tried.outputs[index], column, parts, data, problems)
+            _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
 
 
@@ -114,64 +114,25 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _values(samples: Samples, column: str) -> Iterator[tuple[Sequence[int], Tensor]]:
-    """All values of a column where it lies in memory, else those of some samples; with the samples' indices."""
-    whole = column_of(samples, column)
-    if whole is None:
-        some = spread(samples, LOOKED_AT)
-        for start in range(0, len(some), 50):
-            indices = some[start : start + 50]
-            yield indices, samples.take(indices, 0)[column]
-        return
-    step = max(1, _CHUNK // max(1, whole[:1].numel()))
-    for start in range(0, len(whole), step):
-        yield range(start, min(start + step, len(whole))), whole[start : start + step]
+def _check_finite(part: str, values: Values, column: str, problems: Problems) -> None:
+    if found := values.infinite(column):
+        help = "leave the sample out, or fill the value in"
+        problems.add(Problem(f"column {column!r} of {part} has {found}", help=help))
 
 
-def _check_finite(part: str, samples: Samples, column: str, problems: Problems) -> None:
-    if not samples.fields[column].dtype.is_floating_point:
-        return
-    whole = column_of(samples, column)
-    if whole is not None and not whole.is_floating_point():
-        return  # stored as whole numbers
-    for indices, values in _values(samples, column):
-        bad = ~values.isfinite()
-        if bad.any():
-            row = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
-            value = float(values[row][bad[row]].flatten()[0])
-            help = "leave the sample out, or fill the value in"
-            problems.add(
-                Problem(f"column {column!r} of {part} has {value} in row {row_of(samples, indices[row])}", help=help)
-            )
-            return
-
-
-def _outside(samples: Samples, column: str, low: int, high: int, ignored: int | None = None) -> str:
-    """The first value that is not from `low` up to `high`, and its row: "7 in row 3"; empty if there is none."""
-    for indices, stored in _values(samples, column):
-        values = stored.long()  # a limit that uint8 can't hold would wrap around
-        wrong = (values < low) | (values > high)
-        if ignored is not None:
-            wrong &= values != ignored
-        if wrong.any():
-            row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
-            return f"{int(values[row][wrong[row]].flatten()[0])} in row {row_of(samples, indices[row])}"
-    return ""
-
-
-def _check_held(part: str, samples: Samples, port: Port, column: str, problems: Problems) -> None:
+def _check_held(part: str, values: Values, port: Port, column: str, problems: Problems) -> None:
     """Whole numbers in an input of fewer bits."""
-    whole = column_of(samples, column)
+    whole = column_of(values.samples, column)
     if whole is None or whole.is_floating_point() or whole.dtype == torch.bool or "int" not in (port.dtype or ""):
         return
     limits = torch.iinfo(getattr(torch, str(port.dtype)))
-    if found := _outside(samples, column, limits.min, limits.max):
+    if found := values.outside(column, limits.min, limits.max):
         what = f"column {column!r} of {part} has {found}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
         problems.add(Problem(what, help="leave the sample out, or number them anew"))
 
 
-def _check_classes(output: Tensor, column: str, parts: dict[str, Samples], data: Data, problems: Problems) -> None:
-    field = next(iter(parts.values())).fields[column]
+def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
+    field = next(iter(parts.values())).samples.fields[column]
     if field.dtype.is_floating_point or field.dtype == torch.bool:
         return
     shape = list(output.shape[1:])
@@ -179,14 +140,13 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Samples], data:
     count = shape[axes[0]] if len(axes) == 1 else 0
     if count < 2:
         return  # no class index; or one number, of two classes the chance of the second; or the loss has to tell
-    highest = max(int(v.max()) for samples in parts.values() for _, v in _values(samples, column) if v.numel())
-    has = len(field.classes) or highest + 1
+    has = len(field.classes) or 1 + max(values.highest(column) for values in parts.values())
     if len(field.classes) > count:
         what = f"the data has {has} classes ({listed(field.classes[:3])}, ...), and the model tells {count} apart"
         problems.add(Problem(what, help=f"--replace-head {has}"))
         return
-    for part, samples in parts.items():
-        if found := _outside(samples, column, 0, count - 1, losses.IGNORED if field.shape else None):
+    for part, values in parts.items():
+        if found := values.outside(column, 0, count - 1, losses.IGNORED if field.shape else None):
             what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
             problems.add(Problem(what, help=way))

@@ -96,7 +96,7 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         )
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
-        drawn = augment if part == "train" else None
+        drawn = augment if part == "train" and targets else None  # to predict, nothing is drawn
         here = steps | {c: replace(step, augment=drawn) for c, step in scaled.items()}
         setattr(found, part, Prepared(samples, here, _fields(samples, here)))
     return found

@@ -38,11 +38,6 @@ class Frame:
         return (math.prod(sizes.values()),) if self.axes == "flat" else tuple(sizes[a] for a in self.axes)
 
 
-def takes_images(port: Port) -> bool:
-    """Whether an input may hold images: [n, C, H, W], [n, H, W, C], [n, H, W], or of unknown rank."""
-    return port.dims is None or len(port.dims) in (3, 4)
-
-
 def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
     """How one stored image lies: "HW", "CHW" or "HWC"; None if it is no image. What could be both is as the input."""
     if len(shape) == 2:
