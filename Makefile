@@ -1,4 +1,4 @@
-# make demo: everything set up, the sample network generated, verified, and used.
+# make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the whole suite. Both are quick when nothing has changed.
 # Without make (Windows): see CONTRIBUTING.md.
 
@@ -17,6 +17,7 @@ demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
 	$(RUN) -m onnxgen verify $(SAMPLE)/mnist.onnx $(SAMPLE)/model.py
 	$(RUN) $(SAMPLE)/recognise.py
+	$(RUN) -m onnxgen train $(SAMPLE)/model.py --data digits --epochs 2
 
 test: lint pytest
 
@@ -37,7 +38,7 @@ $(RUN):
 
 # A stamp says that the environment has what it names; the test environment has what the demo needs, too.
 $(VENV)/.demo: $(SETUP) | $(RUN)
-	$(INSTALL) -e '.[verify]'
+	$(INSTALL) -e '.[verify,train]'
 	@touch $@
 
 $(VENV)/.test: $(SETUP) | $(RUN)
