@@ -101,9 +101,9 @@ class _Writer:
     def _trained(self, place: Place, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
         """The tensor as it is now; written in its place if that is in the protobuf itself."""
         self.report.tensors += 1
-        if any(part.get("lossy") for name in names for part in parts(self.record.tensors[name])):
-            self.report.lossy.append(names[0])
         before = original.numpy()
+        if self._is_lossy(names[0], before):
+            self.report.lossy.append(place.name)
         value = self._value(names[0], before)
         if any(not same(self._value(name, before), value) for name in names[1:]):
             raise NoWayBack(f"a local function has {printable(place.name)} for all its calls, which now differ")
@@ -116,6 +116,12 @@ class _Writer:
         if not place.is_external and not place.write(value):
             self.report.notes.append(f"{printable(place.name)} was sparse, and is no longer")
         return ir.tensor(np.ascontiguousarray(value), original.dtype)
+
+    def _is_lossy(self, name: str, before: Array) -> bool:
+        """Whether the state dict has it in a narrower type: by `--dtype`, or as the weights came."""
+        found = list(parts(self.record.tensors[name]))
+        narrow = any(self.get(part["key"]).dtype.itemsize < before.dtype.itemsize for part in found)
+        return narrow or any(part.get("lossy") for part in found)
 
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)

@@ -95,6 +95,17 @@ def test_sharded_weights_by_their_index(tmp_path: Path) -> None:
     )
 
 
+def test_weights_that_were_saved_in_half_precision(tmp_path: Path) -> None:
+    onnx.save(exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13"), tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    state = {key: value.half() for key, value in load_file(tmp_path / "model.safetensors").items()}
+    save_file(state, tmp_path / "half.safetensors")
+    report = onnxgen.export(tmp_path / "model.py", weights=tmp_path / "half.safetensors", out=tmp_path / "out.onnx")
+    assert report.road == BACK and set(report.changed) <= set(report.lossy) and len(report.lossy) == report.tensors
+    kinds = {t.name: t.data_type for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    assert kinds == {t.name: t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+
+
 def test_a_compiled_module(tmp_path: Path) -> None:
     """What `torch.compile` puts around the network is looked through."""
     onnx.save(exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13"), tmp_path / "m.onnx")
