@@ -12,15 +12,14 @@ from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import EarlyStopping
-from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen._callable import callable_module
 from onnxgen.training import report
-from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
+from onnxgen.training.checkpoint.callback import BEST, LAST, Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.checkpoint.weights import save_weights
+from onnxgen.training.checkpoint.weights import load_weights, save_weights
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
@@ -176,12 +175,11 @@ def _restore(network: nn.Module, out: Path, trainer: lightning.Trainer, stopped:
     """
     if stopped == "interrupted":
         if trainer.is_global_zero:
-            save_weights(network, out / "last.safetensors")
+            save_weights(network, out / LAST)
     else:
         trainer.strategy.barrier()
-    best = out / "best.safetensors"
-    if best.is_file():
-        network.load_state_dict(load_file(best), strict=False)  # tied tensors are stored once
+    if (out / BEST).is_file():
+        load_weights(network, out / BEST)
 
 
 def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:

@@ -26,7 +26,7 @@ from onnxgen.training.data.samples import Feeding, Field
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.settings import Settings
-from onnxgen.training.task import Task
+from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, quiet
 
 
@@ -79,7 +79,7 @@ def train(out, *, resume=False, minutes=1e9, schedule="plateau", lr=None, model=
                            minutes=minutes, monitor="val_loss", mode="min", say=say)  # fmt: skip
         stopping = EarlyStopping("val_loss", patience=9, check_finite=False)
         options = {"max_epochs": 5, "accelerator": "cpu", **QUIET, **options}
-        trainer = lightning.Trainer(callbacks=[*more, stopping, keep], plugins=[keep.store], **options)
+        trainer = lightning.Trainer(callbacks=[LogEpoch(), *more, stopping, keep], plugins=[keep.store], **options)
         path = keep.start(resume)
         loader = Loader(data, 8, shuffle=True, workers=workers)
         trainer.fit(task, loader, Loader(Noisy(40, 1), 8), ckpt_path=path)

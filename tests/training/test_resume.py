@@ -57,6 +57,33 @@ def test_a_signal_stops_and_saves(tmp_path, name, step):
     assert state(tmp_path / "parts") == state(tmp_path / "whole")
 
 
+def test_a_signal_ends_after_the_step_and_without_a_validation(tmp_path):
+    class Count(lightning.Callback):
+        steps = validations = 0
+
+        def on_train_batch_end(self, *args):
+            self.steps += 1
+
+        def on_validation_start(self, *args):
+            self.validations += 1
+
+    count, lines = Count(), []
+    with pytest.raises(Stopped):
+        train(tmp_path, more=[Ask(22, signal.SIGINT), count], say=lines.append)
+    assert (count.steps, count.validations) == (23, 1)
+    assert lines == ["stopping after this step; once more stops at once"]
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            train(tmp_path, more=[Ask(22, signal.SIGINT), Ask(22, signal.SIGINT)])
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 19
+
+
 def test_starting_up_may_draw_numbers(tmp_path):
     class Drawing(lightning.Callback):
         def on_train_start(self, *args):
@@ -141,6 +168,27 @@ def test_another_run_is_refused(tmp_path, options, message):
     with pytest.raises(OnnxgenError, match=message):
         train(tmp_path, resume=True, **options)
     assert state(tmp_path) == before
+
+
+def test_fit_goes_on_where_it_was_stopped(tmp_path):
+    from onnxgen.training import fit
+
+    def run(out, **options):
+        torch.manual_seed(0)
+        parts = {"train": (Noisy(150, 0).x, Noisy(150, 0).y), "val": (Noisy(40, 1).x, Noisy(40, 1).y)}
+        given = {"epochs": 3, "batch_size": 8, "lr": 0.01, "early_stop": 9, "show": "nothing", "out": out, **options}
+        return fit(net(), parts, **given)
+
+    stopped = run(tmp_path / "parts", callbacks=[Ask(30, signal.SIGTERM)])
+    assert stopped.stopped == "interrupted" and len(stopped.history) == 1
+    resumed, whole = run(tmp_path / "parts", resume=True), run(tmp_path / "whole")
+    assert resumed.stopped == whole.stopped == "epochs" and resumed.best_epoch == whole.best_epoch
+    untimed = [[{k: v for k, v in row.items() if k != "seconds"} for row in r.history] for r in (resumed, whole)]
+    assert untimed[0] == untimed[1] and len(untimed[0]) == 3
+    for name in ("best.safetensors", "last.safetensors"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    best = load_file(tmp_path / "whole/best.safetensors")
+    assert all(torch.equal(tensor, best[name]) for name, tensor in whole.model.state_dict().items())
 
 
 class Poison(lightning.Callback):

@@ -24,6 +24,7 @@ from onnxgen.training.checkpoint.store import Store, reason
 from onnxgen.training.checkpoint.weights import finite, plain, spare, write
 from onnxgen.training.task import Task
 
+LAST, BEST = "last.safetensors", "best.safetensors"
 KEY = "onnxgen"  # of what is ours in a checkpoint
 LOOK = 64  # batches after which the losses are looked at
 AGREE = 16  # batches after which several processes ask each other whether to save or stop
@@ -79,17 +80,18 @@ class Checkpoints(lightning.Callback):
         """What to give `Trainer.fit` as `ckpt_path`.
 
         To resume where nothing is, is to begin, so that a job's script can always ask for it.
-        A run that begins removes the checkpoints of another in its folder.
+        A run that begins removes the checkpoints and weights of another in its folder.
 
         Raises:
             OnnxgenError: the checkpoint is of another model, data or settings, or every one is damaged.
         """
-        if not resume:
-            self.store.clear()
-            return None
-        found = self.store.read()
+        found = self.store.read() if resume else None
         if found is None:
-            self.say(f"nothing to resume in {self.out}: starting anew")
+            if resume:
+                self.say(f"nothing to resume in {self.out}: starting anew")
+            self.store.clear()
+            for name in (BEST, LAST):
+                (self.out / name).unlink(missing_ok=True)
             return None
         compare(found[KEY]["identity"], self.identity)
         return self.store.last
@@ -169,9 +171,9 @@ class Checkpoints(lightning.Callback):
         if trainer.is_global_zero:
             prefix = "model."
             found = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
-            self._write(found, "last.safetensors")
+            self._write(found, LAST)
             if better or self.best is None:
-                self._write(found, "best.safetensors")
+                self._write(found, BEST)
         self._save(trainer, task)
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:

@@ -35,6 +35,7 @@ def settled(trainer: lightning.Trainer, saved: Counters) -> Counters:
 def go_on(trainer: lightning.Trainer) -> bool:
     """At the start of a resumed training: let it be as if it had not been interrupted. True if within an epoch."""
     loop = trainer.fit_loop
+    loop._load_combined_loader_states()  # nobody did if a schedule asked for the number of steps before
     within = loop.epoch_loop.batch_progress.current.ready > 0
     if not within:
         loop.restarting = False

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,21 @@ def save_weights(model: nn.Module, path: Path | str) -> None:
         OSError: it can't be written; what was there before is kept.
     """
     write(plain(model.state_dict(), spare(model)), Path(path))
+
+
+def load_weights(model: nn.Module, path: Path | str) -> None:
+    """Put what `save_weights` wrote into a model of the same kind, in place.
+
+    Raises:
+        OnnxgenError: the file has other names or shapes.
+    """
+    try:
+        missing, unexpected = model.load_state_dict(safetensors.torch.load_file(path), strict=False)
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        raise OnnxgenError(f"{path} does not fit the model: {' '.join(str(error).split())[:300]}") from error
+    wrong = [*unexpected, *({*missing} - spare(model))]
+    if wrong:
+        raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")
 
 
 def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
