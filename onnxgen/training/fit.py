@@ -19,7 +19,7 @@ from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import BEST, LAST, Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.checkpoint.weights import load_weights, save_weights
+from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
@@ -174,7 +174,7 @@ def _restore(network: nn.Module, out: Path, trainer: lightning.Trainer, stopped:
     Every process reads what the first one wrote.
     """
     if stopped == "interrupted":
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not any(map(sharded, network.parameters())):  # others may have ended by now
             save_weights(network, out / LAST)
     else:
         trainer.strategy.barrier()

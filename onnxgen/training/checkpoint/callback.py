@@ -94,7 +94,7 @@ class Checkpoints(lightning.Callback):
                 (self.out / name).unlink(missing_ok=True)
             return None
         compare(found[KEY]["identity"], self.identity)
-        return self.store.last
+        return self.store.found
 
     # What Lightning calls, in this order.
 

@@ -31,6 +31,7 @@ class Store(CheckpointIO):
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
         self.failed: OSError | None = None
+        self.found: Path | None = None  # the file of what `read` found
         self._read: dict[str, Any] | None = None
 
     @property
@@ -54,7 +55,7 @@ class Store(CheckpointIO):
                 continue
             if damaged:
                 self.say(f"{damaged[0]}; going on from {path.name}")
-            self._read = found
+            self._read, self.found = found, path
             return found
         if damaged:
             raise OnnxgenError(Problem("; ".join(damaged), help="train anew, without --resume"))

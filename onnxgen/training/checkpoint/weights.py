@@ -6,11 +6,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError
@@ -38,12 +40,22 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
         OnnxgenError: the file has other names or shapes.
     """
     try:
-        missing, unexpected = model.load_state_dict(safetensors.torch.load_file(path), strict=False)
+        state: dict[str, Any] = safetensors.torch.load_file(path)
+        if any(sharded(parameter) for parameter in model.parameters()):
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            missing, unexpected = set_model_state_dict(model, state, options=options)
+        else:
+            missing, unexpected = model.load_state_dict(state, strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise OnnxgenError(f"{path} does not fit the model: {' '.join(str(error).split())[:300]}") from error
     wrong = [*unexpected, *({*missing} - spare(model))]
     if wrong:
         raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")
+
+
+def sharded(tensor: Tensor) -> bool:
+    """Whether other processes hold parts of it."""
+    return hasattr(tensor, "to_local")
 
 
 def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
@@ -89,9 +101,10 @@ def write(found: Mapping[str, Tensor], path: Path) -> None:
 
 
 def finite(model: nn.Module) -> bool:
-    """Whether all that is trained are finite numbers."""
+    """Whether all that is trained are finite numbers; of a sharded model, those of this process."""
     by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            by_device[parameter.device].append(parameter.detach().isfinite().all())
+            mine: Tensor = getattr(parameter, "to_local", lambda p=parameter: p)()  # of each process, what it holds
+            by_device[mine.device].append(mine.detach().isfinite().all())
     return all(bool(torch.stack(found).all()) for found in by_device.values())
