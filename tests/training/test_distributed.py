@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,3 +213,25 @@ def test_differences_are_seen(tmp_path: Path) -> None:
         save_file(state, tmp_path / name / "end.safetensors")
         state["w"][1] = 1e-3
     assert difference(tmp_path / "a", tmp_path / "b") == pytest.approx(1e-3)
+
+
+def test_a_killed_node_goes_on_from_the_checkpoint(
+    job: tuple[Path, Path], run: Run, nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    """Both are started again, and end as the nodes that nobody killed."""
+    out, given = tmp_path / "out", {"batch_size": 2, "epochs": 3, "checkpoint_minutes": 0}
+    whole = start(job, tmp_path / "whole", nodes, given)
+    assert [process.wait(timeout=300) for process in whole] == [0, 0]
+    processes = start(job, out, nodes, given)
+    checkpoint, deadline = out / "checkpoints" / "last.ckpt", time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for process in reversed(processes):  # one node fails, and the job with it
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    step = torch.load(checkpoint, weights_only=True)["global_step"]
+    assert 0 < step < 30, "it was killed while it trained"
+    again = start(job, out, nodes, given | {"resume": True})
+    said = [process.communicate(timeout=300)[0] for process in again]
+    assert [process.returncode for process in again] == [0, 0], "\n".join(said)
+    assert difference(out, tmp_path / "whole") == 0
