@@ -1,0 +1,178 @@
+"""The samples of training, each on a little data; the figures of their READMEs come from whole runs."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from onnxgen.cli import run
+from onnxgen.training import devices, open_model
+from samples.captcha import draw as captchas
+from samples.captcha import train as captcha
+from samples.fashion import train as fashion
+from samples.fully_connected import train as fully_connected
+from samples.mnist import train as mnist
+from samples.mnist.make_onnx import read_idx
+from samples.speed import run as speed
+
+Sample = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
+    """Runs a sample's script, its commands in this process, and returns the cells of the table that it ends with."""
+
+    def command(*arguments: object) -> None:
+        assert run([str(a) for a in arguments]) == 0
+
+    def script(module: ModuleType, *arguments: object) -> list[list[str]]:
+        monkeypatch.setattr(module, "onnxgen", command)
+        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
+        capsys.readouterr()
+        module.main()
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    return script
+
+
+def little(name: str, shared: Path, folder: Path, train: int, test: int) -> Path:
+    """The first images of a real set, as idx files of their own."""
+    folder.mkdir()
+    for part, count in (("train", train), ("t10k", test)):
+        for kind in ("images-idx3", "labels-idx1"):
+            array = read_idx(shared / "data" / name, f"{part}-{kind}-ubyte")[:count]
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes(), 1))
+    return folder
+
+
+def values(path: Path) -> dict[str, np.ndarray]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def nodes(path: Path) -> list[Any]:
+    return list(onnx.load(path).graph.node)
+
+
+@pytest.mark.slow
+def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
+    """Both trainings come back as the same graph with other values, and onnxruntime sees what PyTorch does."""
+    data = little("mnist", shared, tmp_path / "data", 1200, 300)
+    rows = sample(mnist, "--data", data, "--epochs", "2", "--out", tmp_path / "out")[1:]
+    assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
+    assert all(row[1] == row[2] and row[3] == "300 of 300" for row in rows)
+    came, scratch, tuned = (float(row[1].rstrip("%")) for row in rows)
+    assert came > 97 and tuned > 95 and scratch > 50  # 10 by chance
+    original = values(mnist.ONNX)
+    for name in ("scratch", "tuned"):
+        assert nodes(tmp_path / "out" / f"{name}.onnx") == nodes(mnist.ONNX)
+        written = values(tmp_path / "out" / f"{name}.onnx")
+        assert not np.array_equal(written["conv1.weight"], original["conv1.weight"])
+
+
+def test_fully_connected(sample: Sample, shared: Path, tmp_path: Path) -> None:
+    data = little("mnist", shared, tmp_path / "data", 4000, 300)
+    _, before, after = sample(fully_connected, "--data", data, "--epochs", "2", "--out", tmp_path)
+    assert before[0] == "untrained" and before[1] == before[2]
+    assert after[0] == "trained" and after[1] == after[2] and after[3] == "300 of 300"
+    assert float(after[1].rstrip("%")) > 60 > 30 > float(before[1].rstrip("%"))
+
+
+@pytest.mark.parametrize("module", [mnist, fully_connected, fashion])
+def test_without_data_the_way_out_is_said(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stop:
+        module.main()
+    assert stop.value.code == 2 and not (tmp_path / "out").exists()
+    assert f"in {tmp_path}: give their folder with --data" in capsys.readouterr().err
+
+
+def test_captchas_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    pictures, answers = captchas.draw(6, 1)
+    again = captchas.cached(6, 1, tmp_path / "drawn.npz")
+    read = captchas.cached(6, 1, tmp_path / "drawn.npz")
+    other = captchas.cached(6, 2, tmp_path / "drawn.npz")  # drawn anew
+    assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip((pictures, answers), again, read))
+    assert not np.array_equal(pictures, other[0]) and not np.array_equal(answers, other[1])
+    assert pictures.shape == (6, 24, 56, 3) and pictures.std() > 10
+
+
+def test_captchas_are_read_character_by_character() -> None:
+    target = torch.eye(36)[torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])].flatten(1)
+    scores = target.clone()
+    scores[0, 35] = 9.0  # the first character is taken for Z
+    assert captcha.read(target).tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert captcha.accuracies(target, target) == (1.0, 1.0)
+    assert captcha.accuracies(scores, target) == (7 / 8, 1 / 2)
+
+
+@pytest.mark.slow
+def test_captcha(sample: Sample, tmp_path: Path) -> None:
+    """The loss falls, and the file that came back computes what the best weights do."""
+    rows = sample(captcha, "--count", "128", "--epochs", "2", "--out", tmp_path)[1:]
+    assert len(rows) == 4 and rows[0][1:] == rows[1][1:] and rows[2][1:] == rows[3][1:]
+    metrics = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert {"val_character_accuracy", "val_captcha_accuracy"} <= set(metrics[0].split(","))
+    column = metrics[0].split(",").index("train_loss")
+    first, second = (float(line.split(",")[column]) for line in metrics[1:3])
+    assert second < 0.8 * first
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+    pictures = captcha.scaled(captcha.data(128, 0, tmp_path)["test"]["captcha"])
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    best = open_model(tmp_path / "model.py", tmp_path / "run" / "best.safetensors").eval()
+    with torch.inference_mode():
+        ours = best(torch.from_numpy(pictures)).numpy()
+    np.testing.assert_allclose(session.run(None, {"captcha": pictures})[0], ours, rtol=1e-3, atol=1e-4)
+
+
+def test_fashion_keeps_what_it_knew(shared: Path, tmp_path: Path) -> None:
+    """The rows of six classes stand where these are among the ten; the first layers hold still."""
+    assert run([str(fashion.HERE / "fashion.onnx"), "-o", str(tmp_path / "model.py"), "-q"]) == 0
+    before, tuned = open_model(tmp_path / "model.py"), fashion.pretrained(tmp_path / "model.py")
+    assert torch.equal(tuned.fc2.weight[list(fashion.KNOWN)], before.fc2.weight)
+    frozen = {name for name, p in tuned.named_parameters() if not p.requires_grad}
+    assert {name.split(".")[0] for name in frozen} == {"conv1", "norm1", "conv2", "norm2"}
+    scratch = fashion.from_scratch(tmp_path / "model.py")
+    assert scratch.fc2.weight.shape == (10, 64) and not torch.equal(scratch.conv1.weight, before.conv1.weight)
+
+
+def test_fashion(sample: Sample, shared: Path, tmp_path: Path) -> None:
+    """Of the same few images the tuned network learns more."""
+    data = little("fashion-mnist", shared, tmp_path / "data", 1000, 500)
+    _, scratch, tuned = sample(
+        fashion, "--data", data, "--images", "30", "--seeds", "1", "--epochs", "6", "--out", tmp_path / "out"
+    )
+    assert (scratch[0], tuned[0]) == ("from scratch", "fine-tuned")
+    assert float(tuned[1].rstrip("%")) > float(scratch[1].rstrip("%")) + 1
+
+
+@pytest.mark.slow
+def test_speed(sample: Sample) -> None:
+    """All nine are measured, or say why not; what memory is saved does not depend on how busy the machine is."""
+    header, *rows = sample(speed, "--seconds", "0.01")
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    assert len(named) == 9
+    for row in named:
+        if row["speed-up"] == "device" and len(devices()) == 1:
+            assert row["after"] == "not run: no such device" and not row["ratio"]
+        else:
+            assert float(row["ratio"]) > 0
+    for name in ("accumulation", "detached losses"):
+        memory = next(row["memory"] for row in named if row["speed-up"] == name)
+        before, after = (float(m.replace(",", "")) for m in re.findall(r"[\d,]+", memory))
+        assert before > 2 * after
