@@ -69,8 +69,8 @@ def nodes(path: Path) -> list[Any]:
 @pytest.mark.slow
 def test_mnist(sample: Sample, shared: Path, tmp_path: Path) -> None:
     """Both trainings come back as the same graph with other values, and onnxruntime sees what PyTorch does."""
-    data = little("mnist", shared, tmp_path / "data", 1200, 300)
-    rows = sample(mnist, "--data", data, "--epochs", "2", "--out", tmp_path / "out")[1:]
+    data = little("mnist", shared, tmp_path / "data", 3000, 300)
+    rows = sample(mnist, "--data", data, "--epochs", "3", "--out", tmp_path / "out")[1:]
     assert [row[0] for row in rows] == ["as it came", "trained from scratch", "fine-tuned"]
     assert all(row[1] == row[2] and row[3] == "300 of 300" for row in rows)
     came, scratch, tuned = (float(row[1].rstrip("%")) for row in rows)
