@@ -166,6 +166,17 @@ def ops(**given: Any) -> int:
     return ops_command(**given)
 
 
+@_command("devices", "List what there is to train on.")
+@click.option("--import", "imports", metavar="MODULE", multiple=True, help="Import it first; it brings devices.")
+@click.option("--test/--no-test", default=True, help="Compare each with the CPU on a small network (default: do).")
+@saying_options
+def devices(**given: Any) -> int:
+    """List what there is to train on, with name, memory, what works, and whether it computes what the CPU does."""
+    from onnxgen.cli.devices import devices_command
+
+    return devices_command(**given)
+
+
 def commands() -> Sequence[str]:
     """The names that are not taken for a model."""
     return sorted(app.commands)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.samples import Data, Samples
+from onnxgen.training.data.samples import Batch, Data, Samples
 from onnxgen.training.devices import choose, trainer_options
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.loader import Loader
+from onnxgen.training.memory import Micro
 from onnxgen.training.model import open_model
 from onnxgen.training.prepare import evaluating, objectives_of
 from onnxgen.training.settings import Settings
@@ -78,10 +79,15 @@ def predict(
     device = choose(settings.device, settings.imports)
     network = prepare_for(network, device).to(device.torch_device)
     made: list[tuple[Tensor, ...]] = []
+    micro = Micro()
+
+    def compute(part: Batch) -> tuple[Tensor, ...]:
+        found = network(*(part[column].to(device.torch_device) for column in feeding.inputs))
+        return tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
+
     with evaluating(network), torch.inference_mode():
         for batch in Loader(samples, settings.batch_size, workers=settings.workers):
-            found = network(*(batch[column].to(device.torch_device) for column in feeding.inputs))
-            made.append(tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,))))
+            made.extend(micro.each(batch, compute))
     whole = tuple(torch.cat(parts) for parts in zip(*made, strict=True))
     return whole if len(whole) > 1 else whole[0]
 

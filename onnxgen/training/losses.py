@@ -126,8 +126,12 @@ class Objective:
     def count(self, target: Tensor) -> Tensor | int:
         """How many elements the mean is taken over, by which means of several batches are put together."""
         if self.loss in OF_CLASSES and not target.is_floating_point():
-            return (target != IGNORED).sum() if target.ndim > 1 else target.shape[0]
+            return (target != IGNORED).sum()
         return target.shape[0]
+
+    def share(self, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
+        """The weight of a part's mean in that of the whole batch."""
+        return float(self.count(part[self.column])) / max(float(self.count(whole[self.column])), 1.0)
 
     def chosen(self, output: Tensor) -> Tensor:
         """The class that a classifier's output says, an index for each target."""

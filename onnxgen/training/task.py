@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.losses import Objective
+from onnxgen.training.memory import Micro
 from onnxgen.training.meter import Made, Meter
 from onnxgen.training.sharding import shard
 
@@ -36,6 +37,7 @@ class Task(lightning.LightningModule):
         self.objectives = list(objectives)
         self.feeding = feeding
         self.confusion: Tensor | None = None
+        self.micro = Micro()
         self._configure = configure
         self._sharded = False
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
@@ -64,17 +66,43 @@ class Task(lightning.LightningModule):
         return total, made
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        loss, made = self.compute(batch)
-        self._meters["train"].add(made)
-        if self.trainer.world_size > 1:  # one process may have fewer samples of the last batch than the others
-            loss = loss * getattr(self.trainer.train_dataloader, "weight", 1.0)
-        return loss
+        if self._together:
+            loss, made = self.compute(batch)
+            self._meters["train"].add(made)
+            # One process may have fewer samples of the last batch than the others.
+            return loss * getattr(self.trainer.train_dataloader, "weight", 1.0)
+        return self.micro.forward(self.model, batch, self._share)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self._together:
+            super().backward(loss, *args, **kwargs)
+            return
+        for made in self.micro.backward(self.model, loss, self._share):
+            self._meters["train"].add(made)
+
+    @property
+    def _together(self) -> bool:
+        """Several processes add up gradients in the backward pass: none can take a batch in parts of its own accord."""
+        return self.trainer.world_size > 1
+
+    def _share(self, part: Batch, whole: Batch) -> tuple[Tensor, list[Made]]:
+        """A part's share of the whole batch's loss."""
+        with self.trainer.precision_plugin.train_step_context():
+            total, made = self.compute(part)
+            if part is not whole:
+                shares = [loss * o.share(part, whole) for o, (loss, _, _) in zip(self.objectives, made, strict=True)]
+                total = sum(shares[1:], shares[0])
+        return total, [(loss.detach(), output.detach(), target) for loss, output, target in made]
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        self._meters["val"].add(self.compute(batch)[1])
+        self._evaluate("val", batch)
 
     def test_step(self, batch: Batch, index: int) -> None:
-        self._meters["test"].add(self.compute(batch)[1])
+        self._evaluate("test", batch)
+
+    def _evaluate(self, part: str, batch: Batch) -> None:
+        for _, made in self.micro.each(batch, self.compute):
+            self._meters[part].add(made)
 
     def on_train_epoch_start(self) -> None:
         self._meters["train"] = Meter(self.objectives)

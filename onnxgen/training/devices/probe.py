@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 
+from onnxgen.training.devices.child import python
 from onnxgen.training.devices.device import Device
 
 UNNAMED = "privateuseone"  # PyTorch's name for a back end from outside that gave itself none, such as DirectML
@@ -73,7 +76,9 @@ def _mps() -> Iterator[Device]:
 
 
 def _directml() -> Iterator[Device]:
-    """DirectML's devices. Without a driver `torch_directml.is_available()` itself raises."""
+    """DirectML's devices. Without a driver `torch_directml.is_available()` itself raises, or kills the process."""
+    if "torch_directml" not in sys.modules and not _directml_answers():
+        return
     module = quietly(lambda: importlib.import_module("torch_directml"))
     if not _ask(module, "is_available"):
         return
@@ -82,6 +87,16 @@ def _directml() -> Iterator[Device]:
         if device is not None:
             name = str(_ask(module, "device_name", index) or "DirectML").rstrip("\0 ")
             yield Device("directml", index, name, None, torch.device(device))  # of memory it tells only what is in use
+
+
+@cache
+def _directml_answers() -> bool:
+    """Whether asking for DirectML's devices does no harm, as a process of its own finds out."""
+    if quietly(lambda: importlib.util.find_spec("torch_directml")) is None:
+        return False
+    question = "import torch_directml as d; print('answers', d.is_available() and d.device_count())"
+    said = quietly(lambda: python("-c", question, timeout=120.0).stdout, "")
+    return "answers" in said
 
 
 def _ask(module: Any, function: str, *arguments: Any) -> Any:

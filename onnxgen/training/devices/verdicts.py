@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ import torch
 
 from onnxgen import __version__
 from onnxgen.training.devices import probe
+from onnxgen.training.devices.child import python
 from onnxgen.training.devices.device import Device
 
 TIMEOUT = 180.0  # seconds; a first run may compile kernels
@@ -45,12 +45,8 @@ def _verdict(text: str, name: str, imports: tuple[str, ...]) -> tuple[str, tuple
 
 
 def _run(text: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    command = [sys.executable, "-m", "onnxgen.training.devices.selftest", text, *imports]
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # what can be imported here can be there
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, "PYTHONPATH": path}
-        )
+        done = python("-m", "onnxgen.training.devices.selftest", text, *imports, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         return f"it did not finish within {TIMEOUT:.0f} seconds", ()
     except OSError as error:

@@ -1,0 +1,218 @@
+"""Out of memory: the batch is computed in parts of half the size, whose gradients add up to the whole batch's."""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.samples import Batch
+
+Result = TypeVar("Result")
+Compute = Callable[[Batch, Batch], tuple[Tensor, Any]]  # (part, whole batch): the part's share of the loss, and more
+
+# How allocators say it: CUDA and ROCm, MPS, XPU, DirectML, and the CPU's (on Linux, and on Windows).
+_SAID = (
+    "out of memory",
+    "out_of_memory",
+    "out_of_device_memory",
+    "out_of_resources",
+    "could not allocate tensor",
+    "not enough memory resources",
+    "not enough gpu video memory",
+    "can't allocate memory",
+    "not enough memory",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whatever device."""
+    kind = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+    if isinstance(error, (MemoryError, kind)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAID)
+
+
+@dataclass
+class _Pending:
+    """A batch between its forward and its backward pass."""
+
+    batch: Batch
+    parts: list[Batch]
+    shown: Tensor
+    loss: Tensor | None  # of the first part
+    state: _State
+
+
+class Micro:
+    """Computes batches in as many parts as fit into memory.
+
+    Attributes:
+        size: samples of a part; None as long as whole batches fit. What was too much once is not tried again.
+    """
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self._pending: _Pending | None = None
+        self._found: list[Any] = []
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """A batch in parts of nearly equal size, none larger than `size`."""
+        count = _count(batch)
+        if self.size is None or count <= self.size:
+            return [batch]
+        number = math.ceil(count / self.size)
+        columns = {name: column.tensor_split(number) for name, column in batch.items()}
+        return [{name: pieces[i] for name, pieces in columns.items()} for i in range(number)]
+
+    def each(self, batch: Batch, compute: Callable[[Batch], Result]) -> list[Result]:
+        """What `compute` makes of each part, where nothing is trained.
+
+        Raises:
+            OnnxgenError: a single sample is too much.
+        """
+        while True:
+            found, parts = [], self.parts(batch)
+            for part in parts:
+                made = _attempt(compute, part)
+                if made is None:
+                    break
+                found.append(made)
+            else:
+                return found
+            found.clear()
+            self._halve(parts[0])
+
+    def forward(self, model: nn.Module, batch: Batch, compute: Compute) -> Tensor:
+        """The first part's loss. It is no one's result: a leaf, so that only this object holds on to the graph.
+
+        Raises:
+            OnnxgenError: a single sample is too much.
+        """
+        state = _State(model)
+        while True:
+            parts = self.parts(batch)
+            made = _attempt(compute, parts[0], batch)
+            if made is not None:
+                break
+            state.restore()
+            self._halve(parts[0], model)
+        loss, found = made
+        shown = loss.detach().requires_grad_()
+        self._pending, self._found = _Pending(batch, parts, shown, loss, state), [found]
+        return shown
+
+    def backward(self, model: nn.Module, shown: Tensor, compute: Compute) -> list[Any]:
+        """Add the gradients of the whole batch to the parameters'; returns what `compute` returned of each part.
+
+        Args:
+            shown: what became of the result of `forward`: divided by the number of accumulated batches, scaled.
+
+        Raises:
+            OnnxgenError: a single sample is too much.
+        """
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        (factor,) = torch.autograd.grad(shown, pending.shown)
+        # Gradients of earlier batches wait aside, since those of a failed attempt must go.
+        earlier = {p: p.grad for p in model.parameters() if p.grad is not None}
+        _forget(earlier)
+        while not self._summed(pending, compute, factor):
+            pending.loss = None
+            _forget(model.parameters())
+            pending.state.restore()
+            self._found = []
+            self._halve(pending.parts[0], model)
+            pending.parts = self.parts(pending.batch)
+        for parameter, gradient in earlier.items():
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        return self._found
+
+    def _summed(self, pending: _Pending, compute: Compute, factor: Tensor) -> bool:
+        """Whether all parts went through, one after the other; of the first, the loss may be there."""
+        for part in pending.parts:
+            if pending.loss is None:
+                made = _attempt(compute, part, pending.batch)
+                if made is None:
+                    return False
+                pending.loss = made[0]
+                self._found.append(made[1])
+                del made
+            if _attempt(_backward, pending.loss, factor) is None:
+                return False
+            pending.loss = None
+        return True
+
+    def _halve(self, part: Batch, model: nn.Module | None = None) -> None:
+        count = _count(part)
+        if count <= 1:
+            raise OnnxgenError(
+                Problem("out of memory with a single sample", help="smaller inputs, bf16-mixed, or another device")
+            )
+        self.size = math.ceil(count / 2)
+        norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False
+        gc.collect()
+        _empty_cache(next(iter(part.values())).device)
+        text = f"out of memory with {count} samples at once: from here on in parts of {self.size}"
+        text += ", whose gradients add up to the same" if model is not None else ""
+        text += "; BatchNorm takes its statistics from the parts" if norms else ""
+        warnings.warn(text, stacklevel=2)
+
+
+class _State:
+    """What a forward pass changes besides its result: generators of random numbers, running statistics."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = (m for m in model.modules() if isinstance(m, _NormBase) and m.training)
+        self._kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+        self._cpu = torch.get_rng_state()
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        # Other devices draw by the CPU's generator, or don't tell the state of their own.
+        self._module = getattr(torch, device.type) if device.type in ("cuda", "xpu", "mps") else None
+        self._device = self._module.get_rng_state() if self._module is not None else None
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for buffer, kept in self._kept:
+                buffer.copy_(kept)
+        torch.set_rng_state(self._cpu)
+        if self._module is not None:
+            self._module.set_rng_state(self._device)
+
+
+def _attempt(call: Callable[..., Result], *arguments: Any) -> Result | None:
+    """What the call returns; None if memory ran out. The error is gone then, and with it what its frames held."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
+
+
+def _backward(loss: Tensor, factor: Tensor) -> bool:
+    loss.backward(factor)  # type: ignore[no-untyped-call]
+    return True
+
+
+def _forget(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _count(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _empty_cache(device: torch.device) -> None:
+    empty = getattr(getattr(torch, device.type, None), "empty_cache", None)
+    if empty is not None:
+        empty()

@@ -1,0 +1,72 @@
+"""Run in a process of its own, since a registered device stays: a fit on a simulated device, and on the CPU.
+
+python -m tests.training.standin.fitting DEVICE OUT [MODULE ...]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from onnxgen.training import choose, fit
+from tests.training.standin.nets import Net, data
+
+
+class Misplaced(Net):
+    """Adds a tensor that was made on the CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.ones(3)
+
+
+def trained(device: str, out: Path, imports: tuple[str, ...], net: type[nn.Module] = Net) -> Any:
+    torch.manual_seed(0)
+    model = net()
+    x, y = data(32)
+    given = {"epochs": 1, "batch_size": 8, "lr": 0.01, "clip": 1.0, "val": 0.25, "workers": 0}
+    given["optimizer_args"] = {"eps": 1e-2}  # else Adam makes steps of gradients that are but noise
+    result = fit(model, (x.double(), y), device=device, imports=imports, out=out, **given)
+    saved = [torch.load(path, weights_only=False) for path in (out / "checkpoints").rglob("*.ckpt")]
+    return model, result.history, saved
+
+
+def main(device: str, out: Path, imports: tuple[str, ...]) -> None:
+    chosen = choose("auto", imports)
+    there = choose(device, imports)
+    cpu, expected, _ = trained("cpu", out / "cpu", ())
+    from tests.training.standin.simulated import COUNTS
+
+    before = COUNTS["calls"]
+    ours, history, checkpoint = trained(device, out / "device", imports)
+    try:
+        trained(device, out / "misplaced", imports, Misplaced)
+        misplaced = "nothing was raised"
+    except RuntimeError as error:
+        misplaced = str(error)
+    states = zip(cpu.state_dict().values(), ours.state_dict().values(), strict=True)
+    said = {
+        "auto": chosen.text,
+        "type": there.type,
+        "verdict": there.verdict,
+        "works": there.works,
+        "calls": COUNTS["calls"] - before,
+        "difference": max((a - b).abs().max().item() for a, b in states),
+        "losses": [[h["train_loss"], h["val_loss"]] for h in history],
+        "expected": [[h["train_loss"], h["val_loss"]] for h in expected],
+        "keys": list(ours.state_dict()) == list(cpu.state_dict()),
+        "saved on": sorted({t.device.type for t in tree_leaves(checkpoint) if isinstance(t, torch.Tensor)}),
+        "misplaced": misplaced,
+    }
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:]))

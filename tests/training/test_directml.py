@@ -1,0 +1,162 @@
+"""Whole fits where DirectML's lacks are errors, and on simulated devices, where tensors must be in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from onnxgen.training import Settings, choose, report
+from onnxgen.training.checkpoint import callback
+from onnxgen.training.devices import prepare, verdicts
+from onnxgen.training.fit import run
+from onnxgen.training.meter import Meter
+from onnxgen.training.prepare import Plan
+from onnxgen.training.prepare import prepare as plan_run
+from tests.conftest import ROOT
+from tests.training.standin.lacking import LackedByDirectML, Lacking
+from tests.training.standin.nets import Net, data
+
+PLUG = ROOT / "tests" / "training" / "standin" / "plug"
+simulating = pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch can't register a back end from Python",
+)
+
+# ---- (a) torch_directml with the CPU for its device, under a mode that raises where DirectML lacks something ---------
+
+
+@pytest.fixture
+def standin(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        device=lambda index=0: torch.device("cpu"),
+        device_name=lambda index: "Stand-in",
+    )
+    monkeypatch.setitem(sys.modules, "torch_directml", module)
+    monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("ok", ()))
+    # Metrics are summed and drawn on the CPU in float64; that it is not on the device, a simulated one shows below.
+    monkeypatch.setattr(callback, "_sums", _disable_current_modes()(callback._sums))
+    for name in ("__init__", "add", "means"):
+        monkeypatch.setattr(Meter, name, _disable_current_modes()(getattr(Meter, name)))
+    monkeypatch.setattr(report, "finish", _disable_current_modes()(report.finish))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "nadam"])
+def test_a_whole_fit_needs_nothing_that_directml_lacks(standin: None, tmp_path: Path, optimizer: str) -> None:
+    torch.manual_seed(0)
+    model, before = Net(), Net().state_dict().keys()
+    plan = planned(model, tmp_path, optimizer=optimizer, schedule="OneCycleLR")
+    with Lacking():
+        result = run(plan, ())
+    assert len(result.history) == 2 and result.history[-1]["val_loss"] > 0
+    assert model.state_dict().keys() == before
+    assert int(model.norm.num_batches_tracked) in (3, 6)  # of the best epoch
+
+
+def planned(model: nn.Module, out: Path, device: str = "directml", **more: Any) -> Plan:
+    """Checked on the CPU, which has float64 and kernels of recurrent layers; from here on all is on the device."""
+    x, y = data(64)
+    parts = {"train": (x[:48], y[:48]), "val": (x[48:], y[48:])}
+    common = {"epochs": 2, "batch_size": 16, "lr": 0.01, "clip": 1.0, "workers": 0}
+    return plan_run(model, parts, Settings(device=device, out=out, **common, **more))
+
+
+class Pair:
+    """What Lacking must catch: calls that need what DirectML lacks."""
+
+    x = torch.ones(3, 2, 4)
+    w = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)]
+    CALLS = {
+        "float64 made": lambda: torch.zeros(2, dtype=torch.float64),
+        "float64 cast": lambda: Pair.x.double(),
+        "complex128": lambda: torch.zeros(2, dtype=torch.complex128),
+        "lerp": lambda: torch.lerp(Pair.x, Pair.x, 0.5),
+        "lerp_": lambda: Pair.x.clone().lerp_(Pair.x, torch.tensor(0.5)),
+        "foreach": lambda: torch._foreach_add([Pair.x, Pair.x], 1.0),
+        "foreach norm": lambda: torch._foreach_norm([Pair.x]),
+        "fused": lambda: Pair.step(fused=True),
+        "Adam": lambda: Pair.step(foreach=False),
+        "LSTM": lambda: nn.LSTM(4, 4)(Pair.x),
+        "scaled gradients": lambda: torch._amp_foreach_non_finite_check_and_unscale_(
+            [torch.ones(2)], torch.zeros(1), torch.ones(1)
+        ),
+    }
+
+    @staticmethod
+    def step(**options: Any) -> None:
+        sum(w.sum() for w in Pair.w).backward()
+        torch.optim.Adam(Pair.w, **options).step()
+
+
+@pytest.mark.parametrize("name", Pair.CALLS)
+def test_the_mode_catches(name: str) -> None:
+    with pytest.raises(LackedByDirectML, match="DirectML has no"), Lacking():
+        Pair.CALLS[name]()
+
+
+def test_without_our_care_the_fit_would_be_caught(standin: None, tmp_path: Path) -> None:
+    """The same fit on the plain CPU does what DirectML can't."""
+    plan = planned(Net(), tmp_path, device="cpu")
+    with pytest.raises(LackedByDirectML), Lacking():
+        run(plan, ())
+
+
+def test_chosen_and_prepared(standin: None) -> None:
+    device = choose("directml")
+    assert (device.text, device.name, choose("auto").kind) == ("directml:0", "Stand-in", "directml")
+    model = prepare(Net(), device)
+    assert not any(type(module) in (nn.LSTM, nn.GRU) for module in model.modules())
+    assert torch.float64 not in {tensor.dtype for tensor in model.state_dict().values()}
+
+
+# ---- (b) devices that are simulated: their tensors mix with no others ------------------------------------------------
+
+
+def child(tmp_path: Path, *arguments: str) -> Any:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PLUG))), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@simulating
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "device, imports, works",
+    [("directml", (), ["foreach"]), ("ocl:0", ("simulated_ocl",), ["float64", "lerp", "foreach"])],
+    ids=["directml", "plug-in"],
+)
+def test_a_fit_on_a_simulated_device_is_that_on_the_cpu(
+    tmp_path: Path, device: str, imports: tuple[str, ...], works: list[str]
+) -> None:
+    """DirectML without what it lacks, and a back end from outside, chosen, tested and trained on as a real one."""
+    said = child(tmp_path, "-m", "tests.training.standin.fitting", device, str(tmp_path), *imports)
+    assert (said["verdict"], said["works"]) == ("ok", works)
+    assert said["auto"] == f"{device.partition(':')[0]}:0"
+    assert said["type"] == ("privateuseone" if device == "directml" else "ocl")
+    assert said["calls"] > 1000  # it did run there
+    assert said["keys"] and said["difference"] < 1e-4
+    assert said["losses"] == [pytest.approx(pair, abs=1e-4) for pair in said["expected"]]
+    assert said["saved on"] == ["cpu"]
+    assert "same device" in said["misplaced"] or "a tensor on cpu" in said["misplaced"]
+
+
+@simulating
+@pytest.mark.slow
+def test_the_command_lists_simulated_devices(tmp_path: Path) -> None:
+    said = child(tmp_path, "-m", "onnxgen", "devices", "--json", "--import", "simulated_ocl")
+    assert [(d["device"], d["self_test"]) for d in said] == [("ocl:0", "ok"), ("cpu", "ok")]
+    assert "recurrent" in said[1]["works"] and "recurrent" not in said[0]["works"]

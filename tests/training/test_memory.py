@@ -1,0 +1,183 @@
+"""Batches that don't fit into memory: in parts, the result is that of whole batches."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import evaluate, fit
+from onnxgen.training.memory import Micro, is_out_of_memory
+
+X = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(24) % 3
+
+
+class Failing(torch.autograd.Function):
+    """Runs out of memory in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: int) -> Tensor:
+        ctx.most = most
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        limit(grad, ctx.most)
+        return grad, None
+
+
+def limit(x: Tensor, most: int) -> None:
+    if len(x) > most:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Net(nn.Module):
+    """x [batch, 6] to logits [batch, 3]; more than `most` samples are too much."""
+
+    def __init__(self, most: int = 10**6, backward: int = 10**6, middle: nn.Module | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.middle = nn.Identity() if middle is None else middle
+        self.most, self.backward_most = most, backward
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        x = self.middle(torch.tanh(self.first(x)))
+        limit(x, self.most)
+        logits: Tensor = self.last(x)
+        # Between the layers: the last layer's gradient is there already when memory runs out.
+        return logits if self.backward_most > len(x) else self.last(Failing.apply(x, self.backward_most))
+
+
+def by_hand(batches: list[slice], accumulate: int) -> list[Tensor]:
+    """The loop that the engine's result is held against."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for number, batch in enumerate(batches):
+        (nn.functional.cross_entropy(net(X[batch]), Y[batch]) / accumulate).backward()
+        if number % accumulate == accumulate - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.detach() for p in net.parameters()]
+
+
+def trained(net: nn.Module, out: Path, **more: Any) -> list[Tensor]:
+    given = {
+        "epochs": 2,
+        "batch_size": 24,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "weight_decay": 0.0,
+        "workers": 0,
+        "val": 0.0,
+    }
+    options = {**given, "optimizer_args": {"momentum": 0.9}, "device": "cpu", "out": out, **more}
+    fit(net, {"train": (X, Y)}, **options)
+    return [p.detach() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("where", [{"most": 7}, {"backward": 7}, {"most": 11, "backward": 5}])
+def test_in_parts_the_weights_are_those_of_whole_batches(where: dict[str, int], tmp_path: Path) -> None:
+    net = Net(**where)
+    with pytest.warns(UserWarning, match="out of memory with 24 samples at once: .* parts of 12"):
+        got = trained(net, tmp_path)
+    whole = slice(0, 24)
+    for a, b in zip(got, by_hand([whole, whole], 1), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert net.seen.count(24) <= 2 and max(net.seen[-4:]) <= 6  # what was too much is not tried again
+
+
+def test_gradients_of_earlier_batches_are_neither_lost_nor_counted_twice() -> None:
+    """As Lightning does it: two batches are accumulated, the second runs out of memory half way."""
+    net = Net(backward=7)
+    micro = Micro()
+
+    def compute(part: dict[str, Tensor], whole: dict[str, Tensor]) -> tuple[Tensor, int]:
+        share = len(part["x"]) / len(whole["x"])
+        return nn.functional.cross_entropy(net(part["x"]), part["y"]) * share, len(part["x"])
+
+    found = []
+    for batch in (slice(0, 6), slice(6, 24)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shown = micro.forward(net, {"x": X[batch], "y": Y[batch]}, compute)
+            found.append(micro.backward(net, shown / 2, compute))
+    expected = Net()
+    for batch in (slice(0, 6), slice(6, 24)):
+        (nn.functional.cross_entropy(expected(X[batch]), Y[batch]) / 2).backward()
+    for a, b in zip(net.parameters(), expected.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-7)
+    assert found == [[6], [6, 6, 6]] or found == [[6], [5, 5, 4, 4]]
+
+
+def test_dropout_and_running_statistics_start_over() -> None:
+    """A failed attempt leaves no trace: what follows is as if the smaller parts had been asked for at once."""
+    results = []
+    for most in (10**6, 7):
+        net = Net(backward=most, middle=nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.5))).train()
+        micro = Micro()
+        micro.size = 6 if most > 24 else None
+        torch.manual_seed(7)
+
+        def compute(part: dict[str, Tensor], whole: dict[str, Tensor], net: nn.Module = net) -> tuple[Tensor, None]:
+            loss = nn.functional.cross_entropy(net(part["x"]), part["y"])
+            return loss * (len(part["x"]) / len(whole["x"])), None
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            micro.backward(net, micro.forward(net, {"x": X, "y": Y}, compute), compute)
+        assert (most > 24) or "BatchNorm takes its statistics from the parts" in str(said[0].message)
+        results.append([*(p.grad for p in net.parameters()), *copy.deepcopy(list(net.buffers())), torch.rand(1)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_one_sample_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OnnxgenError, match="out of memory with a single sample"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained(Net(backward=0), tmp_path)
+
+
+def test_evaluation_halves_too_and_counts_the_same() -> None:
+    whole = evaluate(Net(), {"test": (X, Y)}, batch_size=24, device="cpu")
+    with pytest.warns(UserWarning, match="out of memory"):
+        parts = evaluate(Net(most=5), {"test": (X, Y)}, batch_size=24, device="cpu")
+    assert parts == pytest.approx(whole, abs=1e-6)
+
+
+def test_any_other_error_is_left_alone() -> None:
+    def broken(part: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        Micro().each({"x": X}, broken)
+
+
+@pytest.mark.parametrize(
+    "error, verdict",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 5.05 GB)"), True),
+        (RuntimeError("XPU out of memory. Tried to allocate 16.00 GiB"), True),
+        (RuntimeError("Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), True),
+        (RuntimeError("Could not allocate tensor with 411041792 bytes. There is not enough GPU video memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_is_taken_for_it(error: BaseException, verdict: bool) -> None:
+    assert is_out_of_memory(error) == verdict
