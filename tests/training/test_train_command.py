@@ -265,6 +265,16 @@ def test_quiet(tmp_path: Path, capsys: Out) -> None:
     assert said.out == said.err == ""
 
 
+def test_ctrl_c_twice_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    """Lightning ends the process by itself then, with a code of its own."""
+
+    def fit(*_: Any, **__: Any) -> Any:
+        raise SystemExit(1)
+
+    monkeypatch.setattr("onnxgen.cli.training._fit", lambda: fit)
+    assert train(*SHORT) == 130 and capsys.readouterr().err.strip() == "error: interrupted"
+
+
 def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "onnxgen", "train", *map(str, arguments)]

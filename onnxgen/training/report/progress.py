@@ -110,7 +110,9 @@ class Progress(lightning.Callback):
         row = self.metrics.rows[-1]
         best = best_row(self.metrics.rows, self.facts.monitor)
         self.say(epoch_line(row, self.epochs, best is row, self.rate))
-        self.show()
+        if time.monotonic() >= self._due:  # epochs may be shorter than that
+            self.show()
+            self._due = time.monotonic() + self.every
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.close()
