@@ -211,7 +211,7 @@ def _look(path: Path) -> Seen:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
     except Exception as error:  # PIL's plug-ins raise what they like
-        return _line(error)
+        return _line(error).replace(repr(str(path)), "").strip()  # the file is named beside it
 
 
 def _line(error: Exception) -> str:
