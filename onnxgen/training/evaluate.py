@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Samples
 from onnxgen.training.devices import choose, trainer_options
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import open_model
+from onnxgen.training.model import fixed_batch, open_model, scale_of, signature_of
 from onnxgen.training.prepare import evaluating, objectives_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
@@ -38,8 +40,9 @@ def evaluate(
     """The losses, and of a classifier the accuracy, that a model has on data.
 
     Args:
-        model: an `nn.Module`, or the path of a generated file.
-        data: as for `fit`.
+        model: an `nn.Module`, or the path of a generated file (with `weights`, those of a checkpoint).
+        data: as for `fit`. Images are normalised as they were when `fit` trained this very model; of another model say
+            `normalize`: by their own mean and deviation, of which a warning tells, they are rarely what was trained.
         part: "train", "val" or "test"; default: test if the data has it, else validation, else all of it.
         settings, overrides: as for `fit`; what speaks of training is ignored.
 
@@ -49,12 +52,13 @@ def evaluate(
     Raises:
         OnnxgenError: model and data do not fit together.
     """
-    settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
-    network = model if isinstance(model, nn.Module) else open_model(model)
+    network, settings = _opened(model, settings, overrides)
     opened = open_data(data, network, settings)
+    _warn_of_scale(network, opened, settings)
     samples = _part(opened, part)
     feeding = feed(opened, network, settings)
     check(network, opened, feeding, settings)
+    _refuse_rest(network, samples)
     objectives = objectives_of(network, samples, feeding, settings)
     device = choose(settings.device, settings.imports)
     task = Task(prepare_for(network, device), objectives, feeding, lambda _: None)
@@ -69,27 +73,74 @@ def predict(
 ) -> Tensor | tuple[Tensor, ...]:
     """A model's outputs for data, in its order, on the CPU: one tensor [samples, ...], or a tuple of them.
 
-    Args and raises: as `evaluate`; targets are not needed.
+    Where the samples lie along another axis of an output (the last state of a recurrent layer), so they do here.
+
+    Args and raises: as `evaluate`; targets are not needed. A sample that can't be read is an error: left out, it would
+    shift all that follow.
     """
-    settings = replace(settings or Settings(val=0.0), **given)
-    network = model if isinstance(model, nn.Module) else open_model(model)
-    opened = open_data(data, network, settings, targets=False)
+    network, settings = _opened(model, settings, given)
+    opened = open_data(data, network, replace(settings, strict=True), targets=False)
+    _warn_of_scale(network, opened, settings)
     samples = _part(opened, part)
     feeding = feed(opened, network, settings, targets=False)
+    check(network, opened, feeding, settings)
+    _refuse_rest(network, samples)
     device = choose(settings.device, settings.imports)
     network = prepare_for(network, device).to(device.torch_device)
-    made: list[tuple[Tensor, ...]] = []
+    made: list[tuple[int, tuple[Tensor, ...]]] = []
     micro = Micro()
 
-    def compute(part: Batch) -> tuple[Tensor, ...]:
+    def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
         found = network(*(part[column].to(device.torch_device) for column in feeding.inputs))
-        return tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
+        count = len(part[feeding.inputs[0]])
+        return count, tuple(y.cpu() for y in (found if isinstance(found, tuple) else (found,)))
 
     with evaluating(network), torch.inference_mode():
         for batch in Loader(samples, settings.batch_size, workers=settings.workers):
             made.extend(micro.each(batch, compute))
-    whole = tuple(torch.cat(parts) for parts in zip(*made, strict=True))
+    counts, outputs = zip(*made, strict=True)
+    whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))
     return whole if len(whole) > 1 else whole[0]
+
+
+def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """One output's batches, joined along the axis of the samples."""
+    ports = signature_of(network)
+    batch = {port.dims[0] for port in ports.inputs if port.dims}
+    dims = (ports.outputs[index].dims if index < len(ports.outputs) else None) or ()
+    named = [axis for axis, dim in enumerate(dims) if isinstance(dim, str) and dim in batch]
+    for axis in (*named, *range(parts[0].ndim)):
+        if all(part.ndim > axis and part.shape[axis] == count for part, count in zip(parts, counts, strict=True)):
+            return torch.cat(list(parts), axis)
+    shapes = ", ".join(str(list(part.shape)) for part in parts[:2])
+    what = f"output {index} has no axis of samples: it is {shapes} for batches of {counts[0]}"
+    raise OnnxgenError(Problem(what, help="wrap the model, so that it returns what is one for each sample"))
+
+
+def _opened(
+    model: nn.Module | Path | str, settings: Settings | None, overrides: Mapping[str, Any]
+) -> tuple[nn.Module, Settings]:
+    """The model, and the settings without what changes samples in training."""
+    settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
+    if not isinstance(model, nn.Module):
+        return open_model(model, settings.weights), settings
+    if overrides.get("weights") is not None:
+        raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
+    return model, settings
+
+
+def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
+    if settings.normalize == "auto" and not scale_of(network) and data.normalize not in ("", "none"):
+        way = "what the model was trained with may differ: say it with normalize="
+        warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=3)
+
+
+def _refuse_rest(network: nn.Module, samples: Samples) -> None:
+    """A model of a fixed batch takes no smaller one at the end."""
+    fixed = fixed_batch(network)
+    if fixed and len(samples) % fixed:
+        what = f"the model takes batches of {fixed} only, and there are {len(samples)} samples"
+        raise OnnxgenError(Problem(what, help="generate it again with --dynamic-batch"))
 
 
 def _part(data: Data, name: str | None) -> Samples:

@@ -43,6 +43,7 @@ NAMES = (
     "smooth_l1_loss",
     "soft_margin_loss",
 )
+PROBABILITIES = ("sigmoid", "softmax")  # endings from 0 to 1
 _ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 # what rearranges elements or copies them; the classes may lie along another axis then
 _VIEWS = "View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T".split()
@@ -113,8 +114,12 @@ class Objective:
         """The mean loss. A softmax's result is taken as probabilities, of which the logarithm is the loss's input."""
         if self.loss in OF_CLASSES:
             output = output.movedim(self.axis, 1) if output.ndim > 1 else output
+            target = target.to(output.dtype) if target.shape == output.shape else target
             if self.loss == "nll_loss" and self.ending.kind == "softmax":
                 output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
+            if self.loss != "multi_margin_loss" and target.ndim > 1 and not target.is_floating_point():
+                # The mean of a batch in which everything is ignored is NaN in torch.
+                return _FUNCTIONS[self.loss](output, target, reduction="sum") / (target != IGNORED).sum().clamp_min(1)
         else:  # [batch] for [batch, 1], which torch would broadcast to [batch, batch]
             target = target.view_as(output)
             target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
@@ -136,12 +141,12 @@ class Objective:
     def chosen(self, output: Tensor) -> Tensor:
         """The class that a classifier's output says, an index for each target."""
         if self.loss in OF_CHANCES:
-            threshold = 0.5 if self.ending.kind == "sigmoid" else 0.0
+            threshold = 0.5 if self.ending.kind in PROBABILITIES else 0.0
             return (output > threshold).long()
         return output.argmax(self.axis)
 
 
-_FUNCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {name: getattr(F, name) for name in NAMES}
+_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {name: getattr(F, name) for name in NAMES}
 
 
 def loss_name(text: str) -> str:
@@ -179,18 +184,24 @@ def objective(
         loss = loss_name(asked)
         _refuse_wrong(loss, ending, name)
     if loss in OF_CLASSES:
-        if not of_classes and output.shape == target.shape and loss == "cross_entropy":
+        if output.shape == target.shape and output.ndim == 2 and loss == "cross_entropy":
             return Objective(index, name, column, loss, ending)  # chances instead of a class
         if not of_classes:
             raise OnnxgenError(f"{loss} needs class indices, and column {column!r} holds {target.dtype}")
         axis = _class_axis(output, target, ending, name)
         return Objective(index, name, column, loss, ending, output.shape[axis], axis)
-    if output.numel() != target.numel():
+    if not _same_layout(output, target):
         raise OnnxgenError(
             f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         )
     binary = loss in OF_CHANCES and (of_classes or target.dtype == torch.bool or len(field.classes) == 2)
     return Objective(index, name, column, loss, ending, 2 if binary else 0)
+
+
+def _same_layout(output: Tensor, target: Tensor) -> bool:
+    """Whether a target's elements are in an output's order, but for axes of size 1 and flattened ones."""
+    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
+    return output.numel() == target.numel() and (given == wanted or len(given) != len(wanted))
 
 
 def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name: str) -> str:
@@ -208,8 +219,9 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
         return "kl_div"
     if ending.kind == "sigmoid":
         return "binary_cross_entropy"
-    is_binary = target.dtype == torch.bool or len(field.classes) == 2
-    return "binary_cross_entropy_with_logits" if is_binary else "mse_loss"
+    if not (target.dtype == torch.bool or len(field.classes) == 2):
+        return "mse_loss"
+    return "binary_cross_entropy" if ending.kind == "softmax" else "binary_cross_entropy_with_logits"
 
 
 def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -25,9 +26,11 @@ def open_module(path: Path | str) -> ModuleType:
     path = Path(path).resolve()
     if not path.is_file():
         raise OnnxgenError(Problem(f"there is no file {path}", help="name the module that onnxgen generated"))
+    stamp = _stamp(path)
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
-            return module
+            if getattr(module, _STAMP, stamp) == stamp:  # else it was generated again since
+                return module
     name, number = path.stem, 1
     while not name.isidentifier() or name in sys.modules:  # the other's classes must stay where pickle finds them
         name, number = f"onnxgen_model_{number}", number + 1
@@ -36,6 +39,7 @@ def open_module(path: Path | str) -> ModuleType:
         raise OnnxgenError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    setattr(module, _STAMP, stamp)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -44,6 +48,14 @@ def open_module(path: Path | str) -> ModuleType:
             Problem(f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force")
         ) from error
     return module
+
+
+_STAMP = "__onnxgen_stamp__"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def open_model(path: Path | str, weights: Path | str | None = None, *, from_scratch: bool = False) -> nn.Module:
@@ -106,6 +118,19 @@ def signature_of(model: nn.Module) -> Signature:
     required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(tuple(Port(name, None, None) for name in names), ())
+
+
+_SCALES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def set_scale(model: nn.Module, normalize: str) -> None:
+    """Remember by which numbers a model's images are normalised ("0.1307,0.3081"): other data has to be by the same."""
+    _SCALES[model] = normalize
+
+
+def scale_of(model: nn.Module) -> str:
+    """What `set_scale` was told of this very object; empty if nothing was."""
+    return _SCALES.get(model, "")
 
 
 def fixed_batch(model: nn.Module) -> int | None:

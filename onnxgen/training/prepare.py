@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
+from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune import freeze, replace_head, reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import fixed_batch, open_model, signature_of
+from onnxgen.training.model import fixed_batch, open_model, set_scale, signature_of
 from onnxgen.training.settings import Settings
 
 
@@ -61,6 +62,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     elif settings.weights is not None:
         raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
     elif settings.from_scratch:
+        set_scale(model, "")
         reset(model)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
@@ -74,6 +76,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
+    if len(feeding.inputs) == 1:
+        set_scale(model, opened.normalize)
     settings = replace(settings, normalize=opened.normalize or settings.normalize)  # the numbers, for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
     plan.notes += [_said(o) for o in objectives]
@@ -92,10 +96,31 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
             raise OnnxgenError(f"the model has {len(outputs)} outputs, and {column!r} is to be the target of {name}")
         asked = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
         shown = name if len(feeding.targets) > 1 else ""
-        made = objective(index, shown, outputs[index], column, samples.fields[column], batch[column], asked)
+        made = objective(index, shown, outputs[index], column, _field(samples, column), batch[column], asked)
+        if asked == "auto" and made.ending.kind in ("", "softmax"):
+            _refuse_one_hot(samples, column)
         found.append(made)
-    _refuse_unknown(settings.loss, names)
+    _refuse_unknown(settings.loss, names, feeding)
     return found
+
+
+def _field(samples: Samples, column: str) -> Field:
+    """What is known of a target. One that is never anything but 0 or 1 is of two classes, whatever it is called."""
+    field, values = samples.fields[column], column_of(samples, column)
+    if field.classes[2:] or values is None or not bool(((values == 0) | (values == 1)).all()):
+        return field
+    return replace(field, classes=field.classes if len(field.classes) == 2 else ("0", "1"))
+
+
+def _refuse_one_hot(samples: Samples, column: str) -> None:
+    """A one in each row of zeros could stand for one class of several, or for several yes and no."""
+    values = column_of(samples, column)
+    if values is None or values.ndim != 2 or values.shape[1] < 2:
+        return
+    if bool(((values == 0) | (values == 1)).all()) and bool((values.sum(1) == 1).all()):
+        what = f"each row of target {column!r} has a single 1: one class of {values.shape[1]}, or yes and no for each?"
+        way = "give class indices (y.argmax(1)), or name the loss that is meant: --loss cross_entropy, bce, mse, ..."
+        raise OnnxgenError(Problem(what, help=way))
 
 
 def few(model: nn.Module, available: int) -> int:
@@ -125,10 +150,13 @@ def evaluating(model: nn.Module) -> Any:
             module.training = training
 
 
-def _refuse_unknown(losses: str | Mapping[str, str], names: list[str]) -> None:
-    unknown = [] if isinstance(losses, str) else [name for name in losses if name not in names]
-    if unknown:
-        raise OnnxgenError(f"the model has no output {unknown[0]!r} (it has {', '.join(names)})")
+def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: Feeding) -> None:
+    for name, loss in ({} if isinstance(losses, str) else losses).items():
+        if name not in names:
+            raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
+        if names.index(name) not in feeding.targets:
+            what = f"output {name} is to be trained with {loss}, but has no target"
+            raise OnnxgenError(Problem(what, help=f"--target {name}=COLUMN"))
 
 
 def _said(made: Objective) -> str:

@@ -95,6 +95,12 @@ class Settings:
     out: Path = Path("runs/last")
 
     def __post_init__(self) -> None:
+        for name in ("weights", "out"):  # text will do, as for every path
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Path(getattr(self, name)))
+        for name in ("freeze", "imports"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         for name in ("epochs", "batch_size", "accumulate", "devices", "nodes"):
             if getattr(self, name) < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -93,6 +93,12 @@ def test_an_open_question_is_asked() -> None:
         (lambda x: x[:, :1], torch.tensor([0, 1]), PETS, "binary_cross_entropy_with_logits"),
         (lambda x: x[:, :1].sigmoid(), torch.tensor([0, 1]), INT, "binary_cross_entropy"),
         (lambda x: x[:, :1], torch.tensor([31, 47]), INT, "mse_loss"),
+        (
+            lambda x: x.softmax(1),
+            torch.tensor([[True, True, False], [False, True, False]]),
+            FLOAT,
+            "binary_cross_entropy",
+        ),
     ],
 )
 def test_what_is_no_class_index(output: Callable[[Tensor], Tensor], target: Tensor, field: Field, loss: str) -> None:
@@ -153,3 +159,27 @@ def test_means_over_batches_of_different_sizes_are_those_of_all_samples() -> Non
     for true, said in zip(y.tolist(), x.argmax(1).tolist(), strict=True):
         expected[true, said] += 1
     assert meter.confusion is not None and torch.equal(meter.confusion, expected)
+
+
+@pytest.mark.parametrize("end", [lambda x: x, lambda x: x.log_softmax(1)])
+def test_a_batch_of_which_nothing_counts_has_no_loss(end: Callable[[Tensor], Tensor]) -> None:
+    x = scores(2, 3, 4)
+    made = objective(0, "", end(x), "y", INT, TOKENS, "auto")
+    nothing = torch.full((2, 4), -100)
+    value = made(end(x), nothing)
+    assert float(value.detach()) == 0 and not torch.autograd.grad(value, x)[0].any()
+    meter = Meter([made])
+    for target in (TOKENS, nothing):
+        meter.add([(made(end(x), target), end(x), target)])
+    assert meter.means("val", lambda sums: sums)["val_loss"] == pytest.approx(float(F.cross_entropy(x, TOKENS)))
+
+
+def test_a_target_in_another_order_of_axes_is_refused() -> None:
+    with pytest.raises(OnnxgenError, match=r"output 0 is \[2, 3, 4\], its target 'y' \[2, 4, 3\]"):
+        objective(0, "", scores(2, 3, 4), "y", FLOAT, torch.zeros(2, 4, 3), "mse")
+
+
+def test_two_classes_by_a_softmax_are_told_apart_at_a_half() -> None:
+    x, y = scores(2, 3), torch.tensor([[1, 0, 1], [0, 1, 0]], dtype=torch.bool)
+    made = objective(0, "", x.softmax(1), "y", FLOAT, y, "bce")
+    assert torch.equal(made.chosen(x.softmax(1)), (x.softmax(1) > 0.5).long())

@@ -140,7 +140,12 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
     count = shape[axes[0]] if len(axes) == 1 else 0
     if count < 2:
         return  # no class index; or one number, of two classes the chance of the second; or the loss has to tell
-    has = len(field.classes) or 1 + max(values.highest(column) for values in parts.values())
+    highest = max(values.highest(column) for values in parts.values())
+    has = len(field.classes) or highest + 1
+    if highest == count and not any(values.outside(column, 1, count) for values in parts.values()):
+        what = f"column {column!r} has classes 1 to {highest}, and the model's {count} are 0 to {count - 1}"
+        problems.add(Problem(what, help="count the classes from 0: subtract 1"))
+        return
     if len(field.classes) > count:
         what = f"the data has {has} classes ({listed(field.classes[:3])}, ...), and the model tells {count} apart"
         problems.add(Problem(what, help=f"--replace-head {has}"))

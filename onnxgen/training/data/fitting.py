@@ -19,7 +19,7 @@ from onnxgen.training.data.samples import Batch, Data, Field, Samples
 from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
-from onnxgen.training.model import fixed_batch, signature_of
+from onnxgen.training.model import fixed_batch, scale_of, signature_of
 from onnxgen.training.settings import Settings
 
 Step = Callable[[Tensor, Sequence[int], int], Tensor]
@@ -89,7 +89,8 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         steps.setdefault(column, _target(fields[column], wanted))
     source.notes += _bytes(fields, {c: step for c, step in steps.items() if c not in images})
     found = Data(None, name=source.name, notes=source.notes, target=target)
-    scaled = {c: _scaled(source, c, step, settings, found) for c, step in images.items()}
+    known = scale_of(model)
+    scaled = {c: _scaled(source, c, step, settings, found, known) for c, step in images.items()}
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(
             Problem(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
@@ -170,9 +171,15 @@ def _image_step(source: Source, column: str, port: Port, white: float) -> ToInpu
     return ToInput(axes, white, wanted, dtype=dtype)
 
 
-def _scaled(source: Source, column: str, step: ToInput, settings: Settings, data: Data) -> ToInput:
-    """The step with the mean and deviation that the settings ask for, of which a note tells."""
-    if not step.dtype.is_floating_point or settings.normalize == "none":
+def _scaled(source: Source, column: str, step: ToInput, settings: Settings, data: Data, known: str) -> ToInput:
+    """The step with the mean and deviation that the settings ask for, of which a note tells.
+
+    `known` is how the model's images were normalised when it was trained; "auto" is that.
+    """
+    if not step.dtype.is_floating_point or "none" in (
+        settings.normalize,
+        known if settings.normalize == "auto" else "",
+    ):
         data.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
         data.normalize = "none"
         return step
@@ -180,6 +187,10 @@ def _scaled(source: Source, column: str, step: ToInput, settings: Settings, data
         scale = parse_scale(settings.normalize, step.frame.channels)
         data.normalize = scale_text(scale)
         data.notes.append(f"{column} is normalised by --normalize {data.normalize}")
+    elif known:
+        scale = parse_scale(known, step.frame.channels)
+        data.normalize = known
+        data.notes.append(f"{column} is normalised by {known}, as when the model was trained")
     else:
         part = next(p for p in PARTS if p in source.parts)
         scale = measured(source.parts[part], column, step)

@@ -46,7 +46,12 @@ def axes_of(shape: Sequence[int], port: Port | None = None) -> str | None:
         return None
     first, last = shape[0] in CHANNELS, shape[2] in CHANNELS
     if first and last:
-        return "HWC" if port is not None and _wanted_axes(port) == "HWC" else "CHW"
+        wanted = "CHW" if port is None else _wanted_axes(port)
+        if wanted in ("CHW", "HWC") and port is not None and port.dims is not None:
+            channels = port.dims[wanted.index("C") + 1]
+            if (shape[0] == channels) != (shape[2] == channels):  # four rows are no RGBA where RGB is wanted
+                return "CHW" if shape[0] == channels else "HWC"
+        return "HWC" if wanted == "HWC" else "CHW"
     return "CHW" if first else "HWC" if last else None
 
 

@@ -1,0 +1,174 @@
+"""`evaluate` and `predict` against the same by hand; and what a target of zeros and ones is taken for."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from onnxgen import generate
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import Settings, evaluate, fit, open_model, predict
+from onnxgen.training.prepare import prepare
+from tests.training.small import network
+
+CPU = {"device": "cpu", "workers": 0}
+FLOATS = {"x": ("float32", ["n", 5])}
+IMAGES = {"image": ("float32", ["n", 3, 4, 4])}
+
+
+def points(count=50, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1)])
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.float32, bool])
+@pytest.mark.parametrize("column", ["label", "survived"])
+def test_zeros_and_ones_are_two_classes_whatever_they_are_called(tmp_path, column, kind, shape):
+    model, x = network(tmp_path, classes=1, **FLOATS), points()
+    y = (x[:, 0] > 0.2).astype(kind).reshape(shape)
+    found = evaluate(model, {"x": x, column: y}, target=column, batch_size=16, **CPU)
+    scores, wanted = model(torch.tensor(x)).detach().flatten(), torch.tensor(y).float().flatten()
+    expected = F.binary_cross_entropy_with_logits(scores, wanted)
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert found["accuracy"] == pytest.approx(float(((scores > 0) == (wanted > 0)).float().mean()))
+
+
+def test_several_labels_are_yes_or_no_each(tmp_path):
+    model, x = network(tmp_path, **FLOATS), points()
+    y = (np.random.default_rng(1).random((50, 3)) < 0.5).astype(np.int64)
+    found = evaluate(model, {"x": x, "label": y}, batch_size=16, **CPU)
+    expected = F.binary_cross_entropy_with_logits(model(torch.tensor(x)), torch.tensor(y).float())
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, bool])
+def test_one_of_several_classes_as_zeros_and_a_one_is_asked_about(tmp_path, kind):
+    model, x, classes = network(tmp_path, **FLOATS), points(), np.arange(50) % 3
+    data = {"x": x, "label": np.eye(3)[classes].astype(kind)}
+    with pytest.raises(OnnxgenError, match="one class of 3, or yes and no for each"):
+        evaluate(model, data, **CPU)
+    found = evaluate(model, data, loss="cross_entropy", batch_size=16, **CPU)
+    expected = F.cross_entropy(model(torch.tensor(x)), torch.tensor(classes))
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_classes_counted_from_one_are_said_to_be(tmp_path):
+    model, y = network(tmp_path, **FLOATS), np.arange(50) % 3
+    with pytest.raises(OnnxgenError, match=r"classes 1 to 3.*count the classes from 0"):
+        evaluate(model, {"x": points(), "label": y + 1}, **CPU)
+
+
+def test_a_loss_without_a_target_is_refused(tmp_path):
+    model = network(tmp_path, **FLOATS)
+    with pytest.raises(OnnxgenError, match="no output 'score'"):
+        evaluate(model, {"x": points(), "y": np.arange(50) % 3}, loss={"score": "mse"}, **CPU)
+
+
+def test_settings_take_text_for_paths_and_lists():
+    settings = Settings(out="runs/x", weights="w.safetensors", freeze="layer1.*", imports=["a", "b"])
+    assert settings.out == Path("runs/x") and settings.weights == Path("w.safetensors")
+    assert settings.freeze == ("layer1.*",) and settings.imports == ("a", "b")
+
+
+def test_a_file_is_evaluated_with_the_weights_that_are_named(tmp_path):
+    model, data = network(tmp_path, **FLOATS), {"x": points(), "label": np.arange(50) % 3}
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    safetensors.torch.save_file(state, tmp_path / "zeros.safetensors")
+    named = {"weights": tmp_path / "zeros.safetensors", **CPU}
+    assert evaluate(tmp_path / "small.py", data, **named)["loss"] == pytest.approx(np.log(3), rel=1e-6)
+    assert not predict(tmp_path / "small.py", {"x": data["x"]}, **named).any()
+    with pytest.raises(OnnxgenError, match="given as a file"):
+        evaluate(model, data, **named)
+
+
+def test_predictions_are_in_the_order_of_the_data_and_leave_the_model_as_it_was(tmp_path):
+    model, x = network(tmp_path, **FLOATS).train(), torch.tensor(points())
+    found = predict(model, {"x": x}, batch_size=16, **CPU)
+    assert torch.equal(found, torch.cat([model(part) for part in x.split(16)]).detach())
+    assert model.training and all(p.requires_grad for p in model.parameters())
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = torch.nn.GRU(5, 4, batch_first=True)
+
+    def forward(self, x):
+        steps, last = self.gru(x)
+        return steps[:, -1], last
+
+
+def test_predictions_are_joined_along_the_axis_of_the_samples(tmp_path):
+    names = {"input_names": ["x"], "output_names": ["y", "last"]}
+    axes = {"x": {0: "n"}, "y": {0: "n"}, "last": {1: "n"}}
+    x, file = torch.randn(32, 3, 5, generator=torch.Generator().manual_seed(0)), tmp_path / "gru.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Recurrent().eval(), (x,), file, dynamo=False, dynamic_axes=axes, **names)
+    generate(file, tmp_path / "gru.py")
+    model = open_model(tmp_path / "gru.py").eval()
+    for count in (32, 30):
+        found = predict(model, {"x": x[:count]}, batch_size=16, **CPU)
+        for made, expected in zip(found, model(x[:count]), strict=True):
+            torch.testing.assert_close(made, expected.detach())
+
+
+def test_a_fixed_batch_is_predicted_whole(tmp_path):
+    model = network(tmp_path, x=("float32", [8, 5]))
+    with pytest.raises(OnnxgenError, match="batches of 8 only, and there are 50"):
+        predict(model, {"x": points(50)}, batch_size=8, **CPU)
+    assert len(predict(model, {"x": points(48)}, batch_size=8, **CPU)) == 48
+
+
+def pictures(folder, count=12):
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / f"class{index % 2}" / f"{index:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 120, (4, 4, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+def test_other_images_are_normalised_as_those_that_were_trained_on(tmp_path):
+    model = network(tmp_path, classes=2, **IMAGES)
+    folder = pictures(tmp_path / "all")
+    one = folder / "class0" / "00.png"
+    with pytest.warns(UserWarning, match="their own mean and deviation"):
+        predict(model, folder, **CPU)
+    fit(model, folder, epochs=1, val=0.0, out=tmp_path / "run", show="nothing", **CPU)
+    (tmp_path / "one").mkdir()
+    one.rename(tmp_path / "one" / one.name)
+    pixels = torch.tensor(np.array(Image.open(tmp_path / "one" / one.name))).permute(2, 0, 1)[None] / 255
+    settings = prepare(model, folder, Settings(val=0.0, device="cpu")).settings
+    mean, std = (
+        torch.tensor([float(n) for n in part.split("/")]).view(1, 3, 1, 1) for part in settings.normalize.split(",")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = predict(model, tmp_path / "one", **CPU)
+    torch.testing.assert_close(found, model.eval()((pixels - mean) / std).detach())
+
+
+def test_no_prediction_is_left_out(tmp_path):
+    model, folder = network(tmp_path, classes=2, **IMAGES), pictures(tmp_path / "all")
+    (folder / "class0" / "01.png").write_bytes(b"no image")
+    with pytest.raises(OnnxgenError, match=r"class0/01\.png"):
+        predict(model, folder, normalize="0,1", **CPU)
+
+
+def test_what_is_evaluated_is_not_augmented(tmp_path):
+    model, folder = network(tmp_path, classes=2, **IMAGES), pictures(tmp_path / "all")
+    plain, drawn = (evaluate(model, folder, normalize="0,1", augment=how, **CPU) for how in ("none", "noise"))
+    assert plain == drawn
+
+
+def test_a_module_that_was_generated_again_is_read_again(tmp_path):
+    assert predict(network(tmp_path, classes=3, **FLOATS), {"x": points()}, **CPU).shape == (50, 3)
+    assert predict(network(tmp_path, classes=4, **FLOATS), {"x": points()}, **CPU).shape == (50, 4)
