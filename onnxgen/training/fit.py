@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen._callable import callable_module
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import BEST, LAST, Checkpoints, Stopped
 from onnxgen.training.checkpoint.identity import identity
@@ -24,6 +26,7 @@ from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
 from onnxgen.training.loaders import Loaders
+from onnxgen.training.meter import Meter
 from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
@@ -37,7 +40,7 @@ class Result:
     """What came of a run.
 
     Attributes:
-        model: with the best weights, on the CPU.
+        model: with the best weights, in evaluation mode, on the CPU, in the dtypes it had.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: which of them is the best, from 0.
@@ -63,6 +66,8 @@ def fit(
     **overrides: Any,
 ) -> Result:
     """Train a model.
+
+    The global generators of Python, numpy and torch are seeded with `seed`.
 
     Args:
         model: an `nn.Module`, trained in place, or the path of a generated file.
@@ -93,7 +98,10 @@ def run(
 ) -> Result:
     """Train what was prepared. `named` goes into `config.toml` besides the settings."""
     settings = plan.settings
+    if not callbacks:  # which may log what they like
+        _check_monitor(plan)
     network = prepare_for(plan.model, plan.device).train()
+    dtypes = _dtypes(network)
     if settings.compile:
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, configure(plan))
@@ -114,8 +122,27 @@ def run(
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
-    plan.model.cpu()
+    _cast_back(plan.model.cpu().eval(), dtypes)
     return result
+
+
+def _check_monitor(plan: Plan) -> None:
+    parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
+    known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
+    if plan.monitor[0] not in known:
+        raise OnnxgenError(Problem(f"there is no metric {plan.monitor[0]!r}", help=f"there are {', '.join(known)}"))
+
+
+def _dtypes(network: nn.Module) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+
+
+def _cast_back(network: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """After "bf16-true" and the like, in which data and ONNX file are not."""
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if name in dtypes and tensor.dtype != dtypes[name]:
+            tensor.data = tensor.data.to(dtypes[name])
+            tensor.grad = None
 
 
 def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:
@@ -163,6 +190,11 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from:
         trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
     except Stopped:
         return "interrupted"
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        way = "--batch-size 2 or more, or freeze the norms"
+        raise OnnxgenError(Problem("a batch of one sample gives BatchNorm no statistics", help=way)) from error
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
@@ -192,7 +224,9 @@ def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
         groups = param_groups(task.model, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
         optimizer = make_optimizer(groups, settings, plan.device)
         total = int(task.trainer.estimated_stepping_batches)
-        schedule = make_schedule(optimizer, settings, total, max(1, math.ceil(total / settings.epochs)))
+        steps = max(1, math.ceil(total / settings.epochs))
+        watched = "train_loss" if plan.data.val is None else "val_loss"
+        schedule = make_schedule(optimizer, settings, total, steps, watched)
         return optimizer if schedule is None else {"optimizer": optimizer, "lr_scheduler": schedule}
 
     return made

@@ -32,9 +32,10 @@ class Loader:
 
     Attributes:
         epoch: the one that the next iteration gives, counted from 0. It advances by itself, or by `set_epoch`.
-        weight: of the batch given last: its samples on this rank, as a multiple of the mean over all ranks. A loss
-            that is a mean over the batch is multiplied by it, so that the mean of the ranks' gradients is that of
-            the global batch. 1 except for a last batch that does not divide evenly.
+        weight: of the batch given last: its samples on this rank, as a multiple of the mean over all ranks and over
+            `accumulate` batches. A loss that is a mean over the batch is multiplied by it, so that the mean of the
+            ranks' and batches' gradients is that of all samples of the step. 1 except for the last step of an epoch,
+            which may have fewer batches, and a smaller last one.
     """
 
     batch_sampler = None  # Lightning looks here before it looks at `sampler`
@@ -52,6 +53,7 @@ class Loader:
         smallest: int = 1,
         drop_last: bool = False,
         pin_memory: bool = False,
+        accumulate: int = 1,
     ) -> None:
         """
         Args:
@@ -62,13 +64,14 @@ class Loader:
             rank, world: this process, and how many share each global batch.
             smallest: samples that a rank needs in a batch (training BatchNorm takes no single one).
             drop_last: give whole batches only, for a model of a fixed batch.
+            accumulate: batches whose gradients make one step; see `weight`.
             pin_memory: put batches into page-locked memory, from where CUDA copies while it computes.
 
         Raises:
             OnnxgenError: there are too few samples for one batch.
         """
         bounds = _bounds(len(samples), batch_size * world, smallest * world, drop_last)
-        self.plan = Plan(tuple(bounds), len(samples), shuffle, seed, rank, world)
+        self.plan = Plan(tuple(bounds), len(samples), shuffle, seed, rank, world, accumulate)
         self.samples, self.pin_memory = samples, pin_memory
         self.workers = count_workers(samples, workers, world)
         if len(samples) < world or not len(self):
@@ -155,6 +158,7 @@ class Plan:
     seed: int
     rank: int
     world: int
+    accumulate: int = 1
 
     def tickets(self, epoch: int, first: int = 0) -> Iterator[Ticket]:
         """What this rank's batches are made of, from number `first` on."""
@@ -172,9 +176,11 @@ class Plan:
         return begin + self.rank * (end - begin) // self.world, begin + (self.rank + 1) * (end - begin) // self.world
 
     def weight(self, number: int) -> float:
-        """Size of this rank's part, as a multiple of the mean of all ranks."""
+        """Size of this rank's part, as a multiple of the mean of all ranks and of all batches of the same step."""
         begin, end = self.share(number)
-        return (end - begin) * self.world / (self.bounds[number + 1] - self.bounds[number])
+        first = number - number % self.accumulate
+        last = min(first + self.accumulate, len(self.bounds) - 1)
+        return (end - begin) * self.world * self.accumulate / (self.bounds[last] - self.bounds[first])
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

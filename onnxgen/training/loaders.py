@@ -39,6 +39,7 @@ class Loaders(lightning.LightningDataModule):
             workers=settings.workers,
             rank=trainer.global_rank,
             world=trainer.world_size,
+            accumulate=settings.accumulate,
             smallest=2 if shuffle and needs_two(self.plan.model) else 1,
             drop_last=shuffle and fixed_batch(self.plan.model) is not None,
             pin_memory=self.plan.device.torch_device.type == "cuda",

@@ -66,12 +66,14 @@ class Task(lightning.LightningModule):
         return total, made
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
+        # One process may have fewer samples of the last batch than the others, and the last step fewer batches.
+        weight: float = getattr(self.trainer.train_dataloader, "weight", 1.0)
         if self._together:
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
-            # One process may have fewer samples of the last batch than the others.
-            return loss * getattr(self.trainer.train_dataloader, "weight", 1.0)
-        return self.micro.forward(self.model, batch, self._share)
+        else:
+            loss = self.micro.forward(self.model, batch, self._share)
+        return loss if weight == 1 else loss * weight
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._together:

@@ -1,0 +1,100 @@
+"""What `fit` leaves behind and refuses, option by option; the oracle is a loop written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training import evaluate, fit
+from onnxgen.training.loader import Loader
+from tests.training.test_fit import Seen
+
+CPU = {"device": "cpu", "workers": 0, "show": "nothing"}
+
+
+def points(count=35):
+    rng = np.random.default_rng(0)
+    return {"x": rng.normal(size=(count, 6)).astype(np.float32), "label": np.arange(count) % 3}
+
+
+def net(norm=False):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), *([nn.BatchNorm1d(4)] if norm else []), nn.ReLU(), nn.Linear(4, 3))
+
+
+def test_the_last_step_of_an_epoch_weighs_its_samples_alike(tmp_path):
+    """Batches of 10, 10, 10 | 5 samples by three, then of 10, 5 by two."""
+    for count, accumulate in ((35, 3), (15, 2), (40, 4)):
+        model, expected, seen = net(), net(), Seen()
+        options = {"epochs": 2, "val": 0.0, "batch_size": 10, "optimizer": "sgd", "lr": 0.3, "weight_decay": 0.0}
+        fit(model, points(count), **options, accumulate=accumulate, callbacks=[seen], out=tmp_path / "run", **CPU)
+        optimizer, an_epoch = torch.optim.SGD(expected.parameters(), 0.3), len(seen.batches) // 2
+        for epoch in (seen.batches[:an_epoch], seen.batches[an_epoch:]):
+            for start in range(0, len(epoch), accumulate):
+                step = epoch[start : start + accumulate]
+                x, y = (torch.cat([batch[name] for batch in step]) for name in ("x", "label"))
+                optimizer.zero_grad()
+                F.cross_entropy(expected(x), y).backward()
+                optimizer.step()
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(seen.last[name], value)
+
+
+class Named:
+    in_memory = True
+    fields = {}
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def take(self, indices, seed):
+        return {"x": torch.as_tensor(indices)}
+
+
+@pytest.mark.parametrize("count, world, accumulate", [(35, 1, 3), (35, 2, 3), (47, 3, 2), (40, 2, 2)])
+def test_weights_add_up_to_the_mean_of_all_samples_of_a_step(count, world, accumulate):
+    loaders = [Loader(Named(count), 5, rank=r, world=world, accumulate=accumulate) for r in range(world)]
+    given = [[(batch["x"], loader.weight) for batch in loader] for loader in loaders]
+    for start in range(0, len(loaders[0]), accumulate):
+        parts = [part for rank in given for part in rank[start : start + accumulate]]
+        whole = torch.cat([x for x, _ in parts]).double()
+        means = sum(x.double().mean() * weight for x, weight in parts) / (accumulate * world)
+        torch.testing.assert_close(means, whole.mean())
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true", "bf16-mixed"])
+def test_a_model_comes_back_in_its_dtypes_and_in_evaluation_mode(tmp_path, precision):
+    model = net(norm=True)
+    result = fit(model, points(), epochs=1, val=0.0, precision=precision, out=tmp_path / "run", **CPU)
+    assert {t.dtype for t in result.model.state_dict().values()} == {torch.float32, torch.int64}
+    assert not any(module.training for module in result.model.modules())
+    assert set(evaluate(result.model, points(), device="cpu")) == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize("options", [{}, {"early_stop": 1}])
+@pytest.mark.parametrize("monitor, val", [("val_acc", 0.2), ("val_loss", 0.0)])
+def test_a_metric_that_there_is_not_is_refused_before_the_first_step(tmp_path, monitor, val, options):
+    with pytest.raises(OnnxgenError, match=rf"no metric '{monitor}' -> there are train_loss, train_accuracy"):
+        fit(net(), points(), val=val, monitor=monitor, out=tmp_path / "run", **options, **CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plateau_without_validation_is_that_of_the_training_loss(tmp_path):
+    arguments = {"patience": 0, "threshold": 10.0, "factor": 0.5}  # never better by so much
+    result = fit(
+        net(), points(), epochs=3, val=0.0, lr=0.1, schedule="ReduceLROnPlateau", schedule_args=arguments,
+        out=tmp_path / "run", **CPU,
+    )  # fmt: skip
+    assert result.history[-1]["lr"] < 0.1
+
+
+def test_a_single_sample_has_no_statistics(tmp_path):
+    with pytest.raises(OnnxgenError, match="batch of one sample"):
+        fit(net(norm=True), points(), batch_size=1, out=tmp_path / "run", **CPU)
