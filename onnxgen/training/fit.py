@@ -180,8 +180,9 @@ def early_stopping(plan: Plan) -> list[EarlyStopping]:
     if plan.settings.early_stop is None:
         return []
     monitor, mode = plan.monitor
-    patience = plan.settings.early_stop
-    return [EarlyStopping(monitor, mode=mode, patience=patience, check_finite=False, check_on_train_epoch_end=True)]
+    # whether there is such a metric, and whether it is finite, is for `Checkpoints` to say
+    more = {"strict": False, "check_finite": False, "check_on_train_epoch_end": True}
+    return [EarlyStopping(monitor, mode=mode, patience=plan.settings.early_stop, **more)]
 
 
 def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None) -> str:

@@ -158,6 +158,17 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
         fit(model, images(), out=tmp_path)
 
 
+@pytest.mark.parametrize("more", [{}, {"early_stop": 1}])
+def test_a_metric_that_nobody_logs_is_named(more: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(OnnxgenError, match="nothing called 'val_acuracy' is logged.*val_accuracy"):
+        fit(net(), images(), out=tmp_path, monitor="val_acuracy", epochs=2, **more)
+
+
+def test_a_run_may_end_before_anything_is_validated(tmp_path: Path) -> None:
+    result = fit(net(), images(), out=tmp_path, batch_size=8, max_steps=2)
+    assert result.stopped == "max_steps" and (tmp_path / "best.safetensors").is_file()
+
+
 def test_several_outputs_have_losses_of_their_own(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

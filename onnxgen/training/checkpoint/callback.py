@@ -164,7 +164,7 @@ class Checkpoints(lightning.Callback):
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._look(trainer, task)
         state = trainer.strategy.lightning_module_state_dict()
-        value = trainer.callback_metrics.get(self.monitor)
+        value = self._monitored(trainer)
         better = value is not None and bool(value.isfinite()) and self._is_better(float(value))
         if better:
             self.best, self.best_epoch = float(value), trainer.current_epoch - 1  # type: ignore[arg-type]
@@ -175,6 +175,14 @@ class Checkpoints(lightning.Callback):
             if better or self.best is None:
                 self._write(found, BEST)
         self._save(trainer, task)
+
+    def _monitored(self, trainer: lightning.Trainer) -> Tensor | None:
+        """The value that decides; None if the epoch was cut short by `max_steps` before there was one."""
+        value = trainer.callback_metrics.get(self.monitor)
+        if value is None and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            there = ", ".join(sorted(trainer.callback_metrics))
+            raise OnnxgenError(Problem(f"nothing called {self.monitor!r} is logged", help=f"--monitor one of {there}"))
+        return value
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
         self._look(trainer, task)
