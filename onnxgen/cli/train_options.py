@@ -34,6 +34,7 @@ HELP: dict[str, tuple[str, str]] = {
     "loss": ("NAME", "By its torch name (cross_entropy), or OUTPUT=NAME,...; auto: what fits the model's end."),
     "inputs": ("INPUT=COLUMN,...", "The data's column for each input of the model."),
     "target": ("COLUMN", "The data's column that is learnt, or OUTPUT=COLUMN,..."),
+    "classes": ("NAME,...", "The classes in the order of the model's outputs; default: sorted names of the data's."),
     "device": ("DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."),
     "imports": ("MODULE", "A module to import first, which brings a device; may be repeated."),
     "devices": ("N", "Processes a node."),
@@ -76,9 +77,10 @@ def train_options(function: Function) -> Function:
         if wanted is bool:
             add = click.option(f"{name}/{name.replace('--', '--no-')}", field.name, default=None, help=text)
         else:
-            many = wanted == tuple[str, ...] or metavar == "NAME=VALUE"
-            said = text if many or default is None or default == {} else f"{text} [default: {default}]"
-            kind = click.STRING if wanted == tuple[str, ...] else Value(wanted)
+            repeated = wanted == tuple[str, ...] and metavar != "NAME,..."
+            many = repeated or metavar == "NAME=VALUE"
+            said = text if many or default in (None, {}, ()) else f"{text} [default: {default}]"
+            kind = click.STRING if repeated else Value(wanted)
             add = click.option(name, field.name, metavar=metavar, help=said, multiple=many, type=kind)
         function = add(function)
     return function
@@ -114,7 +116,14 @@ class Value(click.ParamType[Any]):
         return self.fail(f"{value!r} is not {words}", param, ctx)
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", Path: "a path", Mapping: "like NAME=VALUE"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    Mapping: "like NAME=VALUE",
+    tuple: "like NAME,NAME",
+}
 
 
 def _of_kind(kind: Any, text: str) -> Any:
@@ -123,6 +132,11 @@ def _of_kind(kind: Any, text: str) -> Any:
         if text.lower() != "none":
             raise ValueError
         return None
+    if typing.get_origin(kind) is tuple:
+        names = () if text.lower() == "none" else tuple(name.strip() for name in text.split(","))
+        if not all(names):
+            raise ValueError
+        return names
     if typing.get_origin(kind) is not Mapping:
         return kind(text)
     if typing.get_args(kind)[1] is str:

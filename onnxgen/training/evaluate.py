@@ -16,11 +16,13 @@ from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Samples
+from onnxgen.training.data.source import listed
 from onnxgen.training.devices import choose, trainer_options
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.loader import Loader
+from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model, scale_of, signature_of
+from onnxgen.training.model import classes_of, fixed_batch, open_model, scale_of, signature_of
 from onnxgen.training.prepare import evaluating, objectives_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
@@ -43,6 +45,7 @@ def evaluate(
         model: an `nn.Module`, or the path of a generated file (with `weights`, those of a checkpoint).
         data: as for `fit`. Images are normalised as they were when `fit` trained this very model; of another model say
             `normalize`: by their own mean and deviation, of which a warning tells, they are rarely what was trained.
+            The same goes for `classes`: names of fewer classes than the model has are refused without it.
         part: "train", "val" or "test"; default: test if the data has it, else validation, else all of it.
         settings, overrides: as for `fit`; what speaks of training is ignored.
 
@@ -60,6 +63,7 @@ def evaluate(
     check(network, opened, feeding, settings)
     _refuse_rest(network, samples)
     objectives = objectives_of(network, samples, feeding, settings)
+    _refuse_unordered(opened, samples, objectives, settings)
     device = choose(settings.device, settings.imports)
     task = Task(prepare_for(network, device), objectives, feeding, lambda _: None)
     with quiet():
@@ -124,6 +128,7 @@ def _opened(
     settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
     if not isinstance(model, nn.Module):
         return open_model(model, settings.weights), settings
+    settings = replace(settings, classes=settings.classes or classes_of(model))
     if overrides.get("weights") is not None:
         raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
     return model, settings
@@ -133,6 +138,16 @@ def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
     if settings.normalize == "auto" and not scale_of(network) and data.normalize not in ("", "none"):
         way = "what the model was trained with may differ: say it with normalize="
         warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=3)
+
+
+def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objective], settings: Settings) -> None:
+    """Of some of the classes the sorted names have other numbers than they were trained with."""
+    for made in objectives:
+        has = samples.fields[made.column].classes
+        if made.column in data.named and not settings.classes and len(has) < made.classes:
+            what = f"{data.name} has classes {listed(has)}, and the model tells {made.classes} apart: which are they?"
+            way = "name all in the order of the model's outputs, as in config.toml of its run: classes=('cat', 'dog')"
+            raise OnnxgenError(Problem(what, help=way))
 
 
 def _refuse_rest(network: nn.Module, samples: Samples) -> None:

@@ -133,6 +133,19 @@ def scale_of(model: nn.Module) -> str:
     return _SCALES.get(model, "")
 
 
+_CLASSES: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
+
+
+def set_classes(model: nn.Module, classes: tuple[str, ...]) -> None:
+    """Remember which class each output is of, as it was trained."""
+    _CLASSES[model] = classes
+
+
+def classes_of(model: nn.Module) -> tuple[str, ...]:
+    """What `set_classes` was told of this very object; empty if nothing was."""
+    return _CLASSES.get(model, ())
+
+
 def fixed_batch(model: nn.Module) -> int | None:
     """The number of samples that the file fixes its inputs to, if it does."""
     found = {port.dims[0] for port in signature_of(model).inputs if port.dims}

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune import freeze, replace_head, reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import fixed_batch, open_model, set_scale, signature_of
+from onnxgen.training.model import fixed_batch, open_model, set_classes, set_scale, signature_of
 from onnxgen.training.settings import Settings
 
 
@@ -78,7 +79,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = objectives_of(model, opened.train, feeding, settings)
     if len(feeding.inputs) == 1:
         set_scale(model, opened.normalize)
-    settings = replace(settings, normalize=opened.normalize or settings.normalize)  # the numbers, for other data
+    classes = settings.classes or classes_used(opened, feeding)
+    set_classes(model, classes)
+    settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
     plan.notes += [_said(o) for o in objectives]
     return plan

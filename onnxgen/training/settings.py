@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, Problem
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -32,6 +32,7 @@ class Settings:
             one that fits what the model ends in.
         inputs: the data's column for each input of the model; unnamed ones match by name, or as the only.
         target: the data's column for each output; a text alone is for the only output.
+        classes: names of the classes in the order of the model's outputs; default: sorted names of those in the data.
         device: "auto", "cpu", "cuda:1", "mps", "xpu", "directml", or what a plug-in calls its own.
         imports: modules to import first, which bring devices of their own.
         devices, nodes, strategy: processes a node, nodes, and how they share the work ("ddp", "fsdp").
@@ -70,6 +71,7 @@ class Settings:
     loss: str | Mapping[str, str] = "auto"
     inputs: Mapping[str, str] = field(default_factory=dict)
     target: str | Mapping[str, str] | None = None
+    classes: tuple[str, ...] = ()
     device: str = "auto"
     imports: tuple[str, ...] = ()
     devices: int = 1
@@ -101,6 +103,7 @@ class Settings:
         for name in ("freeze", "imports"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "classes", _names(self.classes))
         for name in ("epochs", "batch_size", "accumulate", "devices", "nodes"):
             if getattr(self, name) < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -117,3 +120,13 @@ class Settings:
             raise OnnxgenError("val and test are shares of the data: from 0 up to 1, and less than 1 together")
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
             raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
+
+
+def _names(classes: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(classes, str):
+        raise OnnxgenError(Problem(f"classes is a single text, {classes!r}", help="classes=('cat', 'dog')"))
+    found = tuple(map(str, classes))
+    for place, name in enumerate(found):
+        if not name.strip() or name in found[:place]:
+            raise OnnxgenError(f"classes has {name!r} twice" if name.strip() else "classes has an empty name")
+    return found

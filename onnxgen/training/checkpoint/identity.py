@@ -16,7 +16,8 @@ from onnxgen.training.settings import Settings
 # What may differ is left out: where the run is, what it runs on, when it saves and, without a schedule, when it ends.
 COMPARED = (
     "accumulate", "optimizer", "optimizer_args", "lr", "weight_decay", "schedule", "schedule_args", "head_lr", "clip",
-    "loss", "inputs", "target", "precision", "freeze", "normalize", "augment", "seed", "early_stop", "monitor",
+    "loss", "inputs", "target", "classes", "precision", "freeze", "normalize", "augment", "seed", "early_stop",
+    "monitor",
 )  # fmt: skip
 ENDS = ("epochs", "max_steps")
 PROBED = 8  # samples that stand for the data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,6 +40,11 @@ class Arrays:
 
     def column(self, name: str) -> Tensor | None:
         return self.columns[name]
+
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Arrays:
+        """The same with other class indices in a column: class `i` is `places[i]` of `classes`."""
+        moved = {**self.columns, column: places[self.columns[column]]}
+        return replace(self, columns=moved, classes={**self.classes, column: classes})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from onnxgen.errors import Problem, Problems
 from onnxgen.signature import Port
 from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import PARTS, listed
@@ -55,6 +56,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     if tried.error and not problems.found:
         problems.add(tried.error)
     for index, column in feeding.targets.items():
+        check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
         loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
         of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
         if index < len(tried.outputs) and of_classes:

@@ -13,6 +13,7 @@ from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.signature import Port
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
+from onnxgen.training.data.classes import order
 from onnxgen.training.data.feeding import matched
 from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, frame, measured, parse_scale, scale_text
 from onnxgen.training.data.samples import Batch, Data, Field, Samples
@@ -80,6 +81,7 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites
     }
     target = next(iter(feeding.targets.values()), "")
+    named = order(source, feeding, settings.classes)
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
     fields = next(iter(source.parts.values())).fields
@@ -88,7 +90,7 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         wanted = ports.outputs[output] if output < len(ports.outputs) else None
         steps.setdefault(column, _target(fields[column], wanted))
     source.notes += _bytes(fields, {c: step for c, step in steps.items() if c not in images})
-    found = Data(None, name=source.name, notes=source.notes, target=target)
+    found = Data(None, name=source.name, notes=source.notes, target=target, named=named)
     known = scale_of(model)
     scaled = {c: _scaled(source, c, step, settings, found, known) for c, step in images.items()}
     if settings.normalize not in ("auto", "none") and not images:

@@ -71,6 +71,11 @@ class Files:
     def column(self, name: str) -> Tensor | None:
         return self.labels if name == "label" else None
 
+    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Files:
+        """As of `Arrays`."""
+        assert column == "label" and self.labels is not None
+        return replace(self, labels=places[self.labels], classes=classes)
+
 
 def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
     """An image as uint8 [H, W] or [H, W, C], upright, its first frame. Raises `OnnxgenError` if it can't be read."""
@@ -105,7 +110,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     All files are decoded once, to know which can be read; of large folders that is remembered in the user's cache.
 
     Args:
-        folder: with a folder for each class; the classes are in sorted order.
+        folder: with a folder for each class; the classes are in sorted order (`order` can give them another).
         strict: an image that can't be read is an error, not skipped.
         labelled: False: images may lie in the folder itself, and have no label then.
 
@@ -128,7 +133,8 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
     left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"left aside, being no part of the data: {listed(left)}"] if left else []
-    return Source(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, notes=notes)
+    text = frozenset({"label"} if classes else ())
+    return Source(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -40,7 +40,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
             "digits"; "module:function"; or an object: a torch Dataset, arrays `(x, y)`, datasets `(train, val, test)`,
             a dict of columns or of parts, or `Data`, which is taken as it is.
         model: as `signature_of` knows it.
-        settings: `inputs`, `target`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
+        settings: `inputs`, `target`, `classes`, `val`, `test`, `seed`, `normalize`, `augment` and `strict` are read.
         targets: False: no target is needed, and nothing is held back (to predict).
 
     Raises:

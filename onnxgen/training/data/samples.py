@@ -60,6 +60,7 @@ class Data:
         target: the column that is to be predicted, where the data itself says so.
         normalize: how images were normalised, as `Settings.normalize` takes it ("0.1307,0.3081"), so that other data
             can be made alike; empty where none were.
+        named: the targets whose classes were given by name, and numbered when they were read.
     """
 
     train: Samples | None
@@ -69,6 +70,7 @@ class Data:
     notes: list[str] = field(default_factory=list)
     target: str = ""
     normalize: str = ""
+    named: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

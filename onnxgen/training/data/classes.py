@@ -1,0 +1,63 @@
+"""Which output a class is: names are numbered in the order of `Settings.classes`, or sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.names import printable
+from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.folder import Files
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples
+from onnxgen.training.data.source import PARTS, Source, listed
+
+
+def order(source: Source, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
+    """Number the targets that are names by their place in `classes`; without those they keep that among the sorted.
+
+    Returns:
+        The targets that are names.
+
+    Raises:
+        OnnxgenError: the data has a class that is not in `classes`; or several targets are names, which may differ.
+    """
+    named = [column for column in feeding.targets.values() if column in source.text]
+    if classes and len(named) > 1:
+        what = f"classes are for one target, and {listed(named)} are names"
+        raise OnnxgenError(Problem(what, help="store those as class indices"))
+    for column in named if classes else ():
+        has = next(iter(source.parts.values())).fields[column].classes
+        if unknown := [name for name in has if name not in classes]:
+            what = f"{source.name} has class {listed(unknown)}, and classes are {listed(classes)}"
+            raise OnnxgenError(Problem(what, help="leave it out of the data, or name it in classes, too"))
+        places = torch.tensor([classes.index(name) for name in has])
+        for part, samples in source.parts.items():
+            assert isinstance(samples, (Arrays, Files))  # what makes text of a column
+            source.parts[part] = samples.renumbered(column, places, classes)
+    return frozenset(named)
+
+
+def check_order(field: Field, column: str, classes: Sequence[str], problems: Problems) -> None:
+    """Whether class indices that the data brings are in the order of `classes`, as far as names tell."""
+    has, numbers = field.classes, [str(i) for i in range(max(len(field.classes), len(classes)))]
+    if not classes or field.dtype.is_floating_point or list(has) == list(classes[: len(has)]) != []:
+        return
+    if list(has) != numbers[: len(has)]:
+        what = f"target {printable(column)!r} is numbered by the data itself as {listed(has)}"
+        problems.add(Problem(f"{what}, and classes are {listed(classes)}", help="give the data in this order"))
+    elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
+        what = f"target {printable(column)!r} holds numbers, which are class indices from 0 on: classes are names"
+        problems.add(Problem(what, help="leave classes out, and store the numbers of the model's outputs"))
+
+
+def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
+    """The classes in the order of the model's outputs; none where they have no names, or several targets have some."""
+    samples: Samples = next(s for part in PARTS if (s := getattr(data, part)) is not None)
+    found = []
+    for column in feeding.targets.values():
+        has = samples.fields[column].classes
+        if column in data.named or has != tuple(str(i) for i in range(len(has))):
+            found.append(has)
+    return found[0] if len(found) == 1 else ()
