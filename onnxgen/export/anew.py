@@ -123,8 +123,22 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _no_graphs():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _no_graphs() -> Iterator[None]:
+    """The older exporter writes the whole graph past Python's stdout when it fails, its log switched off or not."""
+    function = getattr(torch._C, "_jit_onnx_log", None)
+    if function is None:
+        yield
+        return
+    torch._C._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = function

@@ -191,9 +191,9 @@ def objective(
         axis = _class_axis(output, target, ending, name)
         return Objective(index, name, column, loss, ending, output.shape[axis], axis)
     if not _same_layout(output, target):
-        raise OnnxgenError(
-            f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
-        )
+        what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
+        way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
+        raise OnnxgenError(Problem(what, help=way if target.is_floating_point() else ""))
     binary = loss in OF_CHANCES and (of_classes or target.dtype == torch.bool or len(field.classes) == 2)
     return Objective(index, name, column, loss, ending, 2 if binary else 0)
 

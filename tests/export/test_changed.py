@@ -158,3 +158,13 @@ def test_what_no_exporter_takes(folder: Path) -> None:
     with pytest.raises(OnnxgenError, match="can't be exported .*TorchScript exporter"):
         onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx")
     assert not (folder / "out.onnx").exists()
+
+
+def test_an_exporter_that_fails_says_it_in_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = imported(folder / "model.py").Model.from_pretrained()
+    model.fc2 = nn.Linear(8, 4)
+    model.fc2.register_forward_hook(lambda *_: torch.special.bessel_j0(_[2]))  # no operator of ONNX
+    capfd.readouterr()
+    with pytest.raises(OnnxgenError, match="can't be exported .*TorchScript exporter"):
+        onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx")
+    assert capfd.readouterr().out == ""

@@ -183,3 +183,8 @@ def test_two_classes_by_a_softmax_are_told_apart_at_a_half() -> None:
     x, y = scores(2, 3), torch.tensor([[1, 0, 1], [0, 1, 0]], dtype=torch.bool)
     made = objective(0, "", x.softmax(1), "y", FLOAT, y, "bce")
     assert torch.equal(made.chosen(x.softmax(1)), (x.softmax(1) > 0.5).long())
+
+
+def test_classes_that_are_stored_as_floats_are_told_so() -> None:
+    with pytest.raises(OnnxgenError, match="store them as whole numbers"):
+        objective(0, "", scores(2, 3), "y", FLOAT, torch.tensor([0.0, 2.0]), "auto")
