@@ -45,8 +45,10 @@ NAMES = (
 )
 PROBABILITIES = ("sigmoid", "softmax")  # endings from 0 to 1
 _ENDINGS = {"LogSoftmaxBackward0": "log_softmax", "SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
-# what rearranges elements or copies them; the classes may lie along another axis then
-_VIEWS = "View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T".split()
+# what rearranges or picks elements, or copies them; the classes may lie along another axis then
+_VIEWS = {*"View UnsafeView Reshape Squeeze Unsqueeze Alias Clone ToCopy Transpose Permute T Cat Stack".split()}
+_VIEWS |= {*"Select Slice Narrow Split SplitWithSizes Unbind Index IndexSelect Expand Flip Roll".split()}
+_BOUNDED = {"Clamp", "ClampMin", "ClampMax"}
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,23 @@ class Ending:
 
 def ending_of(output: Tensor) -> Ending:
     """What made an output, as autograd recorded it (nothing without a gradient)."""
-    step, moved = output.grad_fn, False
-    while step is not None:
-        name = step.name()
-        if name == "LogBackward0":  # log(softmax(x))
-            before = step.next_functions[0][0]
-            if before is not None and before.name() == "SoftmaxBackward0":
-                return Ending("log_softmax", None if moved else _axis(before, output))
-            return Ending()
-        if name in _ENDINGS:
-            return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
-        if name.removesuffix("Backward0").removesuffix("Backward1") not in _VIEWS:
-            return Ending()
-        moved = True
-        step = step.next_functions[0][0]
-    return Ending()
+    return _ending(output.grad_fn, output, moved=False)
+
+
+def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
+    if step is None:
+        return Ending()
+    name = step.name()
+    before = [inner for inner, _ in step.next_functions if inner is not None]
+    if name == "LogBackward0" and before and before[0].name() == "SoftmaxBackward0":
+        return Ending("log_softmax", None if moved else _axis(before[0], output))
+    if name in _ENDINGS:
+        return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
+    short = name.rpartition("Backward")[0]
+    if not before or short not in _VIEWS | _BOUNDED:
+        return Ending()
+    found = {_ending(inner, output, moved or short in _VIEWS) for inner in before}
+    return found.pop() if len(found) == 1 else Ending()
 
 
 def _axis(step: Any, output: Tensor) -> int:

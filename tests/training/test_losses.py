@@ -34,6 +34,11 @@ def scores(*shape: int) -> Tensor:
         (lambda x: F.relu(x), "", None),
         (lambda x: F.softmax(x, 1) * 2, "", None),
         (lambda x: x.exp().log(), "", None),
+        (lambda x: x.sigmoid()[:, 0], "sigmoid", None),
+        (lambda x: x.sigmoid().clamp(1e-6, 1 - 1e-6), "sigmoid", None),
+        (lambda x: F.softmax(x, 1).clamp_min(1e-9), "softmax", 1),
+        (lambda x: torch.cat([x[:1].sigmoid(), x[1:].sigmoid()]), "sigmoid", None),
+        (lambda x: torch.cat([x[:1].sigmoid(), x[1:]]), "", None),
         (lambda x: x.detach(), "", None),
     ],
 )
