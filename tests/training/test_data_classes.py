@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from onnxgen.cli.app import app
 from onnxgen.cli.train_options import given_settings
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import Settings, evaluate, fit, open_model
+from onnxgen.training import Settings, evaluate, fit, open_model, replace_head
 from onnxgen.training.config import read_config
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.classes import order
@@ -198,6 +198,16 @@ def test_training_with_some_classes(model: torch.nn.Module, tmp_path: Path) -> N
     plan = prepare(fresh(model), tmp_path, Settings(val=0.0, device="cpu", batch_size=4, classes=ORDER))
     assert plan.data.train is not None and plan.settings.classes == ORDER
     assert sorted(plan.data.train.take(range(8), 0)["label"].tolist()) == [1] * 4 + [2] * 4
+
+
+def test_a_new_head_is_of_other_classes(model: torch.nn.Module, tmp_path: Path) -> None:
+    photos(tmp_path / "old", owl=2, cat=2, ant=2)
+    images = photos(tmp_path / "new", bee=3, fly=2)
+    settings = Settings(val=0.0, device="cpu", batch_size=4)
+    network = prepare(fresh(model), tmp_path / "old", settings).model
+    assert "has class bee, fly" in said(network, tmp_path / "new", **RAW)
+    expected, _ = by_hand(replace_head(network, 2), images, ("bee", "fly"))
+    assert evaluate(network, tmp_path / "new", **RAW)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_numbers_are_not_written_down(tmp_path: Path) -> None:

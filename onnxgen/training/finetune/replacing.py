@@ -13,6 +13,7 @@ from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.finetune.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.training.finetune.head import Found, find
 from onnxgen.training.finetune.parts import LAYERS, Part
+from onnxgen.training.model import set_classes
 
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]
@@ -70,6 +71,7 @@ def replace_head(
         for module, name in counts:
             setattr(module, name, found.head.classes)
         raise
+    set_classes(model, ())  # its outputs are others now
     return model
 
 
