@@ -81,9 +81,24 @@ def open_model(path: Path | str, weights: Path | str | None = None, *, from_scra
     except Exception as error:
         other = _with_other_head(module, Path(path), Path(weights))
         if other is None:
-            raise OnnxgenError(f"{weights} does not fit {path}: {' '.join(str(error).split())[:300]}") from error
+            raise _unfit(module, Path(path), Path(weights), error) from error
         made = other
     return made
+
+
+def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> OnnxgenError:
+    """Says which keys and shapes differ; torch's own words name every key of both.
+
+    Raises:
+        OnnxgenError: it is no file of safetensors at all.
+    """
+    from onnxgen.export.state import misfits, read_state
+
+    given = {key: tuple(array.shape) for key, array in read_state(weights).items()}
+    wanted = {key: tuple(value.shape) for key, value in from_pretrained(module, path).state_dict().items()}
+    why = misfits(wanted, given) or " ".join(str(error).split())[:300]
+    help = "give the weights of this module, under its own keys"
+    return OnnxgenError(Problem(f"{weights} does not fit {path}: {why}", help=help))
 
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:

@@ -261,7 +261,7 @@ def test_corrupt_images(gray: torch.nn.Module, tmp_path: Path) -> None:
     (tmp_path / "cat/a.png").write_bytes(b"")
     message = said(tmp_path, gray, strict=True)
     assert message.startswith(f"1 image of {tmp_path} can't be read: cat/a.png (cannot identify image file")
-    assert message.endswith("-> remove or repair them; without --strict they are skipped")
+    assert message.endswith("-> remove or repair them; training without --strict skips them")
     open_data(tmp_path, gray, Settings())
     (tmp_path / "cat/b.png").write_bytes(b"")
     assert said(tmp_path, gray) == f"none of the images of 'cat' in {tmp_path} can be read"

@@ -26,6 +26,7 @@ from onnxgen.training import report
 from onnxgen.training.config import read_config
 from onnxgen.training.report.metrics import Metrics, best_row, write_rows
 from onnxgen.training.report.plots import confusion_matrix, curves
+from onnxgen.training.report.page import page
 from onnxgen.training.report.progress import Progress, duration
 from onnxgen.training.report.shown import Dashboard, Lines, sparkline
 from onnxgen.training.settings import Settings
@@ -239,8 +240,20 @@ def test_the_page_is_whole_by_itself_and_escapes_names(run: Path) -> None:
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
     assert len(sources) == 3 and all(source and source.startswith("data:image/png;base64,") for source in sources)
     assert "http" not in re.sub(r"base64,[^\"]*", "", text) and HOSTILE in page.text
-    for expected in ("15 parameters", "90.00%", "best val loss, epoch 1", "onnxgen export model.py", "0.5"):
+    for expected in (
+        "15 parameters",
+        "90.00%",
+        "best val loss, epoch 1",
+        "onnxgen export model.py",
+        f"--out {run}-again",
+        "0.5",
+    ):
         assert expected in page.text, expected
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_epochs(tmp_path: Path) -> None:
+    rows = [{"epoch": 1.0, "val_loss": 2.0, "seconds": 40.0}, {"epoch": 2.0, "val_loss": 1.0, "seconds": 30.0}]
+    assert "1:10 min" in page(Settings(out=tmp_path), facts(), report.Ending(31.0), rows, {})
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def until(true: Callable[[], bool], child: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process can't be sent Ctrl-C alone")
-def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path, capsys: Out) -> None:
     out = tmp_path / "out"
     child = process(*SHORT, "--epochs", 100000, "--out", out)
     until(lambda: len(report.read_rows(out / "metrics.csv")) > 2, child)
@@ -306,7 +306,11 @@ def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path) -> None
     assert any(line.startswith(f"stopped after {len(rows):,} whole epochs; onnxgen train --resume") for line in lines)
     left = {"config.toml", "metrics.csv", "report.html", "loss.png", "best.safetensors", "last.safetensors"}
     assert left <= {path.name for path in out.iterdir()}
-    assert train("--resume", "--out", out, "--epochs", len(rows) + 2, "-q") == 0
+    assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
+    going_on = rf"going on after step \d+, in epoch {len(rows) + 1} of {len(rows) + 2}"
+    assert any(re.fullmatch(going_on, line) for line in capsys.readouterr().out.splitlines())
+    assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
+    assert "nothing is left to train" in capsys.readouterr().out
     again = report.read_rows(out / "metrics.csv")
     assert [row["epoch"] for row in again] == [i + 1 for i in range(len(rows) + 2)] and again[: len(rows)] == rows
 

@@ -149,7 +149,8 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         problems.add(Problem(what, help="count the classes from 0: subtract 1"))
         return
     if len(field.classes) > count:
-        what = f"the data has {has} classes ({listed(field.classes[:3])}, ...), and the model tells {count} apart"
+        some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
+        what = f"the data has {has} classes ({some}), and the model tells {count} apart"
         problems.add(Problem(what, help=f"--replace-head {has}"))
         return
     for part, values in parts.items():

@@ -177,7 +177,7 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
     count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
     if strict:
         raise OnnxgenError(
-            Problem(f"{count}: {named}", help="remove or repair them; without --strict they are skipped")
+            Problem(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
         )
     return [f"{count}, skipped: {named}"]
 

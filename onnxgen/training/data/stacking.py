@@ -44,8 +44,9 @@ def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -
     for name, members in joined.items():
         _join(source, name, members, problems)
     problems.raise_if_any()
-    for members in joined.values():
-        source.notes.append(f"an input of {len(members)} columns: {listed(members)}")
+    for name, members in joined.items():
+        inputs = [p.name for p in ports.inputs if settings.inputs.get(p.name, p.name) == name]
+        source.notes.append(f"{', '.join(inputs)} is fed {len(members)} columns: {listed(members)}")
 
 
 def _aims(source: Source, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:

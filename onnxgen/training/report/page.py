@@ -35,7 +35,7 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
         test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
-        duration=duration(ending.seconds),
+        duration=duration(max(ending.seconds, sum(row.get("seconds", 0.0) for row in rows))),  # what was resumed, too
         pictures={name: base64.b64encode(png).decode() for name, png in pictures.items()},
         versions=f"onnxgen {__version__}, torch {torch.__version__}",
     )

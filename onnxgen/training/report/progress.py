@@ -64,8 +64,10 @@ class Progress(lightning.Callback):
         self.epochs, self.batches = trainer.max_epochs or 0, int(trainer.num_training_batches)
         self._begun = self._read = time.monotonic()
         self._due = self._read + self.every
-        if trainer.is_global_zero and trainer.current_epoch:
-            self.say(f"going on after epoch {trainer.current_epoch} of {self.epochs}")
+        if trainer.is_global_zero and trainer.global_step:
+            self.say(
+                f"going on after step {trainer.global_step}, in epoch {trainer.current_epoch + 1} of {self.epochs}"
+            )
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         self.epoch, self.batch = trainer.current_epoch + 1, 0
@@ -115,6 +117,8 @@ class Progress(lightning.Callback):
             self._due = time.monotonic() + self.every
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        if trainer.is_global_zero and not self._begun:
+            self.say("nothing is left to train: the run has all its epochs or steps; more with --epochs or --max-steps")
         self.close()
 
     def on_exception(
