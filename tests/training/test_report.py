@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from onnxgen.training import report
 from onnxgen.training.config import read_config
 from onnxgen.training.report.metrics import Metrics, best_row, write_rows
-from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.page import page
+from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress, duration
 from onnxgen.training.report.shown import Dashboard, Lines, sparkline
 from onnxgen.training.settings import Settings
@@ -279,7 +279,14 @@ def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("onnxgen.training.report.progress.time.monotonic", lambda: now)
     shown = Progress(facts(), tmp_path, Metrics(tmp_path / "metrics.csv", "val_loss"))
     monkeypatch.setattr(shown, "_look", lambda *_: read.append(now))
-    known = {"max_epochs": 1, "num_training_batches": 100, "current_epoch": 0, "world_size": 1, "is_global_zero": True}
+    known = {
+        "max_epochs": 1,
+        "num_training_batches": 100,
+        "current_epoch": 0,
+        "global_step": 0,
+        "world_size": 1,
+        "is_global_zero": True,
+    }
     trainer: Any = SimpleNamespace(**known)
     shown.on_train_start(trainer, Toy())
     for index in range(100):
