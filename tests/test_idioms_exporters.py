@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import onnxgen
 from tests.idioms import gradient
 from tests.ops.harness import assert_same, run_model, to_torch
 from tests.zoo.export import quiet
@@ -133,3 +134,14 @@ def _one(model: nn.Module, feeds: dict[str, Any], index: int, x: Tensor) -> Tens
     arguments[index] = x
     made: Tensor = model(*arguments)[index]
     return made
+
+
+def test_a_bias_that_torch_stored_once_for_two_layers_starts_as_zeros(tmp_path: Path) -> None:
+    """The second layer's comes by an Identity: both layers are one class all the same."""
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with quiet():
+        torch.onnx.export(model, (torch.randn(2, 3, 16),), tmp_path / "e.onnx", dynamo=False)
+    onnxgen.generate(tmp_path / "e.onnx", tmp_path / "e.py")
+    text = (tmp_path / "e.py").read_text()
+    assert text.count("class Layer") == 1 and text.count("nn.Parameter(torch.zeros(48))") == 1

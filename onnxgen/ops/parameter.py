@@ -22,6 +22,8 @@ def role(node: ir.Node) -> str:
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     """A parameter's fresh value: multipliers of rank 1 ones, additive ones zeros, all others truncated normal 0.02."""
+    while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
+        value, node = node.outputs[0], takers[0]  # torch.onnx stores equal tensors once, and passes them on by Identity
     shape = source.shape
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
     place = _place(node, value)
