@@ -57,6 +57,9 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
 
 def _check(run: dict[str, str], settings: Settings) -> None:
     """What can be told without PyTorch, which takes seconds to load."""
+    if "model" not in run and settings.resume:
+        way_out = "name its folder with --out, or a model to begin one"
+        raise OnnxgenError(Problem(f"there is no run to go on with in {settings.out}", help=way_out))
     if "model" not in run:
         raise OnnxgenError(Problem("no model is named", help="onnxgen train model.py --data DATA"))
     if not Path(run["model"]).is_file():

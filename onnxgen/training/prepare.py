@@ -83,7 +83,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, classes)
     settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
-    plan.notes += [_said(o) for o in objectives]
+    plan.notes += [_said(o) for o in objectives if settings.loss == "auto"]
     return plan
 
 

@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_its_settings(asked: list[Any], tmp_path: Path) -> No
     ("arguments", "expected"),
     [
         ("", "no model is named"),
-        ("--resume --out nowhere", "no model is named"),
+        ("--resume --out nowhere", "there is no run to go on with in nowhere"),
         ("none.py", "there is no file none.py"),
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),
