@@ -83,7 +83,7 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor, batch: int, given: Se
     with tempfile.TemporaryDirectory() as folder:
         data = {"train": (images, labels)}
         more: dict[str, Any] = {"batch_size": batch, "lr": RATE, "epochs": 1, "val": 0.0, "out": Path(folder) / "run"}
-        fit(model, data, settings=given, callbacks=[clock], **more)
+        fit(model, data, settings=given, callbacks=[clock], show="nothing", **more)
     return clock.spent
 
 

@@ -42,6 +42,13 @@ class Task(lightning.LightningModule):
         self._sharded = False
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook that it calls some forty times a step, and a module's own way to set is slow
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def configure_model(self) -> None:
         """Shard the parameters, where a strategy made a mesh of processes for it. Lightning may call this again."""
         if self.device_mesh is not None and not self._sharded:
