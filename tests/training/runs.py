@@ -100,6 +100,9 @@ def state(out):
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     if (out / "metrics.csv").is_file():
         del checkpoint["callbacks"], checkpoint["loops"]
+    else:  # counters that Lightning writes and nothing reads: a resume at an epoch's end does not reset them
+        del checkpoint["loops"]["fit_loop"]["epoch_loop.scheduler_progress"]
+        del checkpoint["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
     return {
         "checkpoint": repr(sorted(checkpoint.items(), key=lambda item: item[0])),
         "best": (out / "best.safetensors").read_bytes(),
