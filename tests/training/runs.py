@@ -98,11 +98,11 @@ def fitted(out, *, resume=False, minutes=1e9, **options):
 def state(out):
     """All that must be equal at the end, by file; not how long it took."""
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    loops = checkpoint.pop("loops")["fit_loop"]  # it has counters, too, that nothing reads and a resume does not reset
     if (out / "metrics.csv").is_file():
-        del checkpoint["callbacks"], checkpoint["loops"]
-    else:  # counters that Lightning writes and nothing reads: a resume at an epoch's end does not reset them
-        del checkpoint["loops"]["fit_loop"]["epoch_loop.scheduler_progress"]
-        del checkpoint["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
+        del checkpoint["callbacks"]
+    else:
+        checkpoint["loops"] = {name: loops[name]["total"] for name in ("epoch_progress", "epoch_loop.batch_progress")}
     return {
         "checkpoint": repr(sorted(checkpoint.items(), key=lambda item: item[0])),
         "best": (out / "best.safetensors").read_bytes(),
