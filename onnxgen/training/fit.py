@@ -32,7 +32,7 @@ from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET, metrics, quiet
+from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 
 
 @dataclass
@@ -108,7 +108,9 @@ def run(
     facts = report.facts_of(plan)
     history, progress = report.callbacks(settings, facts, show)
     keep = checkpoints(plan, progress.say)
-    trainer = _trainer(plan, [LogEpoch(), *callbacks, history, progress, *early_stopping(plan), keep], keep.store)
+    first, rest = LogEpoch(), [history, progress, *early_stopping(plan), keep]
+    lean(task, first, *rest)
+    trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
     go_on_from = keep.start(settings.resume)  # raises before anything of an older run is replaced
     report.begin(settings, facts, named or {})
     loaders, begun = Loaders(plan), time.monotonic()
@@ -154,6 +156,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
         accumulate_grad_batches=settings.accumulate,
         gradient_clip_val=settings.clip,
         callbacks=callbacks,
+        profiler=Unmeasured(),
         plugins=[*options.pop("plugins", ()), store],
         **{**QUIET, "logger": report.logger(settings.out)},
         **options,

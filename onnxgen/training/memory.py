@@ -52,6 +52,15 @@ class _Pending:
     state: _State
 
 
+@dataclass
+class _Walked:
+    """What is in a model. To look for it at each step takes as long as a layer of a small network."""
+
+    model: nn.Module
+    norms: list[_NormBase]
+    parameters: list[nn.Parameter]
+
+
 class Micro:
     """Computes batches in as many parts as fit into memory.
 
@@ -63,6 +72,13 @@ class Micro:
         self.size: int | None = None
         self._pending: _Pending | None = None
         self._found: list[Any] = []
+        self._walked: _Walked | None = None
+
+    def _walk(self, model: nn.Module) -> _Walked:
+        if self._walked is None or self._walked.model is not model:
+            norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+            self._walked = _Walked(model, norms, list(model.parameters()))
+        return self._walked
 
     def parts(self, batch: Batch) -> list[Batch]:
         """A batch in parts of nearly equal size, none larger than `size`."""
@@ -97,7 +113,7 @@ class Micro:
         Raises:
             OnnxgenError: a single sample is too much.
         """
-        state = _State(model)
+        state = _State(self._walk(model))
         while True:
             parts = self.parts(batch)
             made = _attempt(compute, parts[0], batch)
@@ -110,20 +126,21 @@ class Micro:
         self._pending, self._found = _Pending(batch, parts, shown, loss, state), [found]
         return shown
 
-    def backward(self, model: nn.Module, shown: Tensor, compute: Compute) -> list[Any]:
+    def backward(self, model: nn.Module, shown: Tensor, compute: Compute, scaled: bool = True) -> list[Any]:
         """Add the gradients of the whole batch to the parameters'; returns what `compute` returned of each part.
 
         Args:
             shown: what became of the result of `forward`: divided by the number of accumulated batches, scaled.
+            scaled: False where none of that was done, so that autograd need not be asked by how much.
 
         Raises:
             OnnxgenError: a single sample is too much.
         """
         pending, self._pending = self._pending, None
         assert pending is not None
-        (factor,) = torch.autograd.grad(shown, pending.shown)
+        factor = torch.autograd.grad(shown, pending.shown)[0] if scaled else None
         # Gradients of earlier batches wait aside, since those of a failed attempt must go.
-        earlier = {p: p.grad for p in model.parameters() if p.grad is not None}
+        earlier = {p: p.grad for p in self._walk(model).parameters if p.grad is not None}
         _forget(earlier)
         while not self._summed(pending, compute, factor):
             pending.loss = None
@@ -136,7 +153,7 @@ class Micro:
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         return self._found
 
-    def _summed(self, pending: _Pending, compute: Compute, factor: Tensor) -> bool:
+    def _summed(self, pending: _Pending, compute: Compute, factor: Tensor | None) -> bool:
         """Whether all parts went through, one after the other; of the first, the loss may be there."""
         for part in pending.parts:
             if pending.loss is None:
@@ -170,11 +187,11 @@ class Micro:
 class _State:
     """What a forward pass changes besides its result: generators of random numbers, running statistics."""
 
-    def __init__(self, model: nn.Module) -> None:
-        norms = (m for m in model.modules() if isinstance(m, _NormBase) and m.training)
-        self._kept = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    def __init__(self, walked: _Walked) -> None:
+        buffers = (buffer for norm in walked.norms if norm.training for buffer in norm._buffers.values())
+        self._kept = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
         self._cpu = torch.get_rng_state()
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = next((p.device for p in walked.parameters), torch.device("cpu"))
         # Other devices draw by the CPU's generator, or don't tell the state of their own.
         self._module = getattr(torch, device.type) if device.type in ("cuda", "xpu", "mps") else None
         self._device = self._module.get_rng_state() if self._module is not None else None
@@ -198,7 +215,7 @@ def _attempt(call: Callable[..., Result], *arguments: Any) -> Result | None:
     return None
 
 
-def _backward(loss: Tensor, factor: Tensor) -> bool:
+def _backward(loss: Tensor, factor: Tensor | None) -> bool:
     loss.backward(factor)  # type: ignore[no-untyped-call]
     return True
 

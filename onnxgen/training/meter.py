@@ -13,6 +13,7 @@ from onnxgen.training.losses import IGNORED, OF_CLASSES, Objective
 FLUSH = 256  # batches after which what they left on the device is fetched: a wait each, no more
 CONFUSED = 1000  # classes past which no matrix of confusions is kept
 
+Row = list[Tensor | int]
 Made = tuple[Tensor, Tensor, Tensor]  # an objective's loss, output and target
 
 
@@ -27,7 +28,7 @@ class Meter:
     def __init__(self, objectives: Sequence[Objective], confusing: bool = False) -> None:
         self.objectives = objectives
         self.sums = torch.zeros(len(objectives), 4, dtype=torch.float64)
-        self._pending: list[tuple[int, list[Tensor]]] = []
+        self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of each
         classifiers = [i for i, o in enumerate(objectives) if 2 <= o.classes <= CONFUSED]
         self._shown = classifiers[0] if confusing and classifiers else None
         self._matrix = None
@@ -40,30 +41,31 @@ class Meter:
         """Add a batch."""
         with torch.no_grad():
             for index, (objective, (loss, output, target)) in enumerate(zip(self.objectives, made, strict=True)):
-                self._pending.append((index, self._row(index, objective, loss, output, target)))
-        if len(self._pending) >= FLUSH * len(self.objectives):
+                self._pending[index].append(self._row(index, objective, loss, output, target))
+        if len(self._pending[0]) >= FLUSH:
             self.flush()
 
-    def _row(self, index: int, objective: Objective, loss: Tensor, output: Tensor, target: Tensor) -> list[Tensor]:
-        count = torch.as_tensor(objective.count(target))
+    def _row(self, index: int, objective: Objective, loss: Tensor, output: Tensor, target: Tensor) -> Row:
+        count = objective.count(target)
         if not objective.classes:
             return [loss.detach(), count]
         chosen = objective.chosen(output.detach())
         target = target.view(chosen.shape).long()
         if index == self._shown and self._matrix is not None:
             self._matrix.update(chosen.flatten().cpu(), target.flatten().cpu())
-        right, decided = (chosen == target).sum(), torch.as_tensor(target.numel())
-        if objective.loss in OF_CLASSES:
-            decided = (target != IGNORED).sum()
-        return [loss.detach(), count, right, decided]
+        decided = count if objective.loss in OF_CLASSES else target.numel()
+        return [loss.detach(), count, (chosen == target).sum(), decided]
 
     def flush(self) -> None:
         """Fetch what is on the device still."""
-        for index, (loss, count, *decided) in self._pending:
-            row = [loss.cpu().double() * count.cpu(), count.cpu(), *(d.cpu() for d in decided)]
-            for column, value in enumerate(row):
-                self.sums[index, column] += value
-        self._pending.clear()
+        for index, rows in enumerate(self._pending):
+            sums = self.sums[index].tolist()
+            # One after the other, so that it does not matter for the last bit when they are fetched.
+            for loss, count, *decided in zip(*map(_fetched, zip(*rows, strict=True)), strict=True):
+                for column, value in enumerate((loss * count, count, *decided)):
+                    sums[column] += value
+            self.sums[index] = torch.tensor(sums, dtype=torch.float64)
+            rows.clear()
 
     @property
     def confusion(self) -> Tensor | None:
@@ -89,3 +91,9 @@ class Meter:
         if self._matrix is not None:
             self._matrix.confmat = reduce(self._matrix.confmat)
         return found
+
+
+def _fetched(values: Sequence[Tensor | int]) -> list[float]:
+    """Scalars in one transfer."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return torch.stack(tensors).tolist() if tensors else list(values)  # type: ignore[arg-type]

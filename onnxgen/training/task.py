@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,7 +75,7 @@ class Task(lightning.LightningModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         # One process may have fewer samples of the last batch than the others, and the last step fewer batches.
-        weight: float = getattr(self.trainer.train_dataloader, "weight", 1.0)
+        weight = self._weight
         if self._together:
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
@@ -82,12 +83,22 @@ class Task(lightning.LightningModule):
             loss = self.micro.forward(self.model, batch, self._share)
         return loss if weight == 1 else loss * weight
 
+    # Lightning asks at each step which parameters the method has; reading them from the code is slow.
+    training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
+
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._together:
             super().backward(loss, *args, **kwargs)
             return
-        for made in self.micro.backward(self.model, loss, self._share):
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        scaled = scaler is not None or self.trainer.accumulate_grad_batches > 1 or self._weight != 1
+        for made in self.micro.backward(self.model, loss, self._share, scaled):
             self._meters["train"].add(made)
+
+    @property
+    def _weight(self) -> float:
+        """Of the batch at hand among those of its step."""
+        return float(getattr(self.trainer.train_dataloader, "weight", 1.0))
 
     @property
     def _together(self) -> bool:
