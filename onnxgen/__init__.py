@@ -15,6 +15,7 @@ Importing this package imports nothing else: each name is looked up when it is f
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from onnxgen._version import __version__
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from onnxgen.options import Limits, Options
     from onnxgen.pipeline import generate
     from onnxgen.verify import VerifyReport, verify
+
+# In a checkout, `templates/` and `build_hooks/` lie beside the package and not in it.
+if not os.path.isdir(os.path.join(__path__[0], "build_hooks")):
+    __path__.append(os.path.dirname(__path__[0]))
 
 __all__ = [
     "EditedError",
