@@ -1,0 +1,213 @@
+"""Little projects that ship models, in every layout, and what tests do with them: build, install, run, compare."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import venv
+import zipfile
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.build_hooks.wheelhouse import clean_environment
+
+SETUPTOOLS = '[build-system]\nrequires = ["setuptools", "onnxgen"]\nbuild-backend = "setuptools.build_meta"\n'
+HATCHLING = (
+    '[build-system]\nrequires = ["hatchling", "onnxgen"]\nbuild-backend = "hatchling.build"\n\n'
+    "[tool.hatch.build.hooks.onnxgen]\n"
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a project has its two models, and the modules that are made of them, by file in the project.
+
+    Attributes:
+        outputs: the modules to generate, relative to the project, by ONNX file.
+        modules: how the installed modules are imported, in the same order.
+        files: further files of the project with their text: packages, settings.
+        settings: lines for pyproject.toml.
+    """
+
+    outputs: Mapping[str, str]
+    modules: Sequence[str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    settings: str = ""
+
+
+LAYOUTS = {
+    "src": Layout(
+        {"models/one.onnx": "src/pkg/one.py", "models/two.onnx": "src/pkg/nets/two.py"},
+        ["pkg.one", "pkg.nets.two"],
+        {"src/pkg/__init__.py": "", "src/pkg/nets/__init__.py": ""},
+    ),
+    # The models lie in the package: beside it, setuptools would take their folder for a second package.
+    "flat": Layout(
+        {"pkg/one.onnx": "pkg/one.py", "pkg/nets/two.onnx": "pkg/nets/two.py"},
+        ["pkg.one", "pkg.nets.two"],
+        {"pkg/__init__.py": "", "pkg/nets/__init__.py": ""},
+    ),
+}
+
+
+def write_project(root: Path, layout: Layout, backend: str = SETUPTOOLS, *, settings: str = "") -> Path:
+    """Write a project "pkg" of version 1.0 with two models, the second with its data beside it; returns `root`.
+
+    Args:
+        root: the folder to make.
+        layout: see `LAYOUTS`.
+        backend: the beginning of pyproject.toml.
+        settings: further lines for pyproject.toml.
+    """
+    root.mkdir(parents=True)
+    for name, text in layout.files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    tables = [f'[[tool.onnxgen.models]]\nsource = "{s}"\noutput = "{o}"\n' for s, o in layout.outputs.items()]
+    project = '[project]\nname = "pkg"\nversion = "1.0"\n'
+    (root / "pyproject.toml").write_text("\n".join([backend, project, *tables, layout.settings, settings]))
+    for seed, source in enumerate(layout.outputs):
+        save_model(root / source, seed, external=seed > 0)
+    return root
+
+
+def save_model(path: Path, seed: int, *, external: bool = False, hidden: int = 16) -> None:
+    """Write `x` [batch, 4] float32 -> `y` [batch, 3], two linear layers; equal bytes for equal arguments.
+
+    With `external`, the weights lie in `<stem>.data` beside it.
+    """
+    random = np.random.default_rng(seed)
+    shapes = {"fc1.weight": (hidden, 4), "fc1.bias": (hidden,), "fc2.weight": (3, hidden), "fc2.bias": (3,)}
+    weights = [
+        numpy_helper.from_array(random.standard_normal(shape, dtype=np.float32), name) for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Gemm", ["x", "fc1.weight", "fc1.bias"], ["h"], "fc1", transB=1),
+        helper.make_node("Relu", ["h"], ["a"], "relu"),
+        helper.make_node("Gemm", ["a", "fc2.weight", "fc2.bias"], ["y"], "fc2", transB=1),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])]
+    graph = helper.make_graph(nodes, "net", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_suffix(".data")
+    data.unlink(missing_ok=True)  # onnx would append to it
+    onnx.save_model(model, path, save_as_external_data=external, location=data.name, size_threshold=0)
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def run(*command: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False) -> str:
+    """What a command prints, both streams together; it must succeed, or fail if it is said to."""
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        env=dict(env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert (done.returncode != 0) == fails, done.stdout
+    return done.stdout
+
+
+def pip(*arguments: str | Path, cwd: Path, env: Mapping[str, str], fails: bool = False) -> str:
+    """Run pip of the test environment; its own packages are not seen by what is built in isolation."""
+    return run(sys.executable, "-m", "pip", *arguments, cwd=cwd, env=env, fails=fails)
+
+
+def pip_wheel(project: Path, into: Path, env: Mapping[str, str], *options: str) -> Path:
+    """The wheel that `pip wheel` makes of a project."""
+    pip("wheel", "--no-deps", *options, "-w", into, ".", cwd=project, env=env)
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+def make_venv(folder: Path) -> Path:
+    """An empty virtual environment, without pip (`pip --python` installs into it); returns its interpreter."""
+    venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+# ---- wheels ----------------------------------------------------------------------------------------------------------
+
+
+def members(wheel: Path) -> set[str]:
+    """The files of a wheel but for its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def unpack(wheel: Path, into: Path) -> Path:
+    """Unpack a wheel; returns the folder to import from."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(into)
+    return into
+
+
+def check_record(wheel: Path) -> None:
+    """RECORD names every file of the wheel once, with its size and SHA-256 (binary distribution format)."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        (record,) = [n for n in names if n.endswith(".dist-info/RECORD") and n.count("/") == 1]  # some vendor others
+        rows = {row[0]: row[1:] for row in csv.reader(archive.read(record).decode().splitlines())}
+        assert sorted(rows) == sorted(names)
+        for name in set(names) - {record}:
+            content = archive.read(name)
+            digest = urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+            assert rows[name] == [f"sha256={digest}", str(len(content))], name
+
+
+# ---- what was built, run ---------------------------------------------------------------------------------------------
+
+_COMPARE = textwrap.dedent("""
+    import importlib, json, sys
+    import numpy, onnxruntime, torch
+
+    for name, source in json.loads(sys.argv[1]).items():
+        module = importlib.import_module(name)
+        model = module.Model.from_pretrained().eval()
+        x = numpy.random.default_rng(7).standard_normal((5, 4), dtype=numpy.float32)
+        session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+        (expected,) = session.run(None, {"x": x})
+        with torch.inference_mode():
+            numpy.testing.assert_allclose(model(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
+        print(name, module.__file__)
+    assert "onnxgen" not in sys.modules
+    """)
+
+
+def compare(
+    modules: Mapping[str, Path], cwd: Path, *, python: str | Path = sys.executable, path: Path | None = None
+) -> dict[str, Path]:
+    """Import installed modules in another process, and hold what they compute to onnxruntime on their ONNX files.
+
+    Args:
+        modules: the ONNX file by the module's name.
+        cwd: where to run; not the project.
+        python: whose packages are seen, besides torch and onnxruntime of the test environment.
+        path: a folder to import from.
+
+    Returns:
+        The file of each module.
+    """
+    folders = [*([str(path)] if path else []), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
+    given = json.dumps({name: str(source) for name, source in modules.items()})
+    printed = run(python, "-c", _COMPARE, given, cwd=cwd, env=env)
+    return {name: Path(file) for name, file in (line.split(" ", 1) for line in printed.splitlines())}
