@@ -57,6 +57,16 @@ def test_a_signal_stops_and_saves(tmp_path, name, step):
     assert state(tmp_path / "parts") == state(tmp_path / "whole")
 
 
+def test_a_run_of_so_many_steps_goes_on_between_two_epochs(tmp_path):
+    """Where `max_steps` is, Lightning takes any resume for one within an epoch, unless it is told otherwise."""
+    for step in (56, 75):  # in the last batch of an epoch
+        with pytest.raises(Stopped):
+            train(tmp_path / "parts", resume=True, more=[Ask(step, signal.SIGTERM)], schedule="step", max_steps=85)
+    train(tmp_path / "parts", resume=True, schedule="step", max_steps=85)
+    train(tmp_path / "whole", schedule="step", max_steps=85)
+    assert state(tmp_path / "parts") == state(tmp_path / "whole")
+
+
 def test_a_signal_ends_after_the_step_and_without_a_validation(tmp_path):
     class Count(lightning.Callback):
         steps = validations = 0

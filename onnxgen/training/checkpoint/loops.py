@@ -38,6 +38,6 @@ def go_on(trainer: lightning.Trainer) -> bool:
     loop._load_combined_loader_states()  # nobody did if a schedule asked for the number of steps before
     within = loop.epoch_loop.batch_progress.current.ready > 0
     if not within:
-        loop.restarting = False
+        loop.epoch_loop.restarting = False  # of the fit loop it can't be set where `max_steps` is
     loop._restarting = False  # else the schedules that watch a metric miss the end of this epoch
     return within
