@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,15 +52,6 @@ class _Pending:
     state: _State
 
 
-@dataclass
-class _Walked:
-    """What is in a model. To look for it at each step takes as long as a layer of a small network."""
-
-    model: nn.Module
-    norms: list[_NormBase]
-    parameters: list[nn.Parameter]
-
-
 class Micro:
     """Computes batches in as many parts as fit into memory.
 
@@ -72,13 +63,6 @@ class Micro:
         self.size: int | None = None
         self._pending: _Pending | None = None
         self._found: list[Any] = []
-        self._walked: _Walked | None = None
-
-    def _walk(self, model: nn.Module) -> _Walked:
-        if self._walked is None or self._walked.model is not model:
-            norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-            self._walked = _Walked(model, norms, list(model.parameters()))
-        return self._walked
 
     def parts(self, batch: Batch) -> list[Batch]:
         """A batch in parts of nearly equal size, none larger than `size`."""
@@ -113,7 +97,7 @@ class Micro:
         Raises:
             OnnxgenError: a single sample is too much.
         """
-        state = _State(self._walk(model))
+        state = _State(model)
         while True:
             parts = self.parts(batch)
             made = _attempt(compute, parts[0], batch)
@@ -140,7 +124,7 @@ class Micro:
         assert pending is not None
         factor = torch.autograd.grad(shown, pending.shown)[0] if scaled else None
         # Gradients of earlier batches wait aside, since those of a failed attempt must go.
-        earlier = {p: p.grad for p in self._walk(model).parameters if p.grad is not None}
+        earlier = {p: p.grad for p in _parameters(model) if p.grad is not None}
         _forget(earlier)
         while not self._summed(pending, compute, factor):
             pending.loss = None
@@ -187,11 +171,12 @@ class Micro:
 class _State:
     """What a forward pass changes besides its result: generators of random numbers, running statistics."""
 
-    def __init__(self, walked: _Walked) -> None:
-        buffers = (buffer for norm in walked.norms if norm.training for buffer in norm._buffers.values())
+    def __init__(self, model: nn.Module) -> None:
+        norms = (m for m in _modules(model) if isinstance(m, _NormBase) and m.training)
+        buffers = (buffer for norm in norms for buffer in norm._buffers.values())
         self._kept = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
         self._cpu = torch.get_rng_state()
-        device = next((p.device for p in walked.parameters), torch.device("cpu"))
+        device = next((p.device for p in _parameters(model)), torch.device("cpu"))
         # Other devices draw by the CPU's generator, or don't tell the state of their own.
         self._module = getattr(torch, device.type) if device.type in ("cuda", "xpu", "mps") else None
         self._device = self._module.get_rng_state() if self._module is not None else None
@@ -218,6 +203,22 @@ def _attempt(call: Callable[..., Result], *arguments: Any) -> Result | None:
 def _backward(loss: Tensor, factor: Tensor | None) -> bool:
     loss.backward(factor)  # type: ignore[no-untyped-call]
     return True
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """As `Module.modules` gives them, whose generators take as long as a layer of a small network."""
+    found, seen = [model], {model}
+    for module in found:
+        for inner in module._modules.values():
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                found.append(inner)
+    return found
+
+
+def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Some more than once, where modules share them."""
+    return (p for module in _modules(model) for p in module._parameters.values() if p is not None)
 
 
 def _forget(parameters: Iterable[nn.Parameter]) -> None:

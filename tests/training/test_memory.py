@@ -181,3 +181,27 @@ def test_any_other_error_is_left_alone() -> None:
 )
 def test_what_is_taken_for_it(error: BaseException, verdict: bool) -> None:
     assert is_out_of_memory(error) == verdict
+
+
+def test_a_model_whose_modules_change_between_steps_starts_over_with_those_that_it_has() -> None:
+    """As callbacks do it that prune a layer or put in another norm."""
+    results = []
+    for most in (10**6, 7):
+        net = Net(backward=10**6, middle=nn.BatchNorm1d(16)).train()
+        micro = Micro()
+
+        def compute(part: dict[str, Tensor], whole: dict[str, Tensor], net: nn.Module = net) -> tuple[Tensor, None]:
+            loss = nn.functional.cross_entropy(net(part["x"]), part["y"])
+            return loss * (len(part["x"]) / len(whole["x"])), None
+
+        batch = {"x": X, "y": Y}
+        micro.backward(net, micro.forward(net, batch, compute), compute)
+        net.middle, net.last.weight = nn.BatchNorm1d(16), nn.Parameter(net.last.weight.detach() / 2)
+        net.last.weight.grad = torch.ones_like(net.last.weight)  # of a batch that was accumulated before
+        micro.size, net.backward_most = 6 if most > 24 else None, most
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            micro.backward(net, micro.forward(net, batch, compute), compute)
+        results.append([*(p.grad for p in net.parameters()), *net.buffers()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
