@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onnxgen.load import load
     from onnxgen.options import Limits, Options
     from onnxgen.pipeline import generate
+    from onnxgen.reload import reload
     from onnxgen.verify import VerifyReport, verify
 
 # In a checkout, `templates/` and `build_hooks/` lie beside the package and not in it.
@@ -47,11 +48,12 @@ __all__ = [
     "export",
     "generate",
     "load",
+    "reload",
     "verify",
 ]
 
-# `load`, `verify` and `export` are submodules too, and importing a submodule binds its name in the package: whichever
-# comes first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
+# `load`, `reload`, `verify` and `export` are submodules too, and importing a submodule binds its name in the package:
+# whichever comes first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
 _HOME = {
     "EditedError": "errors",
     "OnnxgenError": "errors",
@@ -67,7 +69,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name in ("export", "load", "verify"):
+    if name in ("export", "load", "reload", "verify"):
         return importlib.import_module(f"onnxgen.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen' has no attribute {name!r}")
