@@ -162,30 +162,49 @@ def _lock_file(folder: Path) -> str:
     return os.path.join(tempfile.gettempdir(), f"onnxgen-{name}.lock")
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock of a file (it is made if it is missing, and stays); others wait. Raises `OSError`."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _wait(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(folder: Path) -> int:
-        """Wait for the lock on a folder; closing the returned handle gives it back."""
-        handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT)
+    def _wait(handle: int) -> None:
+        """Wait for the lock on an open file; closing the handle gives it back."""
         while True:
             try:
-                msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # gives up after ten seconds
-                return handle
+                return msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # gives up after ten seconds
             except OSError as error:
                 if error.errno not in (errno.EDEADLK, errno.EACCES, 36):
                     raise
 
+    def _lock(folder: Path) -> int:
+        """Wait for the lock on a folder; closing the returned handle gives it back."""
+        handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT)
+        _wait(handle)
+        return handle
+
 else:
     import fcntl
+
+    def _wait(handle: int) -> None:
+        """Wait for the lock on an open file; closing the handle gives it back."""
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
     def _lock(folder: Path) -> int:
         """Wait for the lock on a folder; closing the returned handle gives it back."""
         handle = os.open(folder, os.O_RDONLY)  # the folder itself: nothing is left lying about
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait(handle)
         except OSError:  # some network file systems do not lock folders
             os.close(handle)
             handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            _wait(handle)
         return handle

@@ -36,8 +36,9 @@ from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, index_path, is_sharded
 
 Tensors = dict[str, Source | NDArray[Any]]
+DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
-CODE_LINE = "Code"
+CODE_LINE, BUILD_LINE = "Code", "Build"
 
 
 @dataclass
@@ -67,6 +68,19 @@ class Report:
     progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
 
+@dataclass(frozen=True)
+class Build:
+    """What a build records of a generation, so that the next one need not generate to know that nothing changed.
+
+    Attributes:
+        key: a digest of all that the module is made of; stands in its header.
+        data: a digest of the external data; stands in the sidecar, which has that of the ONNX file already.
+    """
+
+    key: str
+    data: str = ""
+
+
 @dataclass
 class Generated:
     """The result of a generation.
@@ -78,6 +92,7 @@ class Generated:
         weights: where the sidecar goes.
         report: see `Report`.
         reads: the ONNX file and its external data, which nothing may be written over.
+        key: that of the build, which the header has; empty if it is none.
     """
 
     source: str
@@ -86,6 +101,7 @@ class Generated:
     weights: Path
     report: Report
     reads: frozenset[Path] = frozenset()
+    key: str = ""
 
 
 def compose(
@@ -96,16 +112,21 @@ def compose(
     out: Path,
     options: Options,
     report: Report,
+    build: Build | None = None,
 ) -> Generated:
-    """Put source, weights and report together."""
+    """Put source, weights and report together, and what a build records of them."""
+    key = build.key if build is not None else ""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
+    if build is not None and build.data and not options.embed:
+        origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
     shown = index_path(weights) if sharded else weights
     frame = _frame(model, module, path, out, shown, report)
+    frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
     frame.sharded = sharded
     frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
@@ -119,7 +140,7 @@ def compose(
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
-    return Generated(source, tensors, metadata, weights, report, reads)
+    return Generated(source, tensors, metadata, weights, report, reads, key)
 
 
 def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
-from onnxgen.generated import CODE_LINE, Generated
+from onnxgen.generated import BUILD_LINE, CODE_LINE, Generated
 from onnxgen.options import Options
 from onnxgen.weights import is_lost, same_content, sidecar_targets, write_pair
 
+_BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
 _RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
 
 
@@ -26,7 +27,7 @@ class Output:
     def __init__(self, out: Path, options: Options) -> None:
         self.out, self.options = out, options
 
-    def _text(self) -> str | None:
+    def text(self) -> str | None:
         """The module that is there; an empty file is nobody's work and counts as none."""
         try:
             if not stat.S_ISREG(self.out.stat().st_mode):
@@ -49,7 +50,7 @@ class Output:
 
     def is_fresh(self, generated: Generated) -> bool:
         """Whether module and sidecar say what `generated` says (whatever formatting the module got since)."""
-        text = self._text()
+        text = self.text()
         return text is not None and self._same_source(text, generated) and self._same_weights(generated)
 
     def _same_source(self, text: str, generated: Generated) -> bool:
@@ -69,25 +70,48 @@ class Output:
             OnnxgenError: it can't be written; the old files are as they were.
         """
         self._refuse_sources(generated)
-        text, kept = self._text(), False
-        if text is not None and not force:
-            kept = self.is_edited(text)
-            same = self._same_source(text, generated)
-            if same and self._same_weights(generated):
-                generated.report.status = "kept" if kept else "fresh"
-                return
-            if kept and not (same and is_lost(generated.weights)):
-                self._refuse(text, generated, same)
-        generated.report.wrote = write_pair(
-            self.out,
-            None if kept else generated.source,
-            None if self.options.embed else generated.weights,
-            generated.tensors,
-            generated.metadata,
-            self.options.shard_size,
-            force,
-        )
-        generated.report.status = "kept" if kept else "written"
+        status = "stale" if force else self.standing(generated)
+        if status == "edited":
+            new = self.out.with_name(self.out.name + ".new")
+            write_pair(new, generated.source, None, {}, {})
+            raise self.refusal(generated, new.name)
+        generated.report.status = {"stale": "written", "lost": "kept"}.get(status, status)
+        if status == "fresh":
+            self._sign(generated)
+        if status in ("stale", "lost"):
+            generated.report.wrote = write_pair(
+                self.out,
+                None if status == "lost" else generated.source,
+                None if self.options.embed else generated.weights,
+                generated.tensors,
+                generated.metadata,
+                self.options.shard_size,
+                force,
+            )
+
+    def standing(self, generated: Generated) -> str:
+        """How what is there stands to what was generated.
+
+        "fresh": module and weights say the same. "stale": they do not, or are not there. Of a module that was edited:
+        "kept" if it was made from the same, "lost" if only its weights are missing, "edited" if its source changed too.
+        """
+        text = self.text()
+        if text is None:
+            return "stale"
+        same, edited = self._same_source(text, generated), self.is_edited(text)
+        if same and self._same_weights(generated):
+            return "kept" if edited else "fresh"
+        if not edited:
+            return "stale"
+        return "lost" if same and is_lost(generated.weights) else "edited"
+
+    def _sign(self, generated: Generated) -> None:
+        """Let a module that is fresh say which build it is of; it is as good as before, however it is formatted."""
+        text = self.text() or ""
+        signed, count = _BUILD.subn(f"{BUILD_LINE:<10}{generated.key}", text, count=1)
+        if generated.key and (signed != text or not count):
+            generated.report.wrote = write_pair(self.out, signed if count else generated.source, None, {}, {})
+            generated.report.status = "written"
 
     def _refuse_sources(self, generated: Generated) -> None:
         """Never write over what is being read, whatever is forced."""
@@ -99,25 +123,22 @@ class Output:
                 what = f"{target} is the ONNX model itself or holds its data"
                 raise OnnxgenError(Problem(f"cannot write there: {what}", help="name another output or --weights FILE"))
 
-    def _refuse(self, text: str, generated: Generated, same: bool) -> None:
-        """Keep the module, write the new one beside it, and say which of the ways out there are."""
-        new = self.out.with_name(self.out.name + ".new")
-        write_pair(new, generated.source, None, {}, {})
+    def refusal(self, generated: Generated, new: str = "") -> EditedError:
+        """Why a module that is "edited" stays as it is, and the ways out; `new` is what was written beside it."""
+        text = self.text() or ""
         why, way_out = "was edited by hand and its source changed too", "merge the two"
-        if same:
+        if self._same_source(text, generated):
             why = "was edited by hand and the weights changed too"
             way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
         elif _fingerprint(text) is None:
             why, way_out = "was not written by onnxgen", "name another output"
+        kept = "it was kept" + (f", and {new} is what would be written now" if new else "")
         diff = difflib.unified_diff(
-            text.splitlines(), generated.source.splitlines(), self.out.name, new.name, lineterm="", n=1
+            text.splitlines(), generated.source.splitlines(), self.out.name, new or "generated", lineterm="", n=1
         )
         head = "\n".join(_plain(line) for _, line in zip(range(20), diff))
-        raise EditedError(
-            Problem(
-                f"{self.out} {why}; it was kept, and {new.name} is what would be written now",
-                help=f"{way_out}, or overwrite it with --force\n{head}".rstrip(),
-            )
+        return EditedError(
+            Problem(f"{self.out} {why}; {kept}", help=f"{way_out}, or overwrite it with --force\n{head}".rstrip())
         )
 
 

@@ -16,7 +16,7 @@ from onnxgen.blocks import find_blocks
 from onnxgen.code.copied import helper_names
 from onnxgen.dropout import add_dropout
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.generated import Generated, Report, compose
+from onnxgen.generated import Build, Generated, Report, compose
 from onnxgen.lower import lower
 from onnxgen.names import network_name
 from onnxgen.notes import inference_notes
@@ -38,8 +38,10 @@ def read_and_simplify(path: Path, options: Options) -> ir.Model:
     return model
 
 
-def build(path: Path, options: Options, out: Path, progress: Progress | None = None) -> Generated:
-    """Everything that `generate` would write to `out`, in memory; the weights stay lazy.
+def build(
+    path: Path, options: Options, out: Path, progress: Progress | None = None, record: Build | None = None
+) -> Generated:
+    """Everything that `generate` would write to `out`, in memory; the weights stay lazy. `record`: see `Build`.
 
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
@@ -58,7 +60,7 @@ def build(path: Path, options: Options, out: Path, progress: Progress | None = N
         add_dropout(module, options.dropout)
         classes = structure(module, options)
     with timed(report, "render"):
-        return compose(model, module, classes, path, out, options, report)
+        return compose(model, module, classes, path, out, options, report, record)
 
 
 def generate(
@@ -68,6 +70,7 @@ def generate(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    record: Build | None = None,
 ) -> Generated:
     """Write the module and its weights.
 
@@ -77,6 +80,7 @@ def generate(
         options: see `Options`.
         force: overwrite a module that was edited by hand.
         progress: is told the name of each of the `STAGES` as it begins.
+        record: what a build notes in module and sidecar; see `Build`.
 
     Returns:
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
@@ -87,7 +91,7 @@ def generate(
         EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
-    generated = build(path, options, out, progress)
+    generated = build(path, options, out, progress, record)
     with timed(generated.report, "write"):
         Output(out, options).write(generated, force)
     return generated

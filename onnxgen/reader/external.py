@@ -31,9 +31,7 @@ class ExternalData:
         if any(isinstance(text, bytes) for text in entries.values()):
             return "its external data is described in text that is not valid UTF-8"
         location = entries.get("location", "")
-        if location not in self._files:
-            self._files[location] = self._look(location)
-        found = self._files[location]
+        found = self._size(location)
         if isinstance(found, str):
             return found
         numbers: dict[str, int] = {}
@@ -48,6 +46,16 @@ class ExternalData:
             end = numbers["offset"] + nbytes
             return f"its external data ends at byte {end} of {printable(location)}, which has only {found}"
         return None
+
+    def file_problem(self, location: str) -> str | None:
+        """What is wrong with a data file, by the `location` of a tensor; None if all is well."""
+        found = self._size(location)
+        return found if isinstance(found, str) else None
+
+    def _size(self, location: str) -> int | str:
+        if location not in self._files:
+            self._files[location] = self._look(location)
+        return self._files[location]
 
     def _look(self, location: str) -> int | str:
         """The size of the data file, or why it is refused."""

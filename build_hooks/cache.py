@@ -1,0 +1,108 @@
+"""What was found out before, in the user's cache folder: digests of large files above all.
+
+A digest is kept under the file's path with what the system says of the file: size, times, inode, device. If that is
+unchanged the content is, with one exception, which git calls "racily clean": a file that changed within the same tick
+of the clock as it was read looks the same. So nothing is kept of a file that was touched in the last seconds
+before it was read (https://git-scm.com/docs/racy-git).
+
+Every fact is a small file of its own, written whole and renamed into place: processes that write at the same time do
+not disturb each other. A fact that is damaged, or can't be read or written, is a fact that is not known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RACY = 2_000_000_000  # nanoseconds: the coarsest clock of a file system (FAT)
+CHUNK = 1 << 20
+SMALL = 1 << 16  # bytes that are digested sooner than a fact is looked up
+KEPT = 90 * 86_400  # seconds that a fact is kept
+SWEPT = 7 * 86_400  # seconds between two looks for older ones
+MARKER = "swept"
+
+
+def default_folder() -> Path:
+    """`ONNXGEN_CACHE_DIR`, or the folder that the system has for it."""
+    if folder := os.environ.get("ONNXGEN_CACHE_DIR"):
+        return Path(os.path.abspath(folder))
+    from platformdirs import user_cache_path
+
+    return user_cache_path("onnxgen")
+
+
+class Cache:
+    """Facts by kind and name, in `folder` (default: see `default_folder`)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = default_folder() if folder is None else folder
+
+    def get(self, kind: str, name: str) -> Any:
+        """What is known, as JSON has it; None if nothing is."""
+        try:
+            digest, text = self._file(kind, name).read_bytes().split(b"\n", 1)
+            if digest.decode() == hashlib.sha256(text).hexdigest():
+                known, fact = json.loads(text)
+                return fact if known == name else None
+        except (OSError, ValueError, TypeError):
+            pass
+        return None
+
+    def put(self, kind: str, name: str, fact: Any) -> None:
+        """Keep a fact; where that is not possible, it is not kept."""
+        text = json.dumps([name, fact]).encode()
+        file = self._file(kind, name)
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f".{file.name}.{os.getpid()}.{time.time_ns()}")
+            try:
+                temporary.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
+            self._sweep()
+
+    def _file(self, kind: str, name: str) -> Path:
+        return self.folder / "build" / kind / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def _sweep(self) -> None:
+        """Now and then, remove what was not written for a long time: its files may be long gone."""
+        marker, now = self.folder / "build" / MARKER, time.time()
+        if marker.exists() and now - marker.stat().st_mtime < SWEPT:
+            return
+        marker.touch()
+        for file in (self.folder / "build").glob("*/*"):
+            with suppress(OSError):
+                if now - file.stat().st_mtime > KEPT:
+                    file.unlink()
+
+
+def _facts(found: os.stat_result) -> list[int]:
+    """What the system says of a file, and would say otherwise if its content were another."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+
+
+def digest(path: Path, cache: Cache) -> str:
+    """SHA-256 of a file's content. Raises `OSError`, also where it is no regular file."""
+    name = os.path.abspath(path)
+    found = os.stat(name)
+    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+        raise OSError(0, "it is no regular file", name)
+    known = None if found.st_size < SMALL else cache.get("digests", name)
+    if isinstance(known, list) and known[:-1] == _facts(found):
+        return str(known[-1])
+    begun = time.time_ns()
+    with open(name, "rb") as file:
+        before, text = _facts(os.fstat(file.fileno())), hashlib.sha256()
+        while chunk := file.read(CHUNK):
+            text.update(chunk)
+        after = _facts(os.fstat(file.fileno()))
+    if before == after and before[0] >= SMALL and max(before[1:3]) < begun - RACY:
+        cache.put("digests", name, [*before, text.hexdigest()])
+    return text.hexdigest()

@@ -1,0 +1,200 @@
+"""Whether a module is what its source gives, by content alone: time stamps never count.
+
+The *key* of an entry is a digest of all that a generated module depends on. A build writes it into the module's header
+(`Build`), and into the sidecar the digests of what its weights were read from. A pair is fresh if both say what is
+asked for now. The key has two halves: what a person chose (source, external data, options, templates, names), and
+that with what onnxgen brings (its version, its templates). A module that was edited by hand is kept as long as the
+first half is unchanged.
+
+Nothing here imports onnx, numpy, black or jinja2, but for one question: which files a model has its external data in.
+The answer is kept by the model's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxgen._version import __version__
+from onnxgen.errors import OnnxgenError
+from onnxgen.paths import templates_dir
+
+from .cache import Cache, digest
+from .settings import Entry
+from .sidecar import belongs
+
+HALF = 32  # characters of a key
+_LINE = re.compile(rb"^Build +([0-9a-f]{64})\r?$", re.MULTILINE)
+_FINGERPRINT = re.compile(rb"""^FINGERPRINT = ["']([0-9a-f]+)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an entry's module is made of.
+
+    Attributes:
+        key: the digest of it all; 64 characters.
+        source: the SHA-256 of the ONNX file.
+        data: one digest of all files with external data; empty if there are none.
+        files: the ONNX file and its external data.
+    """
+
+    key: str
+    source: str
+    data: str
+    files: tuple[Path, ...]
+
+
+def key_of(entry: Entry, cache: Cache | None = None) -> str:
+    """The key of an entry; see `content_of`."""
+    return content_of(entry, cache).key
+
+
+def content_of(entry: Entry, cache: Cache | None = None) -> Content:
+    """What an entry's module is made of, now.
+
+    Raises:
+        OnnxgenError: the source, its external data or a template can't be read; named as in the settings.
+    """
+    cache = cache or Cache()
+    source = _digest(entry, "source", entry.source, cache)
+    locations = _locations(entry, source, cache)
+    files = [entry.source.parent / location for location in locations]
+    data = [[location, _digest(entry, "source", file, cache)] for location, file in zip(locations, files)]
+    chosen = [entry.source.name, entry.output.name, source, data, _options(entry), _templates(entry, cache)]
+    asked = _short(chosen)
+    made = _short([asked, __version__, _tree(templates_dir(), cache)])
+    return Content(asked + made, source, _short(data) if data else "", (entry.source, *files))
+
+
+def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
+    """The ONNX file and the files of its external data. Raises `OnnxgenError` as `content_of` does."""
+    return content_of(entry, cache).files
+
+
+def is_fresh(entry: Entry, content: Content, cache: Cache) -> bool:
+    """Whether module and sidecar are there, whole, and what `content` gives."""
+    return is_settled(entry.output, content.key, cache) and has_weights(entry, content)
+
+
+def is_settled(module: Path, key: str, cache: Cache) -> bool:
+    """Whether a module says that it is of this key, or was found to be right for it before."""
+    text = read(module)
+    return recorded(text) == key or bool(text) and cache.get("settled", _settled(text, key)) is True
+
+
+def settle(module: Path, key: str, cache: Cache) -> None:
+    """Note that a module is right for a key, though it does not say so: it was edited by hand."""
+    text = read(module)
+    if text and recorded(text) != key:
+        cache.put("settled", _settled(text, key), True)
+
+
+def has_weights(entry: Entry, content: Content) -> bool:
+    """Whether the sidecar is there and whole, and belongs to the module and to the source."""
+    if entry.weights is None:
+        return True
+    found = _FINGERPRINT.search(read(entry.output))
+    return found is not None and belongs(entry.weights, found[1].decode(), content.source, content.data)
+
+
+def recorded(text: bytes) -> str:
+    """The key that a module's header has; empty if it has none."""
+    found = _LINE.search(text)
+    return found[1].decode() if found else ""
+
+
+def read(module: Path) -> bytes:
+    """A module's text; empty if there is none."""
+    try:
+        return module.read_bytes()
+    except OSError:
+        return b""
+
+
+def _settled(text: bytes, key: str) -> str:
+    return f"{hashlib.sha256(text).hexdigest()} {key}"
+
+
+def _short(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HALF]
+
+
+def _options(entry: Entry) -> dict[str, Any]:
+    """Options as they shape the output: no path is absolute, so that every checkout has the same key."""
+    found = dict(vars(entry.options))
+    del found["templates"]  # their content counts
+    found["limits"] = dict(vars(entry.options.limits))
+    weights = entry.weights
+    found["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()
+    for name in ("input_shapes", "batch_axes", "dropout"):
+        found[name] = list(found[name].items())  # their order may count
+    return found
+
+
+def _templates(entry: Entry, cache: Cache) -> list[list[str]]:
+    folder = entry.options.templates
+    try:
+        return [] if folder is None else _tree(folder, cache)
+    except OSError as error:
+        raise OnnxgenError(f"{entry.at('templates')}: {entry.shown(folder or Path())}: {error.strerror}") from None
+
+
+def _tree(folder: Path, cache: Cache) -> list[list[str]]:
+    """Every file in a folder that a template may include, and its digest."""
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        if os.path.realpath(place) in seen:  # a link leads back
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        paths = [Path(place, name) for name in sorted(names)]
+        found += [[path.relative_to(folder).as_posix(), digest(path, cache)] for path in paths]
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _digest(entry: Entry, name: str, path: Path, cache: Cache) -> str:
+    try:
+        return digest(path, cache)
+    except OSError as error:
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror}"
+        raise OnnxgenError(f"{entry.at(name)}: {entry.shown(path)} {why}") from None
+
+
+def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
+    """The files of the external data, relative to the model's folder."""
+    known = cache.get("locations", source)
+    if isinstance(known, list):
+        return [str(location) for location in known]
+    found: list[str] = []
+    if _mentions_data(entry.source):
+        from onnxgen.reader.locations import locations
+
+        try:
+            found = sorted(locations(entry.source))
+        except OnnxgenError as error:
+            raise OnnxgenError(*(f"{entry.at('source')}: {problem}" for problem in error.problems)) from None
+    cache.put("locations", source, found)
+    return found
+
+
+def _mentions_data(path: Path) -> bool:
+    """Whether a model may have external data: then the word "location" stands in it, since protobuf leaves text as it
+    is. It spares most models being parsed."""
+    rest = b""
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            if b"location" in rest + chunk:
+                return True
+            rest = chunk[-8:]
+    return False

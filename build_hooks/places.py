@@ -1,0 +1,120 @@
+"""Paths of `[tool.onnxgen]`: relative to the project, inside it, and no two models in each other's way."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxgen.names import identifier
+
+from .values import shown
+
+if TYPE_CHECKING:
+    from .settings import Entry
+
+STEM = "{stem}"
+_GLOB = re.compile(r"[*?\[]")
+
+
+class Paths:
+    """Paths as a person writes them, made absolute. Each method raises `ValueError` with what is wrong."""
+
+    def __init__(self, root: Path, inside: bool) -> None:
+        self.root, self.inside = root, inside
+
+    def _absolute(self, text: object) -> str:
+        """A path written with `/`; one that leads out of the project is refused (if all is to be inside)."""
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"must be a path, not {shown(text)}")
+        if not text.isprintable():
+            raise ValueError(f"{shown(text)} has a character that no path should have")
+        if "\\" in text and (self.inside or os.sep == "/"):
+            raise ValueError(f"{shown(text)}: paths are written with / on every system")
+        found = os.path.normpath(os.path.join(self.root, text))
+        if self.inside:
+            if text.startswith("/") or re.match(r"[A-Za-z]:", text):
+                raise ValueError(f"{shown(text)} is absolute, and must be relative to the project")
+            if not Path(found).is_relative_to(self.root):
+                raise ValueError(f"{shown(text)} lies outside the project ({self.root})")
+        return found
+
+    def sources(self, text: object) -> tuple[list[Path], bool]:
+        """The ONNX files, and whether they were found by a glob."""
+        path = self._absolute(text)
+        if not _GLOB.search(path[len(str(self.root)) :]) or os.path.isfile(path):
+            if not os.path.isfile(path):
+                raise ValueError(f"{shown(text)} is {'a folder' if os.path.isdir(path) else 'missing'}")
+            return [Path(path)], False
+        import glob
+
+        pattern = os.path.relpath(path, self.root)
+        found = sorted(name for name in glob.glob(pattern, root_dir=self.root, recursive=True))
+        files = [self.root / name for name in found if os.path.isfile(self.root / name)]
+        if not files:
+            raise ValueError(f"no file is like {shown(text)}")
+        return files, True
+
+    def output(self, text: object, source: Path, is_glob: bool) -> Path:
+        """The module of a source: beside it if nothing is said, in a folder that ends in `/`, or as named."""
+        name = f"{identifier(source.stem, 'model')}.py"
+        if text is None:
+            return source.with_name(name)
+        path = self._absolute(_filled(text, source))
+        assert isinstance(text, str)
+        if text.endswith("/"):
+            return Path(path) / name
+        if not path.endswith(".py") or Path(path).name == ".py":
+            raise ValueError(f"{shown(text)} is not the name of a .py file, nor a folder, which ends in /")
+        if is_glob and STEM not in text:
+            raise ValueError(f"{shown(text)} is one file, and source may find several: write {STEM} in it")
+        return Path(path)
+
+    def weights(self, text: object, source: Path) -> Path:
+        """The sidecar of a source."""
+        if isinstance(text, str) and text.endswith("/"):
+            raise ValueError(f"{shown(text)} is a folder, and the weights need the name of a file")
+        return Path(self._absolute(_filled(text, source)))
+
+    def folder(self, text: object, source: Path) -> Path:
+        """A folder that is there."""
+        path = self._absolute(text)
+        if not os.path.isdir(path):
+            raise ValueError(f"{shown(text)} is no folder")
+        return Path(path)
+
+
+def _filled(text: object, source: Path) -> object:
+    return text.replace(STEM, identifier(source.stem, "model")) if isinstance(text, str) else text
+
+
+def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, str], None]) -> None:
+    """Tell `wrong` of every file that would be written out of the project, over a source, or by two models."""
+    sources = {os.path.realpath(entry.source): entry for entry in entries}
+    taken: dict[str, tuple[Entry, str]] = {}
+    for entry in entries:
+        root = os.path.realpath(entry.root)
+        for name, path in (("output", entry.output), ("weights", entry.weights)):
+            if path is None:
+                continue
+            real, key = os.path.realpath(path), f"{entry.key}.{name}"
+            if inside and not Path(real).is_relative_to(root):
+                wrong(key, f"{entry.shown(path)} lies outside the project: a link leads to {real}")
+            elif real in sources:
+                wrong(key, f"{entry.shown(path)} is the source of {sources[real].key}")
+            elif os.path.normcase(real) in taken:
+                other, what = taken[os.path.normcase(real)]
+                wrong(key, f"{entry.shown(path)} is the {what} of {_called(other, entry)}, too")
+            elif os.path.isdir(real):
+                wrong(key, f"{entry.shown(path)} is a folder")
+            taken.setdefault(os.path.normcase(real), (entry, name))
+        templates = entry.options.templates
+        if templates is not None and Path(os.path.realpath(entry.output)).is_relative_to(os.path.realpath(templates)):
+            wrong(f"{entry.key}.templates", f"the folder {entry.shown(templates)} holds the output, too")
+
+
+def _called(other: Entry, entry: Entry) -> str:
+    """Another entry, as an error about `entry` names it."""
+    return f"{entry.key} for {other.shown(other.source)}" if other.key == entry.key else other.key

@@ -1,0 +1,300 @@
+"""`[tool.onnxgen]` of a `pyproject.toml`: which models a project has, where their modules go, and how they are made.
+
+    [tool.onnxgen]                          # options for all models
+    dtype = "float16"
+
+    [[tool.onnxgen.models]]
+    source = "models/mnist.onnx"            # or "models/*.onnx"
+    output = "src/pkg/mnist.py"             # or "src/pkg/{stem}.py", or the folder "src/pkg/"
+
+Every problem of every entry is found at once, and each names its file and key. Nothing here imports onnx, numpy or
+black: a project is read before it is known whether anything is to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.options import Options
+
+from . import values
+from .places import Paths, check_places
+
+FILE = "pyproject.toml"
+TABLE = "tool.onnxgen"
+EDITED = ("refuse", "mine")
+LIMIT = 50  # problems that are told; a list of a million wrong entries has a million
+
+# An option's name here: the field of `Options`, and the parser of its value. Paths are parsed apart.
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "class-name": ("class_name", values.text),
+    "weights": ("weights", None),
+    "dtype": ("dtype", values.text),
+    "embed": ("embed", values.flag),
+    "input-shape": ("input_shapes", values.shapes),
+    "flat": ("flat", values.flag),
+    "annotate": ("annotate", values.flag),
+    "trainable": ("trainable", values.text),
+    "frozen": ("frozen", values.text),
+    "dynamic-batch": ("dynamic_batch", values.flag),
+    "batch-axis": ("batch_axes", values.axes),
+    "restore-batchnorm": ("restore_batchnorm", values.flag),
+    "dropout": ("dropout", values.rates),
+    "shard-size": ("shard_size", values.size),
+    "templates": ("templates", None),
+}
+ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.flag}  # what is no option of a generation
+PLACES = ("source", "output")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a project.
+
+    Attributes:
+        key: the entry's place in its file, as errors name it: `tool.onnxgen.models[0]`. A glob gives several entries
+            of one key.
+        source: the ONNX file; absolute, like every path here.
+        output: the module.
+        options: how it is generated; `weights` is absolute, too.
+        edited: "refuse" to go on when the module was edited and its source changed, or the module is "mine" for ever.
+        include_onnx: a wheel has the ONNX file, too.
+        root: the project's folder, which `output` lies in.
+        file: the name of the file that has the entry.
+    """
+
+    key: str
+    source: Path
+    output: Path
+    options: Options = field(default_factory=Options)
+    edited: str = "refuse"
+    include_onnx: bool = False
+    root: Path = Path()
+    file: str = FILE
+
+    @property
+    def weights(self) -> Path | None:
+        """The sidecar; None if the module holds the weights itself."""
+        return None if self.options.embed else self.options.weights or self.output.with_suffix(".safetensors")
+
+    def at(self, name: str = "") -> str:
+        """How errors begin: `pyproject.toml: tool.onnxgen.models[0].output`."""
+        return f"{self.file}: {self.key}{name and '.'}{name}"
+
+    def shown(self, path: Path) -> str:
+        """A path as a person knows it: relative to the project, if it lies there."""
+        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What `[tool.onnxgen]` says: the project's folder, the file, and its models in order."""
+
+    root: Path
+    file: Path
+    entries: tuple[Entry, ...]
+
+
+def read_project(root: Path | str) -> Project | None:
+    """The settings of the project in the folder `root`; None if its pyproject.toml has none, or if there is no such.
+
+    Raises:
+        OnnxgenError: the file can't be read, or something in `[tool.onnxgen]` is wrong: all of it at once.
+    """
+    root = Path(os.path.abspath(root))
+    table = _tool_table(root / FILE)
+    if table is None:
+        return None
+    found = _Found(root, FILE, inside=True)
+    defaults = found.defaults(table)
+    models = table.get("models", [])
+    if isinstance(models, dict):
+        found.wrong(f"{TABLE}.models", "is one table, and models are a list", "write [[tool.onnxgen.models]]")
+        models = []
+    found.models(models, f"{TABLE}.models", defaults)
+    return Project(root, root / FILE, found.finish())
+
+
+def entries_from(
+    root: Path | str, models: Sequence[Mapping[str, Any] | str], where: str, *, file: str = FILE, inside: bool = True
+) -> tuple[Entry, ...]:
+    """Entries that do not come from `[tool.onnxgen]`: of `setup(onnxgen_models=[...])`, or of a script.
+
+    Args:
+        root: the folder that paths are relative to.
+        models: tables with the same keys as in `[[tool.onnxgen.models]]`, or the path of an ONNX file alone.
+        where: what errors call the list, such as `onnxgen_models`.
+        file: the file that has the list, as errors name it.
+        inside: all paths must lie in `root`.
+
+    Raises:
+        OnnxgenError: anything is wrong with them: all of it at once.
+    """
+    found = _Found(Path(os.path.abspath(root)), file, inside)
+    found.models(models, where, {})
+    return found.finish()
+
+
+def _tool_table(file: Path) -> dict[str, Any] | None:
+    try:
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise OnnxgenError(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if b"onnxgen" not in text:  # most projects, and what parses their files is not even imported
+        return None
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise OnnxgenError(f"{file} is no TOML file: {error}") from None
+    tool = table.get("tool")
+    if not isinstance(tool, dict) or "onnxgen" not in tool:
+        return None
+    found = tool["onnxgen"]
+    if not isinstance(found, dict):
+        raise OnnxgenError(f"{FILE}: {TABLE} must be a table, not {values.shown(found)}")
+    return found
+
+
+class _Found:
+    """Entries and problems, as they are found."""
+
+    def __init__(self, root: Path, file: str, inside: bool) -> None:
+        self.root, self.file = root, file
+        self.paths = Paths(root, inside)
+        self.entries: list[Entry] = []
+        self.problems: list[Problem] = []
+        self.more = 0
+
+    def wrong(self, key: str, what: str, way_out: str = "") -> None:
+        if len(self.problems) < LIMIT:
+            self.problems.append(Problem(f"{self.file}: {key}: {what}", help=way_out))
+        else:
+            self.more += 1
+
+    def finish(self) -> tuple[Entry, ...]:
+        """The entries, or one error with all problems."""
+        check_places(self.entries, self.paths.inside, self.wrong)
+        if self.more:
+            self.problems.append(Problem(f"{self.file}: and {self.more:,} more problems"))
+        if self.problems:
+            raise OnnxgenError(*self.problems)
+        return tuple(self.entries)
+
+    def defaults(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """What `[tool.onnxgen]` itself sets for all models."""
+        known = [*(name for name in OPTIONS if name != "weights"), *ABOUT]
+        given = {name: value for name, value in table.items() if name != "models"}
+        return self._values(given, TABLE, known, "; source, output and weights belong to [[tool.onnxgen.models]]")
+
+    def models(self, models: object, where: str, defaults: Mapping[str, Any]) -> None:
+        """Add the entries of a list of models."""
+        if not isinstance(models, (list, tuple)):
+            self.wrong(where, f"must be a list, not {values.shown(models)}")
+            return
+        for number, model in enumerate(models):
+            key = f"{where}[{number}]"
+            if isinstance(model, (str, os.PathLike)):
+                model = {"source": model}
+            if isinstance(model, Mapping):
+                plain = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in model.items()}
+                self._model(plain, key, defaults)
+            else:
+                self.wrong(key, f"must be a table, not {values.shown(model)}")
+
+    def _model(self, model: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> None:
+        before = len(self.problems) + self.more
+        given = {name: value for name, value in model.items() if name not in PLACES}
+        chosen = {**defaults, **self._values(given, key, [*OPTIONS, *ABOUT], "", PLACES)}
+        pairs = self._pairs(model, key)
+        if len(self.problems) + self.more > before:
+            return
+        about = {name: chosen.pop(name) for name in ("edited", "include_onnx") if name in chosen}
+        for source, output in pairs:
+            if (options := self._options(chosen, source, key)) is not None:
+                self.entries.append(Entry(key, source, output, options, root=self.root, file=self.file, **about))
+
+    def _pairs(self, model: Mapping[str, Any], key: str) -> list[tuple[Path, Path]]:
+        """Sources and their outputs: one, or of a glob as many as it finds."""
+        if "source" not in model:
+            self.wrong(key, "has no source", 'name the ONNX file: source = "models/mnist.onnx"')
+            return []
+        try:
+            sources, is_glob = self.paths.sources(model["source"])
+        except ValueError as error:
+            self.wrong(f"{key}.source", str(error))
+            return []
+        pairs = []
+        for source in sources:
+            try:
+                pairs.append((source, self.paths.output(model.get("output"), source, is_glob)))
+            except ValueError as error:
+                self.wrong(f"{key}.output", str(error))
+                break
+        return pairs
+
+    def _values(
+        self, given: Mapping[str, Any], where: str, known: Iterable[str], aside: str, besides: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Values by field name (paths are text still); what is unknown or of another type is a problem."""
+        names, found = list(known), {}
+        for written, value in given.items():
+            name = str(written).replace("_", "-")
+            key = f"{where}.{values.key(written)}"
+            if name not in names:
+                self.wrong(key, "there is no such key", _near(name, [*names, *besides]) + aside)
+                continue
+            target = OPTIONS[name][0] if name in OPTIONS else name.replace("-", "_")
+            if target in found:
+                self.wrong(key, "is given twice, with - and with _")
+                continue
+            try:
+                found[target] = self._value(name, value)
+            except ValueError as error:
+                self.wrong(key, f"must be {error}, not {values.shown(value)}")
+            except OnnxgenError as error:
+                self.wrong(key, str(error).replace("--", ""))
+        return found
+
+    def _value(self, name: str, value: object) -> Any:
+        parse = ABOUT[name] if name in ABOUT else OPTIONS[name][1]
+        if parse is None:
+            return values.text(value)
+        found = parse(value)
+        if name in OPTIONS:  # on its own, so that an error names the right key
+            alone: dict[str, Any] = {OPTIONS[name][0]: found}
+            if name == "batch-axis":
+                alone["dynamic_batch"] = True
+            Options(**alone)
+        return found
+
+    def _options(self, chosen: Mapping[str, Any], source: Path, key: str) -> Options | None:
+        chosen = dict(chosen)
+        try:
+            for name, find in (("weights", self.paths.weights), ("templates", self.paths.folder)):
+                if name in chosen:
+                    chosen[name] = find(chosen[name], source)
+            return Options(**chosen)
+        except ValueError as error:
+            self.wrong(f"{key}.{name}", str(error))
+        except OnnxgenError as error:
+            self.wrong(key, str(error).replace("--", ""))
+        return None
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    import difflib  # for errors alone
+
+    close = difflib.get_close_matches(name[:100], known, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"

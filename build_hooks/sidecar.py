@@ -1,0 +1,75 @@
+"""A sidecar's headers, read with nothing but the standard library, and whether they fit a module.
+
+The format is described in `onnxgen/weights.py`, which writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+INDEX = ".index.json"
+MAX_HEADER = 100_000_000  # what the safetensors library reads
+
+
+def belongs(weights: Path, fingerprint: str, source: str, data: str) -> bool:
+    """Whether the sidecar at `weights` is whole, of the module with this fingerprint, and made of this content.
+
+    Args:
+        weights: the sidecar, whether it is one file or an index and its shards.
+        fingerprint: the module's.
+        source: SHA-256 of the ONNX file.
+        data: digest of its external data, as a build recorded it; "" if there is none.
+    """
+    return any(_all_fit(weights, files, fingerprint, source, data) for files in (_one, shards))
+
+
+def _all_fit(weights: Path, files: Callable[[Path], list[Path]], *content: str) -> bool:
+    try:
+        headers = [_header(path) for path in files(weights)]
+        return bool(headers) and all(_fits(header, *content) for header in headers)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def files_of(weights: Path) -> tuple[Path, ...]:
+    """The files that a sidecar consists of, its index too; the one file if there is nothing yet."""
+    try:
+        return (weights,) if weights.exists() else (*shards(weights), weights.with_name(weights.name + INDEX))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return (weights,)
+
+
+def _one(weights: Path) -> list[Path]:
+    return [weights]
+
+
+def shards(weights: Path) -> list[Path]:
+    """The shards of a sidecar by its index, in order; raises `OSError`, `ValueError` and others if it is broken."""
+    index = weights.with_name(weights.name + INDEX)
+    names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    if any(Path(name).name != name for name in names):
+        raise ValueError("it names files that are no shards of it")
+    return [weights.with_name(name) for name in names]
+
+
+def _header(path: Path) -> Mapping[str, str]:
+    """The metadata of a safetensors file. Raises `ValueError` if the file is not as long as its header says."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_HEADER, size):
+            raise ValueError("its header is cut short")
+        header: dict[str, Any] = json.loads(file.read(length))
+    metadata: Mapping[str, str] = header.pop("__metadata__")
+    if size != 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0):
+        raise ValueError("it is cut short")
+    return metadata
+
+
+def _fits(metadata: Mapping[str, str], fingerprint: str, source: str, data: str) -> bool:
+    found = json.loads(metadata["signature"])["sha256"]
+    return (metadata["fingerprint"], found, metadata.get("data", "")) == (fingerprint, source, data)

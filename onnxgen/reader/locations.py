@@ -1,0 +1,51 @@
+"""Which files a model has its external data in, without reading the model any further."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.names import printable
+from onnxgen.reader.external import ExternalData
+from onnxgen.reader.parse import parse
+
+
+def locations(path: Path) -> set[str]:
+    """The files that tensors of the model at `path` lie in, relative to its folder, with `/`.
+
+    Those of functions that nothing calls are among them.
+
+    Raises:
+        OnnxgenError: the file is no ONNX model, or a location is one that reading refuses, too; all of them.
+    """
+    proto = parse(path)
+    external = ExternalData(path.absolute().parent)
+    tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
+    found = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    shown = printable(str(path), 200)
+    problems = [f"{shown}: {problem}" for text in sorted(found, key=str) if (problem := external.file_problem(text))]
+    if problems:
+        raise OnnxgenError(*problems)
+    return {posixpath.normpath(text) for text in found}
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a graph that lies elsewhere."""
+    yield from (tensor for tensor in graph.initializer if _is_external(tensor))
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from (tensor for tensor in (attribute.t, *attribute.tensors) if _is_external(tensor))
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _tensors(graph)
+
+
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
