@@ -24,12 +24,15 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.bind import bind
 from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
+from onnxgen.passes.contrib import REFUSED
 from onnxgen.passes.trainable import KEPT
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
 from onnxgen.stored import folded_from, stored, view_source
 from onnxgen.wayback import Source
+
+UNSUPPORTED = "the operator is not supported", "rewrite it with standard operators, or open an issue"
 
 
 def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
@@ -192,7 +195,7 @@ class Lowering:
         builder = Builder(self, node, opset)
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:
-            raise builder.error("the operator is not supported", "rewrite it with standard operators, or open an issue")
+            raise builder.error(*node.meta.get(REFUSED, UNSUPPORTED))
         positional, keywords = bind(builder, operator)
         made = operator.function(builder, *positional, **keywords)
         self._assign(builder, made)

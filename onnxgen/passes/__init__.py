@@ -13,6 +13,7 @@ from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
+from onnxgen.passes.contrib import contrib
 from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
 from onnxgen.passes.expand import expand
@@ -46,7 +47,8 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 
 PASSES: list[Pass] = [
-    trainable,  # first: nothing that is trained may be folded
+    contrib,  # first: what onnxruntime fused, whose weights trainable knows by the standard's operators
+    trainable,  # before all that folds: nothing that is trained may be
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types
     known,  # shapes computed beside the data would count as users of it

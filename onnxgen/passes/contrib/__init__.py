@@ -1,0 +1,49 @@
+"""Operators of onnxruntime, and those that the standard dropped, written out in the standard's operators.
+
+onnxruntime's optimisers put one node (`com.microsoft.BiasGelu`) in the place of several. Here the several come back, so
+that everything after knows the standard only: layers become modules, weights are found and trained, shapes are known.
+A *body* is a function with the operator's signature that writes those nodes (`writer.py`); the other files of this
+package have them by family. What has no standard spelling is an operator of `ops/` instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import onnx_ir as ir
+
+from onnxgen.ops.registry import find
+from onnxgen.options import Options
+from onnxgen.passes.contrib.writer import BODIES, Refused, write
+from onnxgen.propagate import propagate
+
+DEPTH = 8  # bodies within bodies
+REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)
+
+
+def bodies() -> set[tuple[str, str]]:
+    """(domain, name) of every operator that has a body."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return set(BODIES)
+
+
+def contrib(model: ir.Model, options: Options) -> None:
+    """Write out every such node; one that can't be stays, and `lower` says why it was refused."""
+    known = bodies()
+    for _ in range(DEPTH):
+        nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known and _is_ours(n, model)]
+        if not nodes:
+            return
+        propagate(model.graph, options)
+        for node in nodes:
+            try:
+                write(node)
+            except Refused as refused:
+                node.meta[REFUSED] = refused.what, refused.help
+
+
+def _is_ours(node: ir.Node, model: ir.Model) -> bool:
+    opset = node.version or model.opset_imports.get(node.domain, 1)
+    return REFUSED not in node.meta and find(node.domain, node.op_type, opset) is None
