@@ -121,6 +121,12 @@ def read_project(root: Path | str) -> Project | None:
     return Project(root, root / FILE, found.finish())
 
 
+def nearest(folder: Path) -> Path | None:
+    """The first folder with a pyproject.toml, from `folder` upwards."""
+    folder = Path(os.path.abspath(folder))
+    return next((found for found in (folder, *folder.parents) if (found / FILE).is_file()), None)
+
+
 def entries_from(
     root: Path | str, models: Sequence[Mapping[str, Any] | str], where: str, *, file: str = FILE, inside: bool = True
 ) -> tuple[Entry, ...]:
