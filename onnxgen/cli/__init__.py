@@ -9,7 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import click
 
 DIFFERENT = 1
 BAD_INPUT = 2
@@ -34,9 +37,7 @@ def run(args: list[str]) -> int:
     from onnxgen.errors import OnnxgenError
 
     try:
-        from onnxgen.cli.app import app
-
-        code = app.main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
+        code = _commands(args).main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0) if args else BAD_INPUT
     except OnnxgenError as error:
@@ -56,6 +57,19 @@ def run(args: list[str]) -> int:
         return _say(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
         return _bug(args, error)
+
+
+def _commands(args: list[str]) -> click.Group:
+    """The commands; without the others where the one that is asked for is to cost next to nothing."""
+    from onnxgen.cli.group import named
+
+    if named(args) == "build":
+        from onnxgen.cli.building import alone
+
+        return alone
+    from onnxgen.cli.app import app
+
+    return app
 
 
 def _usage(error: object) -> str:

@@ -9,44 +9,10 @@ from typing import Any
 import click
 
 from onnxgen._version import __version__
+from onnxgen.cli.building import build
+from onnxgen.cli.group import DEFAULT, EXIT_CODES, SETTINGS, DefaultGroup
 from onnxgen.cli.options import generation_options, saying_options, take_options
 from onnxgen.cli.train_options import HELP, given_settings, train_options
-
-EXIT_CODES = """\b
-Exit codes:
-  0   fine; with --check: fresh; verify: equal
-  1   with --check: stale; verify, export: different
-  2   bad input: the file, an option, or a model that can't be converted exactly
-  3   the module was edited by hand and its source changed too: MODULE.new is beside it
-  70  a bug in onnxgen
-  130 interrupted"""
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_FLAGS = ("-q", "--quiet", "-v", "--verbose", "--json")
-DEFAULT = "generate"
-
-
-class DefaultGroup(click.Group):
-    """A group whose first argument may be a model instead of a command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = next((i for i, arg in enumerate(args) if arg not in _FLAGS), len(args))
-        command = args[flags] if flags < len(args) else ""
-        if command in self.commands:
-            args = [command, *args[:flags], *args[flags + 1 :]]
-        elif args and not (len(args) == 1 and args[0] in ("-h", "--help", "--version")):
-            args = [DEFAULT, *args]
-        return super().parse_args(ctx, args)
-
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage("onnxgen", "MODEL.onnx [-o model.py] [OPTIONS]")
-        formatter.write_usage("onnxgen", "COMMAND ... [OPTIONS]", prefix=" " * 7)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        inner = click.Context(self.commands[DEFAULT], parent=ctx, info_name=DEFAULT)
-        self.commands[DEFAULT].format_options(inner, formatter)
-        with formatter.section("Of the command itself"):
-            formatter.write_dl([("--version", "Show the version and exit.")])
-        self.format_commands(ctx, formatter)
 
 
 @click.group(cls=DefaultGroup, context_settings=SETTINGS, epilog=EXIT_CODES)
@@ -56,6 +22,9 @@ def app() -> None:
 
     A MODEL called like a command is written ./verify.
     """
+
+
+app.add_command(build)
 
 
 def _command(name: str, short: str) -> Callable[[Callable[..., int]], click.Command]:

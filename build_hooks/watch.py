@@ -1,0 +1,157 @@
+"""Building again whenever something that a project's models are made of is saved.
+
+What counts is what the files are, not what the system tells of them: a wake-up from `watchfiles` (or half a second
+without one) is only the moment to look. So no change is lost that happens while a build runs, and where the system
+tells nothing, as on some network file systems, it is seen all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from onnxgen.build_hooks.build import BuildError, Built, build_project
+from onnxgen.build_hooks.freshness import source_files
+from onnxgen.build_hooks.settings import Entry, Project
+from onnxgen.errors import OnnxgenError, Problem
+
+QUIET = 0.3  # seconds for which files must not change: an exporter writes for seconds
+PATIENCE = 2.0  # seconds that a file which can't be used gets to become whole, before its error is told
+TICK = 500  # milliseconds between two looks, if no wake-up comes
+LISTED = (".onnx", ".jinja")  # new ones in a watched folder may count: a glob finds them, a template overrides ours
+
+Stamps = Mapping[Path, object]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one look at a project did.
+
+    Attributes:
+        project: its settings; the last good ones where those of now can't be read.
+        built: what became of each model that could be built.
+        error: what is wrong with the settings or with the other models.
+        watched: the files that are watched.
+    """
+
+    project: Project
+    built: tuple[Built, ...]
+    error: OnnxgenError | None
+    watched: tuple[Path, ...]
+
+
+def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) -> Iterator[Round]:
+    """Build now, and again after each save, for ever; yields after each build.
+
+    A build starts when the files have been still for `QUIET` seconds. Its error is told when they stayed so for
+    `PATIENCE` seconds more: a file that is written slowly is no broken file. A model that can't be built keeps its last
+    good module; while settings can't be read, the last good ones count.
+
+    Args:
+        root: the project's folder.
+        read: reads its settings.
+        force: the first build overwrites modules that were edited by hand.
+
+    Raises:
+        OnnxgenError: at the start: `watchfiles` is missing, or the settings can't be read.
+    """
+    watchfiles, project = _watchfiles(), read(root)
+    before, wrong, first = _stamps(project), None, True
+    while True:
+        built, failed = _build(project, force and first)
+        wrong = wrong or failed
+        unfinished = wrong is not None and not first and _changed(watchfiles, before, PATIENCE)
+        files = tuple(path for path in before if not path.is_dir())
+        yield Round(project, built, None if unfinished else wrong, files)
+        if not unfinished:
+            _changed(watchfiles, before, None)
+        _settle(before)
+        before, first = {project.file: _stamp(project.file)}, False
+        project, wrong = _read_again(root, read, project)
+        before = {**_stamps(project), **before}
+
+
+def _watchfiles() -> ModuleType:
+    try:
+        import watchfiles
+    except ImportError as error:
+        what = f"--watch needs watchfiles ({error})"
+        raise OnnxgenError(Problem(what, help="pip install 'onnxgen[watch]'")) from None
+    return watchfiles
+
+
+def _read_again(root: Path, read: Callable[[Path], Project], project: Project) -> tuple[Project, OnnxgenError | None]:
+    try:
+        return read(root), None
+    except OnnxgenError as error:
+        return project, error
+
+
+def _build(project: Project, force: bool) -> tuple[tuple[Built, ...], OnnxgenError | None]:
+    try:
+        return tuple(build_project(project, force=force)), None
+    except BuildError as error:
+        return error.built, error
+
+
+# ---- what is watched -------------------------------------------------------------------------------------------------
+
+
+def _stamps(project: Project) -> dict[Path, object]:
+    """All that the models are made of: each file, and each folder for what may be added to it."""
+    paths = {project.file: None}
+    for entry in project.entries:
+        paths |= dict.fromkeys(_files(entry))
+    return {path: _stamp(path) for path in paths}
+
+
+def _files(entry: Entry) -> Iterator[Path]:
+    yield entry.source.parent
+    try:
+        yield from source_files(entry)
+    except OnnxgenError:  # which data it has is told by a whole file only
+        yield entry.source
+    if entry.options.templates is not None:
+        yield entry.options.templates
+        yield from entry.options.templates.rglob("*")
+
+
+def _stamp(path: Path) -> object:
+    """What is another one after each change: of a file its size and times, of a folder the names that count."""
+    try:
+        if path.is_dir():
+            return sorted(name for name in os.listdir(path) if name.endswith(LISTED))
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _now(before: Stamps) -> Stamps:
+    return {path: _stamp(path) for path in before}
+
+
+def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> bool:
+    """Wait until something is not as it was; False if it still is after `limit` seconds."""
+    end = None if limit is None else time.monotonic() + limit
+    folders = {folder for path in before for folder in (path, path.parent) if folder.is_dir()}
+    wake_ups = watchfiles.watch(
+        *folders, watch_filter=None, debounce=TICK, rust_timeout=TICK, yield_on_timeout=True, recursive=False
+    )
+    for _ in wake_ups:
+        if _now(before) != before:
+            return True
+        if end is not None and time.monotonic() > end:
+            return False
+    return False
+
+
+def _settle(before: Stamps) -> None:
+    """Wait until nothing changes any more."""
+    seen = None
+    while seen != (seen := _now(before)):
+        time.sleep(QUIET)

@@ -1,0 +1,176 @@
+"""`onnxgen build`: by hand what the build hooks do.
+
+A build hook or a check before a commit runs it when mostly nothing is to do. So it loads neither the other commands nor
+what generates; the whole process is to take under 100 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
+from onnxgen.cli.options import saying_options
+from onnxgen.cli.say import count, progress
+
+if TYPE_CHECKING:
+    from onnxgen.build_hooks.build import Built
+    from onnxgen.build_hooks.settings import Project
+    from onnxgen.errors import OnnxgenError
+
+
+@click.command("build", short_help="Build a project's models.", context_settings=SETTINGS, epilog=EXIT_CODES)
+@click.argument("project", type=click.Path(path_type=Path), required=False)
+@click.option("--check", is_flag=True, help="Only tell whether all of it is fresh; writes nothing.")
+@click.option("--watch", is_flag=True, help="Go on, and build again whenever a file is saved; Ctrl-C ends it.")
+@click.option("--force", is_flag=True, help="Overwrite modules that were edited by hand.")
+@saying_options
+def build(project: Path | None, check: bool, watch: bool, force: bool, **saying: bool) -> int:
+    """Generate what [tool.onnxgen] of a pyproject.toml asks for, as far as it is not fresh.
+
+    PROJECT is that file or its folder; default: the nearest one, from the current folder upwards.
+    """
+    if check and (watch or force):
+        raise click.UsageError(f"--check writes nothing, and --{'watch' if watch else 'force'} does")
+    root = _root(project)
+    if watch:
+        return _watch(root, force, **saying)
+    return _build(root, check, force, **saying)
+
+
+alone = DefaultGroup(commands={"build": build}, context_settings=SETTINGS)
+
+
+def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
+    from onnxgen.build_hooks.build import BuildError, build_project
+
+    project = read(root)
+    silent = quiet or as_json
+    try:
+        with progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
+            built = build_project(project, check=check, force=force, progress=begin)
+    except BuildError as error:
+        if not silent:
+            _say(error.built, project, verbose)
+        raise
+    code = int(any(one.status == "stale" for one in built))
+    if as_json:
+        print(json.dumps({"status": "stale" if code else "fresh" if check else "done", **_told(built)}))
+    elif not quiet:
+        _say(built, project, verbose)
+    return code
+
+
+def _root(given: Path | None) -> Path:
+    """The project's folder; with None the nearest one from here upwards that has a pyproject.toml."""
+    from onnxgen.build_hooks.settings import FILE, nearest
+    from onnxgen.errors import OnnxgenError, Problem
+
+    if given is None:
+        found: Path | None = nearest(Path.cwd())
+        if found is None:
+            way_out = "go into the project, or name it: onnxgen build PROJECT"
+            raise OnnxgenError(Problem(f"there is no {FILE} here, nor in a folder above", help=way_out))
+        return found
+    if given.is_file() and given.name == FILE:
+        return given.parent
+    if not given.is_dir():
+        what = f"{given} is no {FILE}" if given.exists() else f"there is no {given}"
+        raise OnnxgenError(Problem(what, help=f"name a project's folder or its {FILE}"))
+    if not (given / FILE).is_file():
+        raise OnnxgenError(f"there is no {FILE} in {given}")
+    return given
+
+
+def read(root: Path) -> Project:
+    """The settings of a project; by hand, one expects to hear of it if there are none."""
+    from onnxgen.build_hooks.settings import FILE, TABLE, read_project
+    from onnxgen.errors import OnnxgenError, Problem
+
+    project = read_project(root)
+    if project is None or not project.entries:
+        what = f"{root / FILE} has no [{TABLE}]" if project is None else f"{root / FILE}: {TABLE} has no models"
+        way_out = f'write [[{TABLE}.models]], source = "model.onnx" and output = "model.py" into it'
+        raise OnnxgenError(Problem(what, help=way_out))
+    return project
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _told(built: Sequence[Built]) -> dict[str, Any]:
+    """What `--json` prints of the models."""
+    return {
+        "models": [
+            {
+                "key": one.entry.key,
+                "status": one.status,
+                "source": str(one.entry.source),
+                "module": str(one.files[0] if one.files else one.entry.output),
+                "files": [str(path) for path in one.files],
+                "digest": one.key,
+                "seconds": round(one.seconds, 6),
+                **({"note": one.note} if one.note else {}),
+            }
+            for one in built
+        ]
+    }
+
+
+def _say(built: Sequence[Built], project: Project, verbose: bool) -> None:
+    """A line a model, with paths as the project's settings have them."""
+    for one in built:
+        line = _line(one)
+        if verbose:
+            line += f" ({one.entry.key}: {one.entry.shown(one.entry.source)}, {one.seconds:.2f} s)"
+        print(line)
+        if one.note:
+            print(f"  note: {one.note}")
+    sys.stdout.flush()
+
+
+def _line(one: Built) -> str:
+    module = one.entry.shown(one.entry.output)
+    if one.status == "written":
+        *others, last = [one.entry.shown(path) for path in one.files[1:] + one.files[:1]]
+        return f"wrote {', '.join(others)} and {last}" if others else f"wrote {last}"
+    if one.status == "stale":
+        return (
+            f"{module} is stale: onnxgen build" if one.entry.output.exists() else f"{module} is missing: onnxgen build"
+        )
+    if one.status == "kept":
+        why = "is yours" if one.entry.edited == "mine" else "was edited by hand and its source has not changed"
+        return f"{module} {why}: kept"
+    return f"{module} is fresh"
+
+
+# ---- watching --------------------------------------------------------------------------------------------------------
+
+
+def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
+    """Build now and after each save, until Ctrl-C: that is how one ends it, so it is no error."""
+    from onnxgen.build_hooks.watch import rounds
+
+    with suppress(KeyboardInterrupt):
+        for number, one in enumerate(rounds(root, read, force=force)):
+            if as_json:
+                told = {"error": str(one.error), "problems": _problems(one.error)} if one.error else {}
+                status = "failed" if one.error else "done"
+                print(json.dumps({"status": status, **_told(one.built), **told}), flush=True)
+            for problem in one.error.problems if one.error else ():
+                print(f"error: {problem}", file=sys.stderr, flush=True)
+            if not quiet and not as_json:
+                _say([b for b in one.built if number == 0 or b.status != "fresh"], one.project, verbose)
+                if number == 0:
+                    print(f"watching {count(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
+    return 0
+
+
+def _problems(error: OnnxgenError) -> list[dict[str, Any]]:
+    return [vars(problem) for problem in error.problems]
