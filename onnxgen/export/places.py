@@ -1,6 +1,7 @@
 """Where the tensors of an ONNX file lie in its protobuf, to be read and written in place.
 
-The names are those by which the way back knows them: an initializer's own, or that of a Constant node's output.
+The names are those by which the way back knows them: an initializer's own, that of a Constant node's output, or what
+`reader.tables` calls an attribute of a classical model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.reader.tables import ML, TABLES, table_name
 from onnxgen.reader.tensors import dense
 
 Array = NDArray[Any]
@@ -46,9 +48,9 @@ class Place:
 
     Attributes:
         name: see the module's text.
-        tensor: its protobuf; None where a Constant node has its elements in another kind of attribute.
+        tensor: its protobuf; None where a node has its elements in another kind of attribute.
         sparse: the sparse initializer or attribute that it is, if it is one.
-        attribute: of the Constant node, if it is one's.
+        attribute: of the Constant node or classical model, if it is one's.
         graph: that has it as an initializer.
     """
 
@@ -149,6 +151,9 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
                     yield Place(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
                 elif attribute.name in ("value_float", "value_floats"):
                     yield Place(node.output[0], attribute=attribute)
+            elif node.domain == ML and attribute.name in TABLES.get(node.op_type, ()):
+                name = table_name(attribute.name, node.output)
+                yield Place(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -19,6 +19,7 @@ from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Operator
 from onnxgen.propagate.info import Info, info
+from onnxgen.reader.tables import NAMES
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -75,7 +76,8 @@ def as_input(builder: Builder, value: Any) -> Arg:
 
 
 def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
-    names = _input_names(operator, builder.opset)
+    tables = ((name, False) for name in builder.node.meta.get(NAMES, ()))
+    names = (*_input_names(operator, builder.opset), *tables)
     bound: dict[str, Any] = {}
     for i, value in enumerate(builder.node.inputs):
         name, variadic = names[min(i, len(names) - 1)] if names else ("", False)

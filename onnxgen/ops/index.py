@@ -285,10 +285,3 @@ def reverse_sequence(
     return b.call(
         "reverse_sequence", input, sequence_lens, time_axis=unless(time_axis, 0), batch_axis=unless(batch_axis, 1)
     )
-
-
-@op("ArrayFeatureExtractor", domain="ai.onnx.ml")
-def array_feature_extractor(b: Builder, X: Arg, Y: Arg) -> ast.expr:
-    """Columns of the last axis; a vector's come out as one row."""
-    picked = b("x[..., y.flatten()]", x=X, y=Y)
-    return b("p.unsqueeze(0)", p=picked) if X.known_rank == 1 else picked

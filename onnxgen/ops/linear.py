@@ -27,7 +27,7 @@ def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
 @op("Linear", domain=DOMAIN)
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, weight as [in, out]."""
-    module = _module(b, weight.source, None if bias is None else bias.source, transposed=True)
+    module = linear_module(b, weight.source, None if bias is None else bias.source, transposed=True)
     if module is not None and (bias is None or bias.source is not None):
         return b("m(x)", m=module, x=x)
     label = _original_name(weight, bias)
@@ -52,7 +52,7 @@ def _original_name(weight: Arg, bias: Arg | None) -> str:
     return viewed_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
 
 
-def _module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:
+def linear_module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:
     """`nn.Linear` for a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in].
 
     A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is
@@ -90,7 +90,7 @@ def gemm(
     """`alpha * A' @ B' + beta * C`, C broadcast to the result (before opset 7 only if `broadcast`)."""
     a = b("x.T", x=A) if transA else A.expr
     if alpha == 1.0 and (beta == 1.0 or C is None) and (C is None or C.source is not None):
-        module = _module(b, B.source, None if C is None else C.source, transposed=not transB)
+        module = linear_module(b, B.source, None if C is None else C.source, transposed=not transB)
         if module is not None:
             return b("m(x)", m=module, x=a)
     product = b("a @ y", a=a, y=b("x.T", x=B) if transB else B)

@@ -28,7 +28,7 @@ FLAT = set(
     "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique "
     "ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range "
     "QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement "
-    "SequenceLength Hardmax".split()
+    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder".split()
 )
 
 # inputs that carry no gradient, or none that training should follow
@@ -41,6 +41,9 @@ FLAT_INPUTS = {
     "Pad": {1, 2, 3},
     "Where": {0},
     "If": {0},
+    "TreeEnsemble": {0},
+    "TreeEnsembleRegressor": {0},
+    "TreeEnsembleClassifier": {0},
 }
 
 # where a stored tensor is a weight, whatever its name, size and values
@@ -58,6 +61,14 @@ WEIGHT_INPUTS = {
     "GRU": {1, 2, 3},
     "RNN": {1, 2, 3},
     "PRelu": {1},
+    "LinearRegressor": {1, 2},
+    "LinearClassifier": {1, 2},
+    "SVMRegressor": {1, 2, 3},
+    "SVMClassifier": {1, 2, 3, 4, 5},
+    "Scaler": {1, 2},
+    "TreeEnsemble": {1},
+    "TreeEnsembleRegressor": {1, 2},
+    "TreeEnsembleClassifier": {1, 2},
 }
 NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer

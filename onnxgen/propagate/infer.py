@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate import infer_conv, infer_elementwise, infer_layout, infer_math, infer_slice
+from onnxgen.propagate import infer_conv, infer_elementwise, infer_layout, infer_math, infer_ml, infer_slice
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.infer_fallback import infer_with_onnx
 from onnxgen.propagate.info import UNKNOWN, Info
@@ -19,19 +19,19 @@ RULES: dict[str, Rule] = {
 }
 
 STANDARD = ("", "ai.onnx")
+OTHERS: dict[str, dict[str, Rule]] = {"ai.onnx.ml": infer_ml.RULES}  # rules of other domains' operators
 
 
 def infer(n: NodeFacts) -> list[Info]:
     """The facts of every output of a node (without elements); what is unknown is `UNKNOWN`. Never raises for a node
     that makes no sense: nothing is recorded then."""
     count = len(n.node.outputs)
-    if n.node.domain not in STANDARD:
-        return [UNKNOWN] * count
-    rule = RULES.get(n.op)
+    standard = n.node.domain in STANDARD
+    rule = RULES.get(n.op) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
     try:
-        found = rule(n) if rule is not None else infer_with_onnx(n)
+        found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
-        found = infer_with_onnx(n)
+        found = infer_with_onnx(n) if standard else []
     except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]

@@ -19,6 +19,7 @@ from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.sites import note_nodes
+from onnxgen.reader.tables import store_tables
 
 __all__ = ["param_path", "read"]
 
@@ -47,6 +48,7 @@ def read(path: Path, options: Options) -> ir.Model:
         for function in model.functions.values():
             function.sort()
     inline(model)
+    store_tables(model)
     external_data.set_base_dir(model.graph, folder)
     model.meta["data files"] = _data_files(model.graph)
     _drop_default_inputs(model.graph)

@@ -1,0 +1,81 @@
+"""What classical models (ai.onnx.ml) make of scores, features and labels, as onnxruntime has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def text_at(texts: Sequence[str], index: Tensor) -> np.ndarray:
+    """The texts with these numbers, as an object array of the index's shape."""
+    found = np.empty(tuple(index.shape), dtype=object)
+    found[...] = np.array(texts, dtype=object)[index.cpu().numpy()]
+    return found
+
+
+def softmax_zero(x: Tensor) -> Tensor:
+    """Softmax over columns of those scores that are not 0 (to 1e-7); the others stay about 0."""
+    largest = x.amax(1, keepdim=True)
+    is_zero = x.abs() <= 1e-7
+    powers = (x - largest).exp()
+    total = powers.masked_fill(is_zero, 0.0).sum(1, keepdim=True)
+    return torch.where(is_zero, x * (-largest).exp(), powers) / total
+
+
+def probit(x: Tensor) -> Tensor:
+    """The quantile of the normal distribution, by the approximation of the inverse error function with 0.147."""
+    y = 2 * x - 1
+    log = ((1 - y) * (1 + y)).log()
+    half = 2 / (math.pi * 0.147) + 0.5 * log
+    root = (half.square() - log / 0.147).sqrt() - half
+    return math.sqrt(2) * torch.where(y < 0, -1.0, 1.0) * root.sqrt()
+
+
+def or_one(norm: Tensor) -> Tensor:
+    """Norms to divide by: 1 for those that are 0."""
+    return norm.masked_fill(norm == 0, 1.0)
+
+
+def row_maxima(x: Tensor) -> Tensor:
+    """The largest number of each row (not NaN), as a column."""
+    lowest = torch.finfo(x.dtype).min
+    return x.masked_fill(x.isnan(), lowest).amax(-1, keepdim=True).clamp(min=lowest)
+
+
+def imputed(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
+    """x with `replaced` (NaN for NaN) changed to the value of its column, or to the first if there are not as many."""
+    found = x.isnan() if replaced != replaced else x == replaced
+    columns = x.shape[-1] if x.dim() < 3 else -1
+    return torch.where(found, values if values.numel() == columns else values[0], x)
+
+
+def places(x: Tensor, keys: Tensor) -> Tensor:
+    """For each element its place among sorted keys, `len(keys)` for what is none of them; NaN is equal to NaN."""
+    at = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
+    found = keys[at] == x
+    if x.dtype.is_floating_point:
+        found = found | keys[at].isnan() & x.isnan()
+    return at.masked_fill(~found, len(keys))
+
+
+def text_places(x: np.ndarray, keys: Sequence[str]) -> Tensor:
+    """For each text its place among the keys, `len(keys)` for what is none of them."""
+    found = {key: place for place, key in enumerate(keys)}
+    return torch.tensor([found.get(text, len(keys)) for text in x.flat], dtype=torch.int64).reshape(x.shape)
+
+
+def is_known(place: Tensor, count: int) -> Tensor:
+    """The places, if all are below `count`. Raises `ValueError` otherwise."""
+    if bool((place == count).any()):
+        raise ValueError("an element is none of the encoder's categories")
+    return place
+
+
+def features(x: Tensor, count: int | None) -> Tensor:
+    """x as float32 rows of `count` numbers: cut, or filled up with zeros."""
+    x = x.float().unsqueeze(0) if x.dim() == 1 else x.float().flatten(1)
+    return x if count is None else torch.nn.functional.pad(x[:, :count], (0, max(count - x.shape[1], 0)))

@@ -1,0 +1,169 @@
+"""Encoders of ai.onnx.ml: labels and categories to other labels, numbers or columns."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.ml_scores import ML
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+STRING, FLOAT, INT64 = ir.DataType.STRING, ir.DataType.FLOAT, ir.DataType.INT64
+Column = list[Any]
+
+
+def _place(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]:
+    """Each element's place among the keys in some order, their number if it is none; and that order.
+
+    Of equal keys the first counts.
+    """
+    if X.dtype is None:
+        raise b.error("the type of its input is unknown", "run onnx's shape inference on the file first")
+    if X.dtype == STRING:
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        order = sorted(first.values())
+        return b("text_places(x, k)", x=X, k=[keys[i] for i in order]), order
+    array = np.asarray(keys, X.dtype.numpy())
+    _, found = np.unique(array, return_index=True)  # sorted, the first of equal ones; of NaN one, at the end
+    return b("places(x, k)", x=X, k=b.buffer(array[found], "keys")), [int(i) for i in found]
+
+
+def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtype: ir.DataType) -> ast.expr:
+    """`values` at the places of X among `keys`, `default` elsewhere."""
+    if len(keys) != len(values):
+        raise b.error(f"it has {len(keys)} keys and {len(values)} values")
+    if not keys:
+        raise b.error("it has no keys")
+    place, order = _place(b, X, keys)
+    listed = [*(values[i] for i in order), default]
+    if dtype == STRING:
+        return b("text_at(t, p)", t=listed, p=place)
+    return b("v[p]", v=b.buffer(np.asarray(listed, dtype.numpy()), "values"), p=place)
+
+
+def _last(keys: Sequence[Any], values: Sequence[Any]) -> tuple[Column, Column]:
+    """The pairs of which the last one counts for each key."""
+    found = dict(zip(keys, values))
+    return list(found), list(found.values())
+
+
+@op("LabelEncoder", domain=ML)
+def label_encoder_1(
+    b: Builder,
+    X: Arg,
+    *,
+    classes_strings: list[str] | None = None,
+    default_int64: int = -1,
+    default_string: str = "_Unused",
+) -> ast.expr:
+    """Text to its place in a list, or the other way."""
+    texts = classes_strings or []
+    if X.dtype == STRING:
+        return _mapped(b, X, *_last(texts, range(len(texts))), default_int64, INT64)
+    return _mapped(b, X, list(range(len(texts))), texts, default_string, STRING)
+
+
+@op("LabelEncoder", since=2, domain=ML)
+def label_encoder(
+    b: Builder,
+    X: Arg,
+    *,
+    keys_strings: list[str] | None = None,
+    keys_int64s: list[int] | None = None,
+    keys_floats: list[float] | None = None,
+    keys_tensor: ir.TensorProtocol | None = None,
+    values_strings: list[str] | None = None,
+    values_int64s: list[int] | None = None,
+    values_floats: list[float] | None = None,
+    values_tensor: ir.TensorProtocol | None = None,
+    default_string: str = "_Unused",
+    default_int64: int = -1,
+    default_float: float = -0.0,
+    default_tensor: ir.TensorProtocol | None = None,
+) -> ast.expr:
+    """Values by keys. NaN is a key from opset 4 on."""
+    keys = keys_strings or keys_int64s or keys_floats or _listed(keys_tensor)
+    given: list[tuple[Column | None, Any, ir.DataType]] = [
+        (values_strings, default_string, STRING),
+        (values_int64s, default_int64, INT64),
+        (values_floats, default_float, FLOAT),
+    ]
+    values, default, dtype = next((g for g in given if g[0]), (None, None, STRING))
+    if values is None and values_tensor is not None:
+        dtype = ir.DataType(values_tensor.dtype)
+        values = _listed(values_tensor)
+        usual = {STRING: default_string, INT64: default_int64}
+        default = usual.get(dtype, default_float if dtype.is_floating_point() else -1)
+    if keys is None or values is None:
+        raise b.error("it has no keys or no values")
+    if default_tensor is not None:
+        default = (_listed(default_tensor) or [default])[0]
+    if b.opset < 4 and X.is_float:  # NaN was never found
+        pairs = [(k, v) for k, v in zip(keys, values) if k == k]
+        keys, values = [k for k, _ in pairs], [v for _, v in pairs]
+    return _mapped(b, X, keys, values, default, dtype)
+
+
+def _listed(tensor: ir.TensorProtocol | None) -> Column | None:
+    """A tensor's elements, text decoded."""
+    if tensor is None:
+        return None
+    found = tensor.numpy().reshape(-1).tolist()
+    return [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in found]
+
+
+@op("CategoryMapper", domain=ML)
+def category_mapper(
+    b: Builder,
+    X: Arg,
+    *,
+    cats_strings: list[str] | None = None,
+    cats_int64s: list[int] | None = None,
+    default_string: str = "_Unused",
+    default_int64: int = -1,
+) -> ast.expr:
+    """Text to numbers, or the other way."""
+    texts, numbers = cats_strings or [], cats_int64s or []
+    if X.dtype == STRING:
+        return _mapped(b, X, *_last(texts, numbers), default_int64, INT64)
+    return _mapped(b, X, *_last(numbers, texts), default_string, STRING)
+
+
+@op("OneHotEncoder", domain=ML)
+def one_hot_encoder(
+    b: Builder,
+    X: Arg,
+    *,
+    cats_strings: list[str] | None = None,
+    cats_int64s: list[int] | None = None,
+    zeros: int = 1,
+) -> ast.expr:
+    """A column of zeros and ones a category; text and numbers that are none of them are zeros, or an error."""
+    categories: Column = cats_strings if cats_strings and X.dtype == STRING else cats_int64s or []
+    if not categories:
+        raise b.error("it has no categories of the type of its input")
+    if len(set(categories)) < len(categories):
+        raise b.error("it has a category twice")
+    count = len(categories)
+    if X.dtype == STRING:
+        place = b("text_places(x, k)", x=X, k=categories)
+    elif zeros:
+        cats = b.buffer(np.asarray(categories, np.int64), "categories")
+        return b("(x.unsqueeze(-1) == c).float()", x=X if X.dtype == INT64 else b("x.long()", x=X), c=cats)
+    else:
+        order = np.argsort(categories)
+        inverse = b.buffer(np.asarray([*order, count], np.int64), "columns")
+        keys = b.buffer(np.asarray(categories, np.int64)[order], "categories")
+        x = X if X.dtype == INT64 else b("x.long()", x=X)
+        place = b("c[places(x, k)]", c=inverse, x=x, k=keys)
+    if not zeros:
+        place = b("is_known(p, n)", p=place, n=count)
+    return b("F.one_hot(p, n)[..., :m].float()", p=place, n=count + 1, m=count)

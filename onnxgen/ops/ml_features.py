@@ -1,0 +1,101 @@
+"""Features of ai.onnx.ml made fit for a model: scaled, normalised, imputed, joined."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import shortest
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.ml_scores import ML, as_dtype, elements, matrix, table
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+
+
+@op("Scaler", domain=ML)
+def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = None) -> ast.expr:
+    """`(X - offset) * scale`: one number, or one a column."""
+    x: ast.expr | Arg = X if X.dtype == DOUBLE else as_dtype(b, X, X.dtype, FLOAT)
+    for template, arg, hint in (("x - t", offset, "offset"), ("x * t", scale, "scale")):
+        if arg is None:
+            continue
+        count = elements(b, arg).size
+        if count > 1 and X.known_rank > 2:
+            raise b.error(f"its {hint} has a number a column, but its input is of rank {X.rank}")
+        if count > 1 and X.shape is not None and isinstance(X.shape[-1], int) and X.shape[-1] != count:
+            raise b.error(f"its {hint} has {count} numbers for {X.shape[-1]} columns")
+        x = b(template, x=x, t=table(b, arg, (count,), hint))
+    return as_dtype(b, x, DOUBLE if X.dtype == DOUBLE else FLOAT, FLOAT)
+
+
+NORMS = {
+    "MAX": "row_maxima(x)",
+    "L1": "x.abs().sum(-1, keepdim=True)",
+    "L2": "or_one(x.square().sum(-1, keepdim=True)).sqrt()",
+}
+
+
+@op("Normalizer", domain=ML)
+def normalizer(b: Builder, X: Arg, *, norm: str = "MAX") -> ast.expr:
+    """Rows divided by their norm, unless it is 0; MAX is the largest number, not the largest distance from 0."""
+    matrix(b, X)
+    if norm not in NORMS:
+        raise b.error(f"its norm {norm!r} is none of {', '.join(NORMS)}")
+    x = as_dtype(b, X, X.dtype, FLOAT)
+    x = x if X.dtype == FLOAT else b.let(x)
+    length = b(NORMS[norm], x=x)
+    return b("x / n", x=x, n=length if norm == "L2" else b("or_one(n)", n=length))
+
+
+@op("Imputer", domain=ML)
+def imputer(
+    b: Builder,
+    X: Arg,
+    *,
+    imputed_value_floats: list[float] | None = None,
+    replaced_value_float: float = 0.0,
+    imputed_value_int64s: list[int] | None = None,
+    replaced_value_int64: int = 0,
+) -> ast.expr:
+    is_float = X.is_float
+    values = imputed_value_floats if is_float else imputed_value_int64s
+    if not values or X.dtype is None:
+        raise b.error("it has no values of the type of its input")
+    if len(values) > 1 and X.known_rank > 2:
+        raise b.error(f"it has a value a column, but its input is of rank {X.rank}")
+    replaced = replaced_value_float if is_float else replaced_value_int64
+    array = np.asarray(values, np.float32 if is_float else np.int64).astype(X.dtype.numpy())
+    return b("imputed(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
+
+
+@op("Binarizer", domain=ML)
+def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
+    """1 where X is greater than the threshold, else 0."""
+    return b("(x > t).to(d)", x=X, t=shortest(threshold, X.dtype), d=X.dtype)
+
+
+@op("FeatureVectorizer", domain=ML)
+def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = None) -> ast.expr:
+    """Inputs side by side, each cut or filled up with zeros to its number of columns."""
+    if inputdimensions is not None and len(inputdimensions) != len(X):
+        raise b.error(f"it has {len(X)} inputs and {len(inputdimensions)} inputdimensions")
+    counts: Sequence[int | None] = inputdimensions or [None] * len(X)
+    return b("torch.cat(x, 1)", x=[b("features(x, n)", x=x, n=n) for x, n in zip(X, counts)])
+
+
+@op("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(b: Builder, X: Arg, Y: Arg) -> ast.expr:
+    """Columns of the last axis; a vector's come out as one row."""
+    if X.dtype == ir.DataType.STRING:
+        picked = b("x[..., y.flatten().cpu().numpy()]", x=X, y=Y)
+        return b("p[None]", p=picked) if X.known_rank == 1 else picked
+    picked = b("x[..., y.flatten()]", x=X, y=Y)
+    return b("p.unsqueeze(0)", p=picked) if X.known_rank == 1 else picked

@@ -1,0 +1,70 @@
+"""The numbers that classical models (ai.onnx.ml) keep in attributes, as stored tensors.
+
+A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
+input of its node; `node.meta["tables"]` has the names of those inputs, which follow the schema's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+ML = "ai.onnx.ml"
+NAMES = "tables"  # in `node.meta`
+_WEIGHTS = ("base_values", "base_values_as_tensor")
+TABLES = {
+    "LinearRegressor": ("coefficients", "intercepts"),
+    "LinearClassifier": ("coefficients", "intercepts"),
+    "SVMRegressor": ("coefficients", "support_vectors", "rho"),
+    "SVMClassifier": ("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
+    "Scaler": ("offset", "scale"),
+    "TreeEnsemble": ("leaf_weights",),
+    "TreeEnsembleRegressor": ("target_weights", "target_weights_as_tensor", *_WEIGHTS),
+    "TreeEnsembleClassifier": ("class_weights", "class_weights_as_tensor", *_WEIGHTS),
+}
+"""Of each operator, the attributes that its output is differentiable in."""
+
+
+def table_name(attribute: str, outputs: Sequence[str]) -> str:
+    """What such a tensor is called: an attribute has no name of its own, but its node's output has."""
+    return f"{attribute}:{next((name for name in outputs if name), '')}"
+
+
+def store_tables(model: ir.Model) -> None:
+    """Make initializers of these attributes, wherever in the model their node is."""
+    for node in model.graph.all_nodes():
+        if node.domain != ML or not isinstance(node.graph, ir.Graph):
+            continue
+        if "one_class" in node.attributes and node.attributes["one_class"].value:
+            continue  # its output is a sign: flat
+        _store(node, TABLES.get(node.op_type, ()), node.graph)
+
+
+def _store(node: ir.Node, names: tuple[str, ...], graph: ir.Graph) -> None:
+    inputs, stored = list(node.inputs), []
+    for name in names:
+        tensor = _tensor(node.attributes.get(name))
+        if tensor is None or not tensor.size:
+            continue
+        label = table_name(name, [o.name or "" for o in node.outputs])
+        kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+        value = ir.Value(name=label, shape=shape, type=kind, const_value=tensor)
+        graph.register_initializer(value)
+        inputs.append(value)
+        stored.append(name)
+        del node.attributes[name]
+    node.resize_inputs(len(inputs))
+    for index, new in enumerate(inputs):
+        node.replace_input_with(index, new)
+    node.meta[NAMES] = tuple(stored)
+
+
+def _tensor(attribute: ir.Attr | None) -> ir.TensorProtocol | None:
+    if attribute is None:
+        return None
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor: ir.TensorProtocol = attribute.value
+        return tensor
+    return ir.tensor(np.asarray(attribute.value, np.float32))
