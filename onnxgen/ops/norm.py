@@ -55,10 +55,13 @@ def batch_normalization(
     rank = X.known_rank
     x, dims = _batch_norm_input(b, X, rank)
     module = _batch_norm(b, dims, scale, B, input_mean, input_var, shortest(epsilon), shortest(momentum))
+    if module is None and (training_mode or b.wants(1) or b.wants(2)):
+        options = shortest(epsilon), shortest(momentum)
+        made = b.call("batch_norm_update", X, scale, B, input_mean, input_var, *options)
+        return b.unpack(made, 3) if b.wants(1) or b.wants(2) else b("y[0]", y=made)
     if module is None:
         made = b.call(
             "F.batch_norm", X, _statistic(b, input_mean), _statistic(b, input_var), scale, B,
-            training=unless(bool(training_mode) or b.wants(1), False),
             momentum=unless(_inverted(momentum), 0.1), eps=unless(shortest(epsilon), 1e-5),
         )  # fmt: skip
     else:
@@ -67,8 +70,6 @@ def batch_normalization(
             made = b("y.reshape(x.shape)", y=made, x=X)
     if not b.wants(1) and not b.wants(2):
         return made
-    if module is None:
-        raise b.error("its running statistics are outputs, and none of them is stored", "please report this model")
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
 
@@ -259,8 +260,10 @@ def dropout(
 ) -> Any:
     """`nn.Dropout`: at work while training, whatever mode the graph was recorded in."""
     rate = 0.5 if ratio is None else ratio.scalar
-    if rate is None:
-        raise b.error("its ratio is computed at run time", "make the ratio a constant")
+    if rate is None or (training_mode is not None and training_mode.scalar is None):
+        chance, mode = (0.5 if ratio is None else ratio), (False if training_mode is None else training_mode)
+        made = b.call("dropout_by_input", data, chance, mode, unless(seed, None))
+        return b.unpack(made, 2) if b.wants(1) else b("d[0]", d=made)
     module = b.module("dropout", b.call("nn.Dropout", unless(rate, 0.5)))
     assert module is not None
     made = b("m(x)", m=module, x=data)

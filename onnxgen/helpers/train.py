@@ -1,0 +1,38 @@
+"""Layers whose state or mode is data of the graph, so that no module can have it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def batch_norm_update(
+    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ONNX BatchNormalization in training mode: y, and the running mean and variance after it.
+
+    `momentum` is the share of the running values that is kept; the variance is that of the population.
+    """
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    y = F.batch_norm(x, None, None, scale, bias, True, 0.1, eps)
+    batch_var, batch_mean = torch.var_mean(x, axes, correction=0)
+    return y, mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum)
+
+
+def dropout_by_input(
+    x: Tensor, ratio: Tensor | float, training: Tensor | bool, seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """ONNX Dropout whose ratio or mode is an input, and its mask, which is true where an element is kept.
+
+    With a seed it draws as the operator's reference does: from numpy's generator of that seed, anew at each call.
+    """
+    if not bool(training) or float(ratio) == 0:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    if seed is None:
+        drawn = torch.rand(x.shape, dtype=torch.float64, device=x.device)
+    else:
+        drawn = torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, x.shape)).to(x.device)
+    mask = drawn >= float(ratio)
+    return x * mask / (1 - float(ratio)), mask

@@ -1,0 +1,71 @@
+"""Optimizers as nodes (ai.onnx.preview.training): a rate, a count, then as many tensors in each of several groups."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import shortest
+from onnxgen.names import printable
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+@op("Adagrad", domain=DOMAIN)
+def adagrad(
+    b: Builder,
+    R: Arg,
+    T: Arg,
+    *inputs: Arg,
+    decay_factor: float = 0.0,
+    epsilon: float = 0.0,
+    norm_coefficient: float = 0.0,
+) -> list[ast.expr]:
+    return _steps(b, "adagrad_step", R, T, inputs, 3, decay_factor, norm_coefficient, epsilon)
+
+
+@op("Adam", domain=DOMAIN)
+def adam(
+    b: Builder,
+    R: Arg,
+    T: Arg,
+    *inputs: Arg,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 0.0,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+) -> list[ast.expr]:
+    return _steps(b, "adam_step", R, T, inputs, 4, alpha, beta, norm_coefficient, norm_coefficient_post, epsilon)
+
+
+@op("Momentum", domain=DOMAIN)
+def momentum(
+    b: Builder, R: Arg, T: Arg, *inputs: Arg, alpha: float, beta: float, mode: str, norm_coefficient: float
+) -> list[ast.expr]:
+    if mode not in ("standard", "nesterov"):
+        raise b.error(f"its mode {printable(mode)!r} is neither 'standard' nor 'nesterov'", "fix the file")
+    return _steps(b, "momentum_step", R, T, inputs, 3, alpha, beta, norm_coefficient, mode == "nesterov")
+
+
+def _steps(
+    b: Builder, function: str, rate: Arg, count: Arg, inputs: tuple[Arg, ...], groups: int, *options: Any
+) -> list[ast.expr]:
+    """A call for each tensor. Outputs come in groups, too: all tensors, then all states of the first kind."""
+    number, rest = divmod(len(inputs), groups)
+    if rest:
+        raise b.error(f"it has {len(inputs)} tensors, and needs {groups} for each that it updates", "fix the file")
+    made = []
+    for i in range(number):
+        call = b.call(function, *inputs[i::number], rate, count, *map(_plain, options))
+        made.append(b.let(call, "updated"))
+    return [b("u[i]", u=updated, i=place) for place in range(groups - 1) for updated in made]
+
+
+def _plain(option: float | bool) -> float | bool:
+    return shortest(option) if isinstance(option, float) else option

@@ -1,0 +1,80 @@
+"""The whole road as a backend of ONNX's own test runner: generate, import, load the weights, run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx import helper
+from onnx.backend.base import Backend, BackendRep, Device, DeviceType
+
+from onnxgen.code import render
+from onnxgen.pipeline import generate
+from tests.ops.harness import to_numpy, to_torch
+
+_numbers = itertools.count()
+
+
+class Road(Backend):
+    """onnxgen as a backend."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return bool(Device(device).type == DeviceType.CPU)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Generated:
+        """Generate module and weights into a folder, import the one and load the other."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            path.write_bytes(model.SerializeToString())
+            generate(path, path.with_suffix(".py"))
+            module = imported(path.with_suffix(".py")).Model.from_pretrained().eval()
+        return Generated(module, [_narrow(o.type.tensor_type.elem_type) for o in model.graph.output])
+
+
+class Generated(BackendRep):
+    """An instance of a generated module, and the dtypes in which its outputs are compared (None: as they are)."""
+
+    def __init__(self, module: torch.nn.Module, dtypes: Sequence[Any]) -> None:
+        self.module, self.dtypes = module, dtypes
+
+    def run(self, inputs: Sequence[Any], **kwargs: Any) -> list[Any]:
+        """The outputs, in the types of numpy that the runner compares."""
+        with torch.no_grad():
+            made = self.module(*map(to_torch, inputs))
+        found = [to_numpy(m) for m in (made if isinstance(made, tuple) else (made,))]
+        return [x if dtype is None else x.astype(dtype) for x, dtype in zip(found, self.dtypes, strict=True)]
+
+
+def _narrow(elem_type: int) -> Any:
+    """numpy's type for the ONNX types of less than a byte, which generated code holds in the next wider one."""
+    small = elem_type and ir.DataType(elem_type).bitwidth < 8 and elem_type != onnx.TensorProto.BOOL
+    return helper.tensor_dtype_to_np_dtype(elem_type) if small else None
+
+
+def imported(path: Path) -> ModuleType:
+    """A file as a module."""
+    spec = importlib.util.spec_from_file_location(f"generated_{next(_numbers)}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
+
+
+# Two thousand files: the templates are compiled once for all of them.
+render._environment = functools.cache(render._environment)
