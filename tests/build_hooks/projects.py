@@ -138,10 +138,39 @@ def pip_wheel(project: Path, into: Path, env: Mapping[str, str], *options: str) 
     return wheel
 
 
+def backend(
+    hook: str,
+    project: Path,
+    into: Path,
+    python: Path,
+    env: Mapping[str, str],
+    settings: Mapping[str, str] | None = None,
+) -> Path:
+    """What a hook of setuptools ("build_wheel", "build_sdist", "build_editable") makes; without pip, and quick.
+
+    Args:
+        hook: its name.
+        project: what to build.
+        into: the folder to put it into.
+        python: the interpreter of an environment with setuptools and onnxgen.
+        env: variables.
+        settings: as of `--config-settings`.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    code = "import sys, json\nfrom setuptools import build_meta\n"
+    code += "print(getattr(build_meta, sys.argv[1])(sys.argv[2], json.loads(sys.argv[3])))"
+    printed = run(python, "-c", code, hook, into, json.dumps(settings), cwd=project, env=env)
+    return into / printed.split()[-1]
+
+
 def make_venv(folder: Path) -> Path:
     """An empty virtual environment, without pip (`pip --python` installs into it); returns its interpreter."""
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
-    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    return interpreter(folder)
+
+
+def interpreter(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 # ---- wheels ----------------------------------------------------------------------------------------------------------
@@ -176,9 +205,11 @@ def check_record(wheel: Path) -> None:
 # ---- what was built, run ---------------------------------------------------------------------------------------------
 
 _COMPARE = textwrap.dedent("""
-    import importlib, json, sys
+    import importlib, json, site, sys
     import numpy, onnxruntime, torch
 
+    for folder in sys.argv[2:]:
+        site.addsitedir(folder)  # as an installation: its .pth files count
     for name, source in json.loads(sys.argv[1]).items():
         module = importlib.import_module(name)
         model = module.Model.from_pretrained().eval()
@@ -201,13 +232,13 @@ def compare(
         modules: the ONNX file by the module's name.
         cwd: where to run; not the project.
         python: whose packages are seen, besides torch and onnxruntime of the test environment.
-        path: a folder to import from.
+        path: a folder to import from, as from `site-packages`.
 
     Returns:
         The file of each module.
     """
-    folders = [*([str(path)] if path else []), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
     given = json.dumps({name: str(source) for name, source in modules.items()})
-    printed = run(python, "-c", _COMPARE, given, cwd=cwd, env=env)
+    printed = run(python, "-c", _COMPARE, given, *([path] if path else []), cwd=cwd, env=env)
     return {name: Path(file) for name, file in (line.split(" ", 1) for line in printed.splitlines())}

@@ -120,7 +120,7 @@ def environment(wheelhouse: Path, cache: Path) -> dict[str, str]:
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheelhouse),
         "PIP_NO_CACHE_DIR": "1",
-        "PIP_NO_COMPILE": "1",  # of what a build environment holds most is never imported
+        "PIP_COMPILE": "0",  # of what a build environment holds most is never imported
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ONNXGEN_CACHE_DIR": str(cache),
     }

@@ -1,0 +1,194 @@
+"""Projects that ship models, built with setuptools as their users do: pip and build, isolated, from local wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.build_hooks.projects import (
+    LAYOUTS,
+    SETUPTOOLS,
+    Layout,
+    backend,
+    check_record,
+    compare,
+    make_venv,
+    members,
+    pip,
+    pip_wheel,
+    run,
+    save_model,
+    unpack,
+    write_project,
+)
+from tests.build_hooks.wheelhouse import environment
+
+pytestmark = pytest.mark.slow
+
+FILES = {  # of the wheel; the same in both layouts
+    "pkg/__init__.py",
+    "pkg/one.py",
+    "pkg/one.safetensors",
+    "pkg/nets/__init__.py",
+    "pkg/nets/two.py",
+    "pkg/nets/two.safetensors",
+}
+# What the build environment has, written down by the build itself.
+SETUP = """
+import importlib.metadata, importlib.util, json, os
+from setuptools import setup
+names = sorted({found.metadata["Name"].lower() for found in importlib.metadata.distributions()})
+torch = importlib.util.find_spec("torch") is not None
+with open(os.environ["SEEN"], "w") as file:
+    json.dump({"distributions": names, "torch": torch}, file)
+setup()
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A project, its wheel by `pip wheel` in isolation, how long that took, and what the build saw."""
+
+    layout: Layout
+    project: Path
+    wheel: Path
+    seconds: float
+    seen: dict[str, object]
+    sources: Mapping[str, Path]  # the ONNX file by module
+
+
+@pytest.fixture(scope="module", params=["src", "flat"])
+def built(request: pytest.FixtureRequest, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder, layout = tmp_path_factory.mktemp(request.param), LAYOUTS[request.param]
+    project = write_project(folder / "project", layout)
+    (project / "setup.py").write_text(SETUP)
+    env = {**environment(wheelhouse, folder / "cache"), "SEEN": str(folder / "seen.json")}
+    begun = time.perf_counter()
+    wheel = pip_wheel(project, folder / "wheels", env)
+    seconds = time.perf_counter() - begun
+    sources = {m: project / s for m, s in zip(layout.modules, layout.outputs, strict=True)}
+    return Built(layout, project, wheel, seconds, json.loads((folder / "seen.json").read_text()), sources)
+
+
+@pytest.fixture
+def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
+    return {**environment(wheelhouse, tmp_path / "cache"), "SEEN": os.devnull}
+
+
+def test_the_wheel_has_modules_and_weights_and_nothing_else(built: Built) -> None:
+    assert members(built.wheel) == FILES
+    check_record(built.wheel)
+
+
+def test_a_wheel_leaves_the_source_tree_alone(built: Built) -> None:
+    outputs = [built.project / output for output in built.layout.outputs.values()]
+    assert not any(path.exists() for o in outputs for path in (o, o.with_suffix(".safetensors")))
+
+
+def test_the_modules_run_elsewhere(built: Built, tmp_path: Path) -> None:
+    site = unpack(built.wheel, tmp_path / "site")
+    files = compare(built.sources, tmp_path, path=site)
+    assert all(file.is_relative_to(site) for file in files.values()) and set(files) == set(built.layout.modules)
+
+
+def test_the_build_environment_has_no_torch(built: Built) -> None:
+    assert built.seen["torch"] is False
+    names = set(built.seen["distributions"])  # type: ignore[call-overload]
+    assert {"onnxgen", "onnx", "setuptools"} <= names
+    assert not {"torch", "onnxruntime", "lightning"} & names
+
+
+@pytest.mark.parametrize("built", ["src"], indirect=True)
+def test_what_a_build_costs_is_printed(
+    built: Built, wheelhouse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the same project without models."""
+    plain = Layout({}, [], built.layout.files)
+    project = write_project(tmp_path / "plain", plain, SETUPTOOLS.replace(', "onnxgen"', ""))
+    begun = time.perf_counter()
+    pip_wheel(project, tmp_path / "wheels", environment(wheelhouse, tmp_path / "cache"))
+    seconds = time.perf_counter() - begun
+    with capsys.disabled():
+        print(f"\npip wheel: {built.seconds:.1f} s with two models, {seconds:.1f} s without", file=sys.stderr)
+
+
+def test_an_sdist_has_the_sources_and_gives_the_same_wheel(built: Built, tmp_path: Path, env: dict[str, str]) -> None:
+    """`python -m build`: an sdist, and of that a wheel, each in an environment of its own."""
+    project = tmp_path / "project"
+    shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", cwd=project, env=env)
+    (sdist,), (wheel,) = (tmp_path / "dist").glob("*.tar.gz"), (tmp_path / "dist").glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    data = {s.replace(".onnx", ".data") for s in list(built.layout.outputs)[1:]}
+    assert {*built.layout.outputs, *data, "pyproject.toml"} <= names
+    assert not {name for name in names if name.endswith(".safetensors")}
+    assert members(wheel) == FILES
+    for name in ("pkg/one.py", "pkg/one.safetensors", "pkg/nets/two.py", "pkg/nets/two.safetensors"):
+        first, second = (unpack(w, tmp_path / w.parent.name) / name for w in (built.wheel, wheel))
+        assert first.read_bytes() == second.read_bytes(), name
+
+
+def test_an_uninstall_removes_all_of_it(built: Built, tmp_path: Path, env: dict[str, str]) -> None:
+    python = make_venv(tmp_path / "venv")
+    pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=env)
+    (package,) = (tmp_path / "venv").rglob("pkg")
+    assert {f"pkg/{p.relative_to(package).as_posix()}" for p in package.rglob("*") if p.is_file()} == FILES
+    run(python, "-m", "compileall", "-q", package, cwd=tmp_path, env=env)
+    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
+    assert not package.exists() and not list(package.parent.glob("pkg*"))
+
+
+def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    """It follows its source when it is built again, and an uninstall leaves the project's files."""
+    project, python = tmp_path / "project", make_venv(tmp_path / "venv")
+    shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    sources = {m: project / s for m, s in zip(built.layout.modules, built.layout.outputs, strict=True)}
+    outputs = [project / output for output in built.layout.outputs.values()]
+    pip("--python", python, "install", "--no-deps", "-e", project, cwd=tmp_path, env=env)
+    assert list(compare(sources, tmp_path, python=python).values()) == outputs
+    first = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
+    save_model(sources[built.layout.modules[0]], seed=5, hidden=24)
+    backend("build_editable", project, tmp_path / "wheels", builder, env)
+    assert list(compare(sources, tmp_path, python=python).values()) == outputs
+    second = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
+    assert first[0] != second[0] and first[1] == second[1]
+    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
+    assert subprocess.run([python, "-c", "import pkg"], cwd=tmp_path, capture_output=True).returncode == 1
+    assert all(output.exists() for output in outputs)
+
+
+def test_a_build_follows_the_content_of_its_source(
+    builder: Path, wheelhouse: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Touched, nothing is written again, though the build folder is still there; changed, one module is."""
+    layout = LAYOUTS["src"]
+    project = write_project(tmp_path / "project", layout)
+    one, two = (project / source for source in layout.outputs)
+    made = [project / "build/lib" / o.removeprefix("src/") for o in layout.outputs.values()]
+
+    def build(name: str) -> list[tuple[bytes, int]]:
+        wheel = backend("build_wheel", project, tmp_path / name, builder, env)
+        assert members(wheel) == FILES
+        return [(path.read_bytes(), path.stat().st_mtime_ns) for path in made]
+
+    first = build("first")
+    for path in (one, two, two.with_suffix(".data")):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert build("touched") == first
+    save_model(one, seed=5, hidden=24)
+    os.utime(one, (1_000_000_000, 1_000_000_000))  # the time says that it is no newer
+    changed = build("changed")
+    assert changed[0] != first[0] and changed[1] == first[1]
+    site = unpack(tmp_path / "changed" / "pkg-1.0-py3-none-any.whl", tmp_path / "site")
+    compare(dict(zip(layout.modules, (one, two), strict=True)), tmp_path, path=site)
