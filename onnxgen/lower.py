@@ -150,6 +150,8 @@ class Lowering:
         return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
 
     def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
+        if dtype == ir.DataType.STRING:
+            return self.members.texts(b.scope, array, hint)
         return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
 
     # nodes

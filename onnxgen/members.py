@@ -8,15 +8,17 @@ file still knows them.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.literals import tensor_literal
+from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions
 from onnxgen.code.quote import MemberRef, quote, walk
 from onnxgen.homes import NOISE, Homes
@@ -54,6 +56,7 @@ class Members:
         # the array stays alive with its buffer: a large one is told from others by its `id`
         self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which lie in the sidecar as JSON
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
         self._homes = Homes(model.graph)
 
@@ -179,6 +182,21 @@ class Members:
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
+    def texts(self, scope: Path, array: NDArray[Any], hint: str) -> ast.expr:
+        """Strings: spelled out where they are few, else an attribute that reads them from the sidecar."""
+        items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
+        made = text_literal(items, array.shape)
+        if made is not None:
+            return made
+        identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
+        if identity not in self._buffers:
+            clean = tuple(module_part(p) for p in scope)
+            member = Member((*clean, _buffer_name(hint)), ast.Constant(None), "text", {}, set(), False)
+            self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
+            self._shapes[id(member)] = array.shape
+            self._buffers[identity] = self._register(member), array
+        return MemberRef(self._buffers[identity][0])
+
     def named_buffer(self, arg: Any) -> ast.expr:
         """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
         scope, value = arg.builder.scope, arg.value
@@ -223,6 +241,8 @@ class Members:
                 self.constants[key] = self._large[id(member)]
             if _is_to_be_read(member):
                 member.build = quote("constant(k)", k=key)
+            elif member.kind == "text":
+                member.build = quote("read_texts(constant(k), s)", k=key, s=self._shapes[id(member)])
         return members
 
     def _holders(self, members: list[Member]) -> list[Member]:

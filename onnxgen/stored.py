@@ -31,6 +31,10 @@ def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
             return ir.tensor(np.asarray(attribute.value, np.float32), name=value.name)
         if name in ("value_int", "value_ints"):
             return ir.tensor(np.asarray(attribute.value, np.int64), name=value.name)
+        if name in ("value_string", "value_strings"):
+            texts = attribute.as_strings() if name == "value_strings" else [attribute.as_string()]
+            shape = ir.Shape((len(texts),) if name == "value_strings" else ())
+            return ir.StringTensor([t.encode() for t in texts], shape=shape, name=value.name)
     return None
 
 

@@ -23,6 +23,7 @@ PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "
 # the largest integer up to which a type of floating point has all integers
 WHOLE = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53, ir.DataType.FLOAT16: 1 << 11}
 INLINE_ELEMENTS = 32  # larger unrecognised tensors go to the sidecar
+INLINE_LETTERS = 2000  # and so do longer texts
 ANY: Any = slice(None)
 
 
@@ -45,6 +46,16 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
     if 0 in array.shape:
         return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
     return _Form(dtype, device).numbers(array)
+
+
+def text_literal(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:
+    """The expression that makes this array of strings, or None if it is large."""
+    if 0 in shape:
+        return quote("np.empty(s, dtype=object)", s=shape)
+    if len(items) > INLINE_ELEMENTS or sum(map(len, items)) > INLINE_LETTERS:
+        return None
+    nested = np.array(items, dtype=object).reshape(shape).tolist()
+    return quote("np.array(v, dtype=object)", v=nested)
 
 
 def _nested(values: Any, dtype: ir.DataType) -> Any:

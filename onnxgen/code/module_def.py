@@ -28,7 +28,7 @@ class Member:
     Attributes:
         path: absolute module path and attribute name, e.g. `("layer1", "0", "conv1")`.
         build: the expression assigned to it.
-        kind: "module", "parameter" or "buffer" (a non-persistent constant).
+        kind: "module", "parameter", "buffer" (a non-persistent constant) or "text" (strings, a plain attribute).
         keys: how each of its state-dict tensors is made; the key is `""` for a parameter, else "weight", ...
         frozen: the keys that are not trained.
         extra: state-dict tensors that no ONNX tensor makes, such as a BatchNorm's counter.

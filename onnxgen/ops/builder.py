@@ -136,6 +136,10 @@ class Builder:
         """A constant tensor: a non-persistent buffer, equal ones shared within one scope."""
         return self.lowering.buffer(self, array, hint, dtype)
 
+    def texts(self, items: list[str], hint: str = "words") -> ast.expr:
+        """A vector of strings: spelled out if they are few, else in the sidecar."""
+        return self.lowering.buffer(self, np.array(items, dtype=object), hint, ir.DataType.STRING)
+
     def block(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
         """The statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
         return self.lowering.subgraph(graph, inputs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, DeviceOf, literal, quote, shortest, unless
+from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.cast import converted
 from onnxgen.ops.registry import op
@@ -35,11 +35,7 @@ def constant(
     value_strings: list[str] | None = None,
     sparse_value: Any = None,
 ) -> ast.expr:
-    """Numbers are known before this is asked (`stored.stored`), so what comes here is text."""
-    if value_string is not None or value_strings is not None:
-        return quote("np.array(v, dtype=object)", v=value_string if value_strings is None else value_strings)
-    if value is not None and value.dtype == T.STRING:
-        return quote("np.array(v, dtype=object)", v=[t.decode("utf-8", "replace") for t in value.numpy().reshape(-1)])
+    """All but this are known before it is asked (`stored.stored`)."""
     raise b.error("a sparse constant is not supported", "store it as a dense tensor")
 
 

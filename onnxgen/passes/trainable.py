@@ -28,7 +28,7 @@ FLAT = set(
     "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique "
     "ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range "
     "QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement "
-    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder".split()
+    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder MelWeightMatrix TfIdfVectorizer".split()
 )
 
 # inputs that carry no gradient, or none that training should follow
@@ -39,6 +39,8 @@ FLAT_INPUTS = {
     "Resize": {1, 2, 3},
     "Upsample": {1},
     "Pad": {1, 2, 3},
+    "DFT": {1, 2},
+    "STFT": {1, 2, 3},
     "Where": {0},
     "If": {0},
     "TreeEnsemble": {0},

@@ -1,0 +1,68 @@
+"""Boxes: which of those that overlap are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def corners(boxes: Tensor, centered: bool) -> Tensor:
+    """Boxes [..., 4] as the lower corner, then the upper one.
+
+    Args:
+        centered: boxes are x, y, width, height; else two opposite corners in any order.
+    """
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if centered:
+        return torch.cat([first - second / 2, first + second / 2], -1)
+    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
+
+
+def overlaps(box: Tensor, boxes: Tensor, threshold: float) -> Tensor:
+    """Whether the intersection of a box with each of `boxes` is more than `threshold` of their union, bool [n].
+
+    Args:
+        box, boxes: [4] and [n, 4], as `corners` has them. What has no area overlaps nothing.
+    """
+    low, high = torch.maximum(box[:2], boxes[:, :2]), torch.minimum(box[2:], boxes[:, 2:])
+    shared = (high - low).prod(1)
+    area, areas = (box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    union = area + areas - shared
+    proper = (high > low).all(1) & (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
+    return proper & (shared / union > torch.tensor(threshold, dtype=boxes.dtype, device=boxes.device))
+
+
+def select_boxes(
+    boxes: Tensor,
+    scores: Tensor,
+    most: int = 0,
+    iou_threshold: float = 0.0,
+    score_threshold: float | None = None,
+    centered: bool = False,
+) -> Tensor:
+    """ONNX NonMaxSuppression (11): of each class the boxes of the highest scores that overlap no better one.
+
+    Args:
+        boxes: [batch, boxes, 4], see `corners`.
+        scores: [batch, classes, boxes].
+        most: how many to keep a class; of equal scores the first.
+        iou_threshold: boxes overlap whose intersection over union is greater.
+        score_threshold: only what scores higher.
+
+    Returns:
+        int64 [kept, 3]: batch, class, box; by batch, then by class, then best first.
+    """
+    boxes = corners(boxes, centered)
+    kept: list[list[int]] = []
+    for i in range(scores.shape[0] if most > 0 else 0):
+        for label, score in enumerate(scores[i]):
+            order = score.argsort(descending=True, stable=True)
+            if score_threshold is not None:
+                limit = torch.tensor(score_threshold, dtype=score.dtype, device=score.device)
+                order = order[score[order] > limit]
+            count = 0
+            while len(order) and count < most:
+                kept.append([i, label, int(order[0])])
+                count += 1
+                order = order[1:][~overlaps(boxes[i, order[0]], boxes[i, order[1:]], iou_threshold)]
+    return torch.tensor(kept, dtype=torch.int64, device=scores.device).reshape(-1, 3)

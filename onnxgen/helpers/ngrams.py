@@ -1,0 +1,66 @@
+"""Runs of words or numbers, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
+    """Where each element of x is in `known`, int64 of x's shape; -1 if it is not there.
+
+    Args:
+        x: integers or strings.
+        known: different ones; integers are sorted.
+    """
+    if isinstance(x, np.ndarray):
+        places = {word: i for i, word in enumerate(known)}
+        return torch.tensor([places.get(word, -1) for word in x.reshape(-1).tolist()]).long().reshape(x.shape)
+    assert isinstance(known, Tensor)
+    return found_at(x.long(), known)
+
+
+def found_at(x: Tensor, table: Tensor) -> Tensor:
+    """Where each element of x is in a sorted table, -1 if it is not there."""
+    if len(table) == 0:
+        return torch.full_like(x, -1)
+    place = torch.searchsorted(table, x.contiguous()).clamp(max=len(table) - 1)
+    return torch.where(table[place] == x, place, -1)
+
+
+def count_ngrams(
+    x: Tensor, vocabulary: int, prefixes: Sequence[Tensor], columns: Sequence[Tensor], size: int, skips: int = 0
+) -> Tensor:
+    """How often each of some runs of words occurs in each row (ONNX TfIdfVectorizer).
+
+    The runs are a tree: one of n words is a run of n - 1 words, its prefix, and one word more.
+
+    Args:
+        x: int64 [..., words], the rank of each word; -1 for one that is in no run.
+        vocabulary: how many ranks there are.
+        prefixes: for each length the runs and beginnings of runs, sorted: the prefix' place times `vocabulary` plus the
+            last word's rank.
+        columns: for each length the columns in which these are counted, -1 for what is only a beginning.
+        size: how many columns.
+        skips: so many words may lie between two words of a run, always as many.
+
+    Returns:
+        float32 [..., size].
+    """
+    counts = x.new_zeros(*x.shape[:-1], size + 1, dtype=torch.float32)  # the last column is for what does not count
+    for gap in range(1, skips + 2):
+        run = torch.where(x >= 0, x, -1)
+        for n, (table, column) in enumerate(zip(prefixes, columns)):
+            if n:
+                run, word = run[..., :-gap], x[..., n * gap :]
+                run = torch.where((run >= 0) & (word >= 0), run * vocabulary + word, -1)
+            run = found_at(run, table)
+            if n == 0 and gap > 1:
+                continue  # a single word has nothing between
+            place = torch.where(run >= 0, column[run], size) if len(column) else torch.full_like(run, size)
+            place = torch.where(place >= 0, place, size)
+            counts = counts.scatter_add(-1, place, torch.ones_like(place, dtype=torch.float32))
+    return counts[..., :size]

@@ -1,0 +1,82 @@
+"""Signals: discrete Fourier transforms and mel filters. A complex number is a last axis of 2."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def as_spectrum(x: Tensor) -> Tensor:
+    """[..., 1] as real, [..., 2] as complex numbers, without the last axis; half precision becomes float32."""
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
+
+
+def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = False, onesided: bool = False) -> Tensor:
+    """ONNX DFT (20) along `axis` of x, [..., 1] or [..., 2].
+
+    Args:
+        length: cuts the signal off or pads it with zeros.
+        onesided: only the first half of the frequencies, and x is real; with `inverse`, x is such a half.
+
+    Returns:
+        [..., 2]; [..., 1] of the one-sided inverse. In x's dtype.
+    """
+    axis = axis % x.dim()
+    signal = as_spectrum(x)
+    made: Tensor
+    if inverse and onesided:
+        made = torch.fft.irfft(signal, length, axis).unsqueeze(-1)
+    else:
+        transform = torch.fft.ifft if inverse else torch.fft.rfft if onesided else torch.fft.fft
+        made = torch.view_as_real(transform(signal, length, axis))
+    return made.to(x.dtype)
+
+
+def stft(
+    x: Tensor, step: int, window: Tensor | None = None, length: int | None = None, onesided: bool = True
+) -> Tensor:
+    """ONNX STFT (17): the Fourier transforms of frames of a signal that begin every `step` samples.
+
+    Args:
+        x: [batch, samples, 1], or [batch, samples, 2] for complex numbers.
+        window: [length], by which each frame is multiplied.
+        length: of a frame; the window's by default, else the signal's.
+        onesided: only the first half of the frequencies; x is real.
+
+    Returns:
+        [batch, frames, frequencies, 2], in x's dtype.
+    """
+    if length is None:
+        length = x.shape[1] if window is None else window.shape[0]
+    frames = as_spectrum(x).unfold(1, length, step)
+    if window is not None:
+        frames = frames * window.to(frames.real.dtype)
+    return torch.view_as_real((torch.fft.rfft if onesided else torch.fft.fft)(frames)).to(x.dtype)
+
+
+def mel_weights(bins: int, length: int, rate: int, low: float, high: float, device: torch.device) -> Tensor:
+    """ONNX MelWeightMatrix (17): triangular filters, evenly spaced on the mel scale from `low` to `high` hertz.
+
+    Args:
+        bins: how many filters.
+        length: of the Fourier transform.
+        rate: samples a second.
+
+    Returns:
+        float32 [length // 2 + 1, bins].
+    """
+    first, last = (2595 * math.log10(1 + hertz / 700) for hertz in (low, high))
+    mels = [first + i * ((last - first) / (bins + 2)) for i in range(bins + 2)]
+    edges = torch.tensor(
+        [math.floor((length + 1) * (700 * (10 ** (mel / 2595) - 1)) / rate) for mel in mels], device=device
+    )
+    start, center, end = edges[:-2], edges[1:-1], edges[2:]
+    at = torch.arange(length // 2 + 1, device=device).unsqueeze(1)
+    rising = (at - start) / (center - start).clamp(min=1)
+    falling = (end - at) / (end - center).clamp(min=1)
+    weights = torch.where((at >= start) & (at <= center), rising, 0.0)
+    weights = torch.where((center == start) & (at == center), 1.0, weights)
+    return torch.where((at >= center) & (at < end), falling, weights)

@@ -1,0 +1,22 @@
+"""Images in files' formats."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("ImageDecoder")
+def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB") -> ast.expr:
+    """By Pillow, whose JPEG decoder is libjpeg-turbo, as the standard's text has it."""
+    if pixel_format not in ("RGB", "BGR", "Grayscale"):
+        raise b.error(f"its pixel_format {pixel_format!r} is not one of RGB, BGR, Grayscale")
+    b.note("the network decodes images: the module needs Pillow (pip install pillow)")
+    return b.call("decode_image", encoded_stream, unless(pixel_format, "RGB"))

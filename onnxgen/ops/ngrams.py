@@ -1,0 +1,102 @@
+"""Counts of runs of words: TfIdfVectorizer."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import Ref, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+Gram = tuple[int, ...]
+
+
+@op("TfIdfVectorizer")
+def tf_idf_vectorizer(
+    b: Builder,
+    X: Arg,
+    *,
+    max_gram_length: int,
+    max_skip_count: int,
+    min_gram_length: int,
+    mode: str,
+    ngram_counts: list[int],
+    ngram_indexes: list[int],
+    pool_int64s: list[int] | None = None,
+    pool_strings: list[str] | None = None,
+    weights: list[float] | None = None,
+) -> ast.expr:
+    """A tree of runs of words, walked for all positions at once; then weights, by column."""
+    if mode not in ("TF", "IDF", "TFIDF"):
+        raise b.error(f"its mode {mode!r} is not one of TF, IDF, TFIDF")
+    pool: list[Any] = list(pool_strings if pool_strings is not None else pool_int64s or [])
+    words = sorted(set(pool))
+    places = {word: i for i, word in enumerate(words)}
+    grams = _grams(b, [places[word] for word in pool], ngram_counts, ngram_indexes)
+    grams = {gram: column for gram, column in grams.items() if min_gram_length <= len(gram) <= max_gram_length}
+    if pool_strings is not None:
+        known = b.texts(words, "vocabulary")
+    else:
+        known = b.buffer(np.array(words, np.int64), "vocabulary")
+    ranks = b.let(b("ranks_of(x, known)", x=X, known=known), "words")
+    counts = _counts(b, ranks, grams, len(words), max(ngram_indexes, default=-1) + 1, max_skip_count)
+    return _weighted(b, counts, mode, ngram_indexes, weights)
+
+
+def _grams(b: Builder, pool: list[int], starts: list[int], columns: list[int]) -> dict[Gram, int]:
+    """The column of each run of words, by their ranks. `starts`: where runs of 1, 2, ... words begin in the pool."""
+    grams: dict[Gram, int] = {}
+    rest = iter(columns)
+    for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)]), 1):
+        if not 0 <= start <= end <= len(pool) or (end - start) % n:
+            raise b.error(f"its ngram_counts do not part its pool into runs of {n}")
+        for i in range(start, end, n):
+            gram, column = tuple(pool[i : i + n]), next(rest, -1)
+            if column < 0:
+                raise b.error("it has fewer ngram_indexes than runs of words, or negative ones")
+            if gram in grams:
+                raise b.error("a run of words is in its pool twice", "remove one of them")
+            grams[gram] = column
+    return grams
+
+
+def _counts(b: Builder, ranks: Ref, grams: dict[Gram, int], words: int, size: int, skips: int) -> ast.expr:
+    """The call of `count_ngrams`, with a sorted table for each length of runs."""
+    prefixes, columns = [], []
+    above: dict[Gram, int] = {(): 0}
+    for n in range(1, max(map(len, grams), default=0) + 1):
+        # in the order of their codes, since prefixes are numbered in the order of theirs
+        level = sorted({gram[:n] for gram in grams if len(gram) >= n})
+        prefixes.append(np.array([above[run[:-1]] * words + run[-1] for run in level], np.int64))
+        columns.append(np.array([grams.get(run, -1) for run in level], np.int64))
+        above = {run: i for i, run in enumerate(level)}
+    return b.call(
+        "count_ngrams",
+        ranks,
+        words,
+        [b.buffer(p, f"ngrams{n}") for n, p in enumerate(prefixes, 1)],
+        [b.buffer(c, f"columns{n}") for n, c in enumerate(columns, 1)],
+        size,
+        skips=unless(skips, 0),
+    )
+
+
+def _weighted(b: Builder, counts: ast.expr, mode: str, columns: list[int], weights: list[float] | None) -> ast.expr:
+    if mode == "TF":
+        return counts
+    if weights is not None and len(weights) != len(columns):
+        raise b.error(f"it has {len(weights)} weights for {len(columns)} runs of words")
+    if weights is None:
+        return counts if mode == "TFIDF" else b("(x > 0).float()", x=counts)
+    factors: NDArray[np.float32] = np.zeros(max(columns, default=-1) + 1, np.float32)
+    factors[columns] = weights
+    table = b.buffer(factors, "weights", ir.DataType.FLOAT)
+    return b("x * w" if mode == "TFIDF" else "(x > 0) * w", x=counts, w=literal(table))

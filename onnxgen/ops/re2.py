@@ -1,0 +1,276 @@
+"""Patterns of RE2 (https://github.com/google/re2/wiki/Syntax) as patterns of Python's `re` that match the same strings.
+
+Only whether a whole string matches is asked, so that groups, greed and the order of alternatives do not matter. What
+the two spell alike and mean differently (`$`, `\\d`, `\\s`, `{,5}`, letters regardless of case) is written out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+Ranges = list[tuple[int, int]]  # code points, sorted and apart
+
+LAST = 0x10FFFF
+DEEPEST, MOST_REPEATS = 100, 1000  # how deep groups may be nested; RE2's own limit of counts
+PERL: dict[str, Ranges] = {
+    "d": [(48, 57)],
+    "s": [(9, 10), (12, 13), (32, 32)],
+    "w": [(48, 57), (65, 90), (95, 95), (97, 122)],
+}
+POSIX: dict[str, Ranges] = {
+    "alnum": [(48, 57), (65, 90), (97, 122)],
+    "alpha": [(65, 90), (97, 122)],
+    "ascii": [(0, 127)],
+    "blank": [(9, 9), (32, 32)],
+    "cntrl": [(0, 31), (127, 127)],
+    "digit": [(48, 57)],
+    "graph": [(33, 126)],
+    "lower": [(97, 122)],
+    "print": [(32, 126)],
+    "punct": [(33, 47), (58, 64), (91, 96), (123, 126)],
+    "space": [(9, 13), (32, 32)],
+    "upper": [(65, 90)],
+    "word": PERL["w"],
+    "xdigit": [(48, 57), (65, 70), (97, 102)],
+}
+CONTROLS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+FOLDED = {"k": 0x212A, "s": 0x17F}  # letters beyond ASCII that are a "k" and an "s" where case does not matter
+
+
+class NotRe(ValueError):
+    """What RE2 refuses, or what `re` can't say."""
+
+
+def as_python(pattern: str) -> str:
+    """A pattern of `re`, without flags, for `fullmatch`. Raises `NotRe`."""
+    reader = _Reader(pattern)
+    made = reader.alternatives(frozenset(), 0)
+    if reader.rest():
+        raise NotRe("a ) without its (")
+    return made
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    made: Ranges = []
+    for low, high in sorted(ranges):
+        if made and low <= made[-1][1] + 1:
+            made[-1] = made[-1][0], max(high, made[-1][1])
+        else:
+            made.append((low, high))
+    return made
+
+
+def _others(ranges: Ranges) -> Ranges:
+    made, start = [], 0
+    for low, high in ranges:
+        if low > start:
+            made.append((start, low - 1))
+        start = high + 1
+    return [*made, (start, LAST)] if start <= LAST else made
+
+
+def _folded(ranges: Ranges) -> Ranges:
+    """With the other cases of letters. Beyond ASCII, `re` and RE2 know different ones."""
+    if any(high > 127 for _, high in ranges):
+        raise NotRe("letters beyond ASCII, where case does not matter")
+    more: Ranges = []
+    for low, high in ranges:
+        for code in range(low, high + 1):
+            letter = chr(code)
+            if letter.isalpha():
+                more += [(ord(c), ord(c)) for c in (letter.lower(), letter.upper())]
+                more += [(c, c) for c in (FOLDED.get(letter.lower(), 0),) if c]
+    return _united([*ranges, *more])
+
+
+def _written(code: int) -> str:
+    letter = chr(code)
+    if letter.isalnum() and code < 128:
+        return letter
+    if 32 <= code < 127:
+        return "\\" + letter if letter in r"\^$.|?*+()[]{}-&~#" else letter
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def _class(ranges: Ranges) -> str:
+    if not ranges:
+        return "(?!)"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _written(ranges[0][0])
+    others = _others(ranges)
+    if not others:
+        return r"[\s\S]"
+    negated = ranges[-1][1] == LAST
+    parts = [_written(low) + ("" if low == high else "-" * (high > low + 1) + _written(high))
+             for low, high in (others if negated else ranges)]  # fmt: skip
+    return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+
+class _Reader:
+    """Reads a pattern from left to right. `flags` are the letters of those that are on."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def rest(self) -> str:
+        return self.text[self.at :]
+
+    def take(self, wanted: str) -> bool:
+        """Go past `wanted` if it comes next."""
+        found = self.text.startswith(wanted, self.at)
+        self.at += len(wanted) if found else 0
+        return found
+
+    def match(self, pattern: str) -> re.Match[str] | None:
+        """Go past what comes next if it is of this form."""
+        found = re.compile(pattern, re.ASCII).match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found
+
+    def one(self) -> str:
+        if self.at == len(self.text):
+            raise NotRe("it ends too early")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def alternatives(self, flags: frozenset[str], depth: int) -> str:
+        """Up to the end, or a closing parenthesis, which stays."""
+        if depth > DEEPEST:
+            raise NotRe("its groups are nested too deeply")
+        made = [""]
+        while self.rest() and not self.text.startswith(")", self.at):
+            if self.take("|"):
+                made.append("")
+                continue
+            if self.take("\\Q"):
+                quoted, _, after = self.rest().partition("\\E")
+                escaped = (f"\\{c}" if ord(c) < 128 and not c.isalnum() else c for c in quoted)
+                self.text, self.at = "".join(escaped) + after, 0
+                continue
+            changed = self.match(r"\(\?([imsU]*)(-[imsU]+)?\)")
+            if changed is not None:
+                flags = _flags(flags, changed)
+                continue
+            made[-1] += self.repeated(self.atom(flags, depth))
+        return "|".join(made)
+
+    def repeated(self, atom: str) -> str:
+        found = self.match(r"([*+?]|\{(\d+)(,(\d*))?\})\??")
+        if found is None:
+            return atom
+        if self.match(r"[*+?]|\{\d+(,\d*)?\}"):
+            raise NotRe("a repetition of a repetition without parentheses")
+        low, high = found[2], found[4]
+        if low is not None and (max(int(low), int(high or low)) > MOST_REPEATS or int(high or low) < int(low)):
+            raise NotRe(f"the repetition {found[1]}")
+        is_one = len(atom) == 1 or re.fullmatch(r"\\.|\[[^\[\]\\]*\]", atom, re.DOTALL)
+        return (atom if is_one and atom not in (r"\A", r"\Z") else f"(?:{atom})") + found[1]
+
+    def atom(self, flags: frozenset[str], depth: int) -> str:
+        for opening in (r"\(\?P?<(\w+)>", r"\(\?([imsU]*)(-[imsU]+)?:", r"\((?!\?)"):
+            found = self.match(opening)
+            if found is not None:
+                inner = _flags(flags, found) if found[0].endswith(":") else flags
+                made = self.alternatives(inner, depth + 1)
+                if not self.take(")"):
+                    raise NotRe("a ( without its )")
+                return f"(?:{made})"
+        if self.take("["):
+            return self.bracketed(flags)
+        letter = self.one()
+        if letter in "*+?":
+            raise NotRe("a repetition of nothing")
+        if letter == "(":
+            raise NotRe("a kind of group that RE2 has not")
+        if letter == ".":
+            return r"[\s\S]" if "s" in flags else r"[^\n]"
+        if letter in "^$":
+            return f"(?m:{letter})" if "m" in flags else r"\A" if letter == "^" else r"\Z"
+        return self.escaped(flags) if letter == "\\" else self.letter(ord(letter), flags)
+
+    def letter(self, code: int, flags: frozenset[str]) -> str:
+        return _class(_folded([(code, code)]) if "i" in flags else [(code, code)])
+
+    def escaped(self, flags: frozenset[str]) -> str:
+        """What follows a backslash outside of brackets."""
+        if self.take("A"):
+            return r"\A"
+        if self.take("z"):
+            return r"\Z"
+        found = self.match("[bB]")
+        if found is not None:
+            return r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13 finds no \B in an empty string
+        ranges = self.perl()
+        if ranges is None:
+            return self.letter(self.code(), flags)
+        return _class(_case(ranges, flags))
+
+    def perl(self) -> Ranges | None:
+        found = self.match("[dswDSW]")
+        if found is None:
+            return None
+        ranges = PERL[found[0].lower()]
+        return ranges if found[0].islower() else _others(ranges)
+
+    def code(self) -> int:
+        """The code point after a backslash."""
+        found = self.match(r"x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})")
+        if found is not None:
+            code = int(found[1] or found[2], 16)
+            if code > LAST:
+                raise NotRe("a letter that Unicode has not")
+            return code
+        found = self.match(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
+        if found is not None:
+            return int(found[0], 8)
+        letter = self.one()
+        if letter in CONTROLS:
+            return CONTROLS[letter]
+        if ord(letter) >= 128 or letter.isalnum():
+            raise NotRe(f"\\{letter}")
+        return ord(letter)
+
+    def bracketed(self, flags: frozenset[str]) -> str:
+        """A class, from behind its opening bracket."""
+        negated = self.take("^")
+        ranges: Ranges = []
+        first = True
+        while first or not self.take("]"):
+            ranges += self.element()
+            first = False
+        found = _case(_united(ranges), flags)
+        return _class(_others(found) if negated else found)
+
+    def element(self) -> Ranges:
+        """One letter, range or named class between brackets."""
+        named = self.match(r"\[:(\^?)(\w+):\]")
+        if named is not None:
+            if named[2] not in POSIX:
+                raise NotRe(f"the class {named[2]}")
+            return _others(POSIX[named[2]]) if named[1] else POSIX[named[2]]
+        low = self.member()
+        if isinstance(low, list):
+            return low
+        if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
+            self.at += 1
+            high = self.member()
+            if isinstance(high, list) or high < low:
+                raise NotRe("a range that is none")
+            return [(low, high)]
+        return [(low, low)]
+
+    def member(self) -> int | Ranges:
+        if not self.take("\\"):
+            return ord(self.one())
+        ranges = self.perl()
+        return self.code() if ranges is None else ranges
+
+
+def _case(ranges: Ranges, flags: frozenset[str]) -> Ranges:
+    return _folded(ranges) if "i" in flags else ranges
+
+
+def _flags(flags: frozenset[str], found: re.Match[str]) -> frozenset[str]:
+    return (flags | {*found[1]}) - {*(found[2] or "")}

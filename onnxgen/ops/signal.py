@@ -1,0 +1,80 @@
+"""Fourier transforms and mel filters."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, DeviceOf, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.cast import converted
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("DFT")
+def dft(
+    b: Builder,
+    input: Arg,
+    dft_length: Arg | None = None,
+    axis: Arg | None = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> ast.expr:
+    """Along one axis; the last one has the real and the imaginary part."""
+    return b.call(
+        "dft",
+        input,
+        length=OMIT if dft_length is None else dft_length.as_int(),
+        axis=OMIT if axis is None or axis.scalar == -2 else axis.as_int(),
+        inverse=unless(bool(inverse), False),
+        onesided=unless(bool(onesided), False),
+    )
+
+
+@op("STFT")
+def stft(
+    b: Builder,
+    signal: Arg,
+    frame_step: Arg,
+    window: Arg | None = None,
+    frame_length: Arg | None = None,
+    *,
+    onesided: int = 1,
+) -> ast.expr:
+    """`torch.stft` pads frames to powers or centres them; ONNX's frames lie wholly in the signal."""
+    return b.call(
+        "stft",
+        signal,
+        frame_step.as_int(),
+        window=OMIT if window is None else window,
+        length=OMIT if frame_length is None or _is_windows(window, frame_length) else frame_length.as_int(),
+        onesided=unless(bool(onesided), True),
+    )
+
+
+def _is_windows(window: Arg | None, length: Arg) -> bool:
+    return window is not None and window.shape is not None and [*window.shape] == length.ints
+
+
+@op("MelWeightMatrix")
+def mel_weight_matrix(
+    b: Builder,
+    num_mel_bins: Arg,
+    dft_length: Arg,
+    sample_rate: Arg,
+    lower_edge_hertz: Arg,
+    upper_edge_hertz: Arg,
+    *,
+    output_datatype: int = 1,
+) -> ast.expr:
+    """Filters that are constant; they are made anew at every call, since they may also be asked for at run time."""
+    sizes = [x.as_int() for x in (num_mel_bins, dft_length, sample_rate)]
+    edges = [x.as_int() for x in (lower_edge_hertz, upper_edge_hertz)]
+    made = b.call("mel_weights", *sizes, *edges, DeviceOf())
+    return converted(b, made, ir.DataType.FLOAT, ir.DataType(output_datatype))

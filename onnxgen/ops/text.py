@@ -1,0 +1,64 @@
+"""Operators on text: strings joined, split, matched and normalised."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.re2 import NotRe, as_python
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+# languages whose letters change case in ways of their own, and locales that know ASCII alone
+PECULIAR, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
+
+
+@op("StringConcat")
+def string_concat(b: Builder, X: Arg, Y: Arg) -> ast.expr:
+    return b("x + y" if b.out().rank else "string_concat(x, y)", x=X, y=Y)
+
+
+@op("StringSplit")
+def string_split(b: Builder, X: Arg, *, delimiter: str = "", maxsplit: int | None = None) -> Any:
+    return b.unpack(b.call("string_split", X, delimiter=unless(delimiter, ""), most=unless(_most(maxsplit), -1)), 2)
+
+
+def _most(maxsplit: int | None) -> int:
+    return -1 if maxsplit is None or maxsplit < 0 else maxsplit
+
+
+@op("StringNormalizer")
+def string_normalizer(
+    b: Builder,
+    X: Arg,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    stopwords: list[str] | None = None,
+    locale: str = "en_US",
+) -> ast.expr:
+    words, compares = sorted(set(stopwords or [])), not is_case_sensitive and bool(stopwords)
+    if case_change_action != "NONE" or compares:
+        language = locale.replace("-", "_").partition("_")[0].partition(".")[0].lower()
+        if language in PECULIAR or locale in ASCII_ONLY:
+            raise b.error(f"letters change case in a way of their own in its locale {locale}", "use en_US")
+    return b.call(
+        "normalized",
+        X,
+        case=unless(case_change_action, "NONE"),
+        stopwords=unless(words, []),
+        case_sensitive=unless(not compares, False) if words else unless(False, False),
+    )
+
+
+@op("RegexFullMatch")
+def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
+    """The pattern is RE2's; Python's `re` gets one that matches the same strings."""
+    try:
+        return b("full_match(x, p)", x=X, p=as_python(pattern))
+    except NotRe as error:
+        raise b.error(f"its pattern is not taken: {error}", "write the pattern without it") from error
