@@ -6,20 +6,20 @@ The part that most builds take, everything is fresh, imports none of what genera
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.errors import EditedError, OnnxgenError, Problem
+from onnxgen.errors import EditedError, OnnxgenError
 
 from .cache import Cache
-from .freshness import Content, content_of, is_fresh, read
+from .freshness import Content, content_of, read
 from .settings import Entry, Project
-from .sidecar import files_of
+from .standing import is_adopted, outputs, stands
+
+__all__ = ["BuildError", "Built", "build", "build_project", "check_entry", "outputs"]
 
 Progress = Callable[[str], None]
-STATES = ("fresh", "written", "kept", "stale")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,8 @@ class BuildError(OnnxgenError):
     def __init__(self, errors: list[OnnxgenError], built: list[Built]) -> None:
         super().__init__(*(problem for error in errors for problem in error.problems))
         self.built = tuple(built)
-        self.exit_code = max(3 if isinstance(error, EditedError) else 2 for error in errors)
-        if any(not isinstance(error, EditedError) for error in errors):
-            self.exit_code = OnnxgenError.exit_code
+        edited = all(isinstance(error, EditedError) for error in errors)
+        self.exit_code = (EditedError if edited else OnnxgenError).exit_code
 
 
 def build_project(
@@ -112,19 +111,23 @@ def build(
         EditedError: the module was edited by hand and its source changed too.
     """
     begun, cache = time.perf_counter(), cache or Cache()
-    with _named(entry):
-        content = content_of(entry, cache)
-        if to is None and not force and is_adopted(entry):
-            return _built("kept", entry, content, begun)
-        if to is None and not force and is_fresh(entry, content, cache):
-            return _built("fresh", entry, content, begun)
-        from .making import make, make_elsewhere
+    content = content_of(entry, cache)
+    if to is None and (not force or is_adopted(entry)) and (status := stands(entry, content, cache)):
+        return _built(status, entry, content, begun)
+    from .elsewhere import build_elsewhere, build_folder, moved_to
 
-        if to is None:
-            status, made, note = make(entry, cache, force, progress)
-        else:
-            status, made, note = make_elsewhere(entry, Path(to), base, cache, force, progress)
-        return Built(status, outputs(made), content.key, time.perf_counter() - begun, entry, note)
+    why = ""
+    if to is None and (to := build_folder(entry, cache)) is not None:
+        why = f"{entry.shown(entry.output.parent)} can't be written to: the files are in {entry.shown(to)}"
+    if to is None:
+        from .making import build_in_place
+
+        place = entry
+        status, note = build_in_place(entry, cache, force, progress)
+    else:
+        place = moved_to(entry, to, base)
+        status, note = build_elsewhere(entry, place, cache, force, progress)
+    return _built(status, entry, content, begun, place, "; ".join(filter(None, (why, note))))
 
 
 def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
@@ -135,46 +138,17 @@ def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
         EditedError: the module was edited by hand and its source changed too.
     """
     begun, cache = time.perf_counter(), cache or Cache()
-    with _named(entry):
-        content = content_of(entry, cache)
-        if is_adopted(entry):
-            return _built("kept", entry, content, begun)
-        if is_fresh(entry, content, cache):
-            return _built("fresh", entry, content, begun)
-        if not read(entry.output):
-            return _built("stale", entry, content, begun)
+    content = content_of(entry, cache)
+    status = stands(entry, content, cache) or ("stale" if not read(entry.output).strip() else "")
+    if not status:
         from .making import look
 
-        return _built(look(entry, content, cache), entry, content, begun)
+        status = look(entry, content, cache)
+    return _built(status, entry, content, begun)
 
 
-def outputs(entry: Entry) -> tuple[Path, ...]:
-    """The module and the files of its sidecar: as many shards as there are now; generates nothing."""
-    return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
-
-
-def is_adopted(entry: Entry) -> bool:
-    """Whether the module belongs to a person for ever (`edited = "mine"`); one that is not there yet is generated."""
-    return entry.edited == "mine" and bool(read(entry.output).strip())
-
-
-def _built(status: str, entry: Entry, content: Content, begun: float) -> Built:
-    return Built(status, outputs(entry), content.key, time.perf_counter() - begun, entry)
-
-
-@contextmanager
-def _named(entry: Entry) -> Iterator[None]:
-    """Let every problem begin with file and key of the entry."""
-    try:
-        yield
-    except OnnxgenError as error:
-        start = entry.at()
-        named = [_problem(entry, p) if not p.what.startswith(start) else p for p in error.problems]
-        raise type(error)(*named) from error
-
-
-def _problem(entry: Entry, problem: Problem) -> Problem:
-    what = str(Problem(problem.what, problem.node, problem.op, problem.opset))
-    source = entry.shown(entry.source)
-    about = "" if source in what or entry.shown(entry.output) in what else f"{source}: "
-    return Problem(f"{entry.at('source')}: {about}{what}", help=problem.help)
+def _built(
+    status: str, entry: Entry, content: Content, begun: float, place: Entry | None = None, note: str = ""
+) -> Built:
+    files = tuple(file for file in outputs(place or entry) if file.exists())
+    return Built(status, files, content.key, time.perf_counter() - begun, entry, note)

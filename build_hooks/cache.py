@@ -16,7 +16,8 @@ import json
 import os
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ class Cache:
             finally:
                 temporary.unlink(missing_ok=True)
             self._sweep()
+
+    @contextmanager
+    def locked(self, root: Path) -> Iterator[None]:
+        """Hold the lock of the project in a folder; where there can be none, builds may do the same work twice."""
+        from onnxgen.atomic import locked  # not where everything is fresh
+
+        file = self.folder / "locks" / hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(file))
+            yield
 
     def _file(self, kind: str, name: str) -> Path:
         return self.folder / "build" / kind / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]

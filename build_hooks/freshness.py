@@ -29,6 +29,7 @@ from .settings import Entry
 from .sidecar import belongs
 
 HALF = 32  # characters of a key
+HEADER = 1 << 23  # bytes of a module among which its header ends; weights may follow
 _LINE = re.compile(rb"^Build +([0-9a-f]{64})\r?$", re.MULTILINE)
 _FINGERPRINT = re.compile(rb"""^FINGERPRINT = ["']([0-9a-f]+)["']""", re.MULTILINE)
 
@@ -85,13 +86,13 @@ def is_fresh(entry: Entry, content: Content, cache: Cache) -> bool:
 def is_settled(module: Path, key: str, cache: Cache) -> bool:
     """Whether a module says that it is of this key, or was found to be right for it before."""
     text = read(module)
-    return recorded(text) == key or bool(text) and cache.get("settled", _settled(text, key)) is True
+    return _recorded(text) == key or bool(text) and cache.get("settled", _settled(text, key)) is True
 
 
 def settle(module: Path, key: str, cache: Cache) -> None:
     """Note that a module is right for a key, though it does not say so: it was edited by hand."""
     text = read(module)
-    if text and recorded(text) != key:
+    if text and _recorded(text) != key:
         cache.put("settled", _settled(text, key), True)
 
 
@@ -103,9 +104,13 @@ def has_weights(entry: Entry, content: Content) -> bool:
     return found is not None and belongs(entry.weights, found[1].decode(), content.source, content.data)
 
 
-def recorded(text: bytes) -> str:
+def recorded(module: Path) -> str:
     """The key that a module's header has; empty if it has none."""
-    found = _LINE.search(text)
+    return _recorded(read(module))
+
+
+def _recorded(text: bytes) -> str:
+    found = _LINE.search(text, 0, HEADER)
     return found[1].decode() if found else ""
 
 

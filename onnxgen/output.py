@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
-from onnxgen.generated import BUILD_LINE, CODE_LINE, Generated
+from onnxgen.generated import BUILD_LINE, CODE_LINE, DATA, Generated
 from onnxgen.options import Options
-from onnxgen.weights import is_lost, same_content, sidecar_targets, write_pair
+from onnxgen.weights import is_lost, read_header, same_content, sidecar_files, sidecar_targets, write_pair
 
 _BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
 _RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
@@ -48,6 +49,11 @@ class Output:
         except (SyntaxError, ValueError):
             return True
 
+    def is_of(self, generated: Generated) -> bool:
+        """Whether the module that is there was made from the same graph with the same options."""
+        text = self.text()
+        return text is not None and self._same_source(text, generated)
+
     def is_fresh(self, generated: Generated) -> bool:
         """Whether module and sidecar say what `generated` says (whatever formatting the module got since)."""
         text = self.text()
@@ -58,9 +64,21 @@ class Output:
         return _fingerprint(text) == generated.metadata["fingerprint"]
 
     def _same_weights(self, generated: Generated) -> bool:
-        return self.options.embed or same_content(
-            generated.weights, generated.tensors, generated.metadata, self.options.shard_size
-        )
+        """Whether the sidecar is what would be written. What only builds record counts for builds alone."""
+        if self.options.embed:
+            return True
+        recorded = {} if generated.key else self._recorded_data(generated)
+        return self._same_content(generated, {**generated.metadata, **recorded})
+
+    def _same_content(self, generated: Generated, metadata: Mapping[str, str]) -> bool:
+        return same_content(generated.weights, generated.tensors, metadata, self.options.shard_size)
+
+    def _recorded_data(self, generated: Generated) -> dict[str, str]:
+        try:
+            metadata, _ = read_header(sidecar_files(generated.weights)[0])
+        except OnnxgenError:
+            return {}
+        return {DATA: metadata[DATA]} if DATA in metadata else {}
 
     def write(self, generated: Generated, force: bool) -> None:
         """Write what changed; a module that was edited is kept, and gets weights if they are missing.
@@ -93,7 +111,8 @@ class Output:
         """How what is there stands to what was generated.
 
         "fresh": module and weights say the same. "stale": they do not, or are not there. Of a module that was edited:
-        "kept" if it was made from the same, "lost" if only its weights are missing, "edited" if its source changed too.
+        "kept" if it was made from the same, "lost" if only its weights are missing or lack what a build records of
+        them, "edited" if its source changed too.
         """
         text = self.text()
         if text is None:
@@ -103,7 +122,14 @@ class Output:
             return "kept" if edited else "fresh"
         if not edited:
             return "stale"
-        return "lost" if same and is_lost(generated.weights) else "edited"
+        return "lost" if same and self._may_write_weights(generated) else "edited"
+
+    def _may_write_weights(self, generated: Generated) -> bool:
+        """Whether writing the sidecar loses nothing: it is missing or broken, or lacks only what builds record."""
+        if is_lost(generated.weights):
+            return True
+        metadata = {k: v for k, v in generated.metadata.items() if k != DATA} | self._recorded_data(generated)
+        return self._same_content(generated, metadata)
 
     def _sign(self, generated: Generated) -> None:
         """Let a module that is fresh say which build it is of; it is as good as before, however it is formatted."""

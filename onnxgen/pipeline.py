@@ -70,7 +70,6 @@ def generate(
     *,
     force: bool = False,
     progress: Progress | None = None,
-    record: Build | None = None,
 ) -> Generated:
     """Write the module and its weights.
 
@@ -80,7 +79,6 @@ def generate(
         options: see `Options`.
         force: overwrite a module that was edited by hand.
         progress: is told the name of each of the `STAGES` as it begins.
-        record: what a build notes in module and sidecar; see `Build`.
 
     Returns:
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
@@ -91,7 +89,7 @@ def generate(
         EditedError: the module was edited and its source changed too; `<out>.new` was written beside it.
     """
     path, out = Path(path), default_out(path, out)
-    generated = build(path, options, out, progress, record)
+    generated = build(path, options, out, progress)
     with timed(generated.report, "write"):
         Output(out, options).write(generated, force)
     return generated

@@ -88,6 +88,8 @@ def _rendered(values: dict[str, Any], templates: Path | None) -> str:
         raise OnnxgenError(f"a template in {templates} fails: {_line(error)}") from error
     if templates is not None:
         left_out = [name for name, pattern in _NEEDED.items() if not re.search(pattern, text, re.MULTILINE)]
+        build = {line for line in values["summary"] if line.startswith("Build ")}  # what a build records there
+        left_out += ["the summary's Build line"] if build - set(text.splitlines()) else []
         if left_out:
             raise OnnxgenError(
                 f"the templates in {templates} leave out {' and '.join(left_out)}, by which files are told"

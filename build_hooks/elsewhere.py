@@ -1,0 +1,120 @@
+"""Building into another folder than the project's own: `build_lib` of setuptools, or where a source tree is read-only.
+
+The project's files stay as they are. If they are fresh, or a person edited them, they are copied; else the pair is
+generated there.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from onnxgen.atomic import replacing
+from onnxgen.errors import OnnxgenError, Problem
+
+from .cache import Cache
+from .freshness import Content, content_of, has_weights, is_fresh
+from .settings import Entry
+from .sidecar import files_of
+from .standing import is_adopted, is_edited, outputs, stands
+
+Progress = Callable[[str], None]
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
+    """The entry with its files in `to`, where they are what they are in `base` (default: the project's folder).
+
+    Raises:
+        OnnxgenError: the module or its sidecar does not lie in `base`.
+    """
+    base = Path(os.path.abspath(base or entry.root))
+    moved: dict[str, Path] = {}
+    for name, path in (("output", entry.output), ("weights", entry.options.weights)):
+        if path is None:
+            continue
+        if not path.is_relative_to(base):
+            what = f"{entry.at(name)}: {entry.shown(path)} lies outside {entry.shown(base)}, which is what is built"
+            raise OnnxgenError(Problem(what, help="put module and weights into the package"))
+        moved[name] = Path(os.path.abspath(to)) / path.relative_to(base)
+    return replace(entry, output=moved["output"], options=replace(entry.options, weights=moved.get("weights")))
+
+
+def build_elsewhere(
+    entry: Entry, moved: Entry, cache: Cache, force: bool, progress: Progress | None
+) -> tuple[str, str]:
+    """Let the files of `moved` be what those of `entry` would be; returns "fresh" or "written", and a note."""
+    with cache.locked(entry.root):
+        content, adopted = content_of(entry, cache), is_adopted(entry)
+        if (adopted or not force) and stands(entry, content, cache):
+            return _copy(entry, moved, content), ""
+        edited = not force and is_edited(entry)
+        if not force and not edited and not adopted and is_fresh(moved, content, cache):
+            return "fresh", ""
+        from . import making
+
+        if adopted:
+            return _copy(entry, moved, content), making.restore_weights(entry, moved, content, progress)
+        if edited:
+            return making.carry(entry, moved, content, cache, progress, lambda: _copy(entry, moved, content)), ""
+        return making.generate(moved, content, cache, True, progress), ""
+
+
+def _copy(entry: Entry, moved: Entry, content: Content) -> str:
+    """Copy module and sidecar as they are, unless they are there."""
+    same = moved.output.is_file() and filecmp.cmp(entry.output, moved.output, shallow=False)
+    if same and has_weights(moved, content):
+        return "fresh"
+    pairs = [(entry.output, moved.output)]
+    if entry.weights is not None and moved.weights is not None:
+        sidecar = [path for path in files_of(entry.weights) if path.exists()]
+        pairs = [(path, moved.weights.with_name(path.name)) for path in sidecar] + pairs
+    try:
+        _copy_all(pairs, outputs(moved))
+    except OSError as error:
+        what = f"{entry.at('output')}: {moved.output} can't be written: {error.strerror or error}"
+        raise OnnxgenError(what) from error
+    return "written"
+
+
+def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> None:
+    """Copy files as one, the last of them last; what was there `before`, and is not any more, goes."""
+    targets = [target for _, target in pairs]
+    for target in targets:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target.parent for target in targets) as files:
+        for path, target in pairs:
+            with open(path, "rb") as there, files.file(target) as file:
+                shutil.copyfileobj(there, file, 1 << 20)
+        for stale in set(before) - set(targets):
+            files.remove(stale)
+
+
+def build_folder(entry: Entry, cache: Cache) -> Path | None:
+    """Where an entry is built whose own folders can't be written to; None if they can."""
+    folders = {path.parent for path in (entry.output, entry.weights) if path is not None}
+    if all(_is_writable(folder) for folder in folders):
+        return None
+    folder = entry.root / "build" / "onnxgen"
+    if _is_writable(folder):
+        return folder
+    name = hashlib.sha256(os.fsencode(os.path.realpath(entry.root))).hexdigest()[:16]
+    return cache.folder / "builds" / name
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or in what it would be made in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        return not folder.is_dir() or error.errno not in READ_ONLY

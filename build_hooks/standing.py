@@ -1,0 +1,58 @@
+"""How the files of an entry stand, by what they say of themselves: nothing is generated to find out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cache import Cache
+from .freshness import HALF, Content, has_weights, is_settled, read, recorded, settle
+from .settings import Entry
+from .sidecar import files_of
+
+
+def outputs(entry: Entry) -> tuple[Path, ...]:
+    """The module and the files of its sidecar: as many shards as there are now; generates nothing."""
+    return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
+
+
+def is_adopted(entry: Entry) -> bool:
+    """Whether the module belongs to a person for ever (`edited = "mine"`); one that is not there yet is generated."""
+    return entry.edited == "mine" and bool(read(entry.output).strip())
+
+
+def lacks_weights(entry: Entry) -> bool:
+    """Whether a module that reads a sidecar has none."""
+    return entry.weights is not None and b"FINGERPRINT" in read(entry.output) and not _exist(outputs(entry)[1:])
+
+
+def _exist(files: tuple[Path, ...]) -> bool:
+    return all(file.is_file() for file in files)
+
+
+def stands(entry: Entry, content: Content, cache: Cache) -> str:
+    """ "fresh" or "kept" if there is nothing to do for the files in place, else "".
+
+    "kept" is an adopted module, and one that was edited by hand since it was made of what is asked for now, perhaps by
+    an older onnxgen.
+    """
+    if is_adopted(entry):
+        return "" if lacks_weights(entry) else "kept"
+    if not has_weights(entry, content):
+        return ""
+    if is_settled(entry.output, content.key, cache):
+        return "fresh"
+    if recorded(entry.output)[:HALF] == content.key[:HALF] and is_edited(entry):
+        settle(entry.output, content.key, cache)
+        return "kept"
+    return ""
+
+
+def is_edited(entry: Entry) -> bool:
+    """Whether the module is there and a person changed it; raises `OnnxgenError` if it is no file."""
+    if not read(entry.output).strip():
+        return False
+    from onnxgen.output import Output
+
+    output = Output(entry.output, entry.options)
+    text = output.text()
+    return text is not None and output.is_edited(text)
