@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,26 +95,35 @@ def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, s
     sources = {os.path.realpath(entry.source): entry for entry in entries}
     taken: dict[str, tuple[Entry, str]] = {}
     for entry in entries:
-        root = os.path.realpath(entry.root)
         for name, path in (("output", entry.output), ("weights", entry.weights)):
             if path is None:
                 continue
-            real, key = os.path.realpath(path), f"{entry.key}.{name}"
-            if inside and not Path(real).is_relative_to(root):
-                wrong(key, f"{entry.shown(path)} lies outside the project: a link leads to {real}")
-            elif real in sources:
-                wrong(key, f"{entry.shown(path)} is the source of {sources[real].key}")
-            elif os.path.normcase(real) in taken:
-                other, what = taken[os.path.normcase(real)]
-                wrong(key, f"{entry.shown(path)} is the {what} of {_called(other, entry)}, too")
-            elif os.path.isdir(real):
-                wrong(key, f"{entry.shown(path)} is a folder")
-            taken.setdefault(os.path.normcase(real), (entry, name))
+            real = os.path.realpath(path)
+            if problem := _problem(entry, path, real, sources, taken, inside):
+                wrong(f"{entry.key}.{name}", f"{entry.shown(path)} {problem}")
+                break  # the sidecar lies beside the module: most that is wrong with one is with the other
+            taken[os.path.normcase(real)] = (entry, name)
         templates = entry.options.templates
         if templates is not None and Path(os.path.realpath(entry.output)).is_relative_to(os.path.realpath(templates)):
             wrong(f"{entry.key}.templates", f"the folder {entry.shown(templates)} holds the output, too")
 
 
-def _called(other: Entry, entry: Entry) -> str:
-    """Another entry, as an error about `entry` names it."""
-    return f"{entry.key} for {other.shown(other.source)}" if other.key == entry.key else other.key
+def _problem(
+    entry: Entry,
+    path: Path,
+    real: str,
+    sources: Mapping[str, Entry],
+    taken: Mapping[str, tuple[Entry, str]],
+    inside: bool,
+) -> str:
+    """What is wrong with a file that an entry writes, whose real path is `real`; empty if nothing is."""
+    if inside and not Path(real).is_relative_to(os.path.realpath(entry.root)):
+        return f"lies outside the project: a link leads to {real}"
+    if real in sources:
+        return f"is the source of {sources[real].key}"
+    if os.path.normcase(real) in taken:
+        other, what = taken[os.path.normcase(real)]
+        same = "this model" if other is entry else other.key
+        which = f" for {other.shown(other.source)}" if other is not entry and other.key == entry.key else ""
+        return f"is the {what} of {same}{which}, too"
+    return "is a folder" if os.path.isdir(path) else ""
