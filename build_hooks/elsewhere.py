@@ -98,9 +98,11 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> Non
 
 
 def build_folder(entry: Entry, cache: Cache) -> Path | None:
-    """Where an entry is built whose own folders can't be written to; None if they can."""
-    folders = {path.parent for path in (entry.output, entry.weights) if path is not None}
-    if all(_is_writable(folder) for folder in folders):
+    """Where an entry is built whose own folders can't be written to; None if they can, or lie out of the project."""
+    files = [path for path in (entry.output, entry.weights) if path is not None]
+    if all(_is_writable(folder) for folder in {path.parent for path in files}):
+        return None
+    if not all(path.is_relative_to(entry.root) for path in files):
         return None
     folder = entry.root / "build" / "onnxgen"
     if _is_writable(folder):

@@ -25,9 +25,10 @@ def locations(path: Path) -> set[str]:
     proto = parse(path)
     external = ExternalData(path.absolute().parent)
     tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
-    found = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    # text that is no UTF-8 comes as bytes, and as their `repr` it is a file that is not there
+    found = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     shown = printable(str(path), 200)
-    problems = [f"{shown}: {problem}" for text in sorted(found, key=str) if (problem := external.file_problem(text))]
+    problems = [f"{shown}: {problem}" for text in sorted(found) if (problem := external.file_problem(text))]
     if problems:
         raise OnnxgenError(*problems)
     return {posixpath.normpath(text) for text in found}
