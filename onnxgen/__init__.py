@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from onnxgen._version import __version__
 
 if TYPE_CHECKING:
+    from onnxgen.build_hooks import ModelGen
     from onnxgen.errors import EditedError, OnnxgenError, Problem
     from onnxgen.export import ExportReport, export
     from onnxgen.generated import Generated, Report
@@ -39,6 +40,7 @@ __all__ = [
     "ExportReport",
     "Generated",
     "Limits",
+    "ModelGen",
     "OnnxgenError",
     "Options",
     "Problem",
@@ -65,6 +67,7 @@ _HOME = {
     "generate": "pipeline",
     "VerifyReport": "verify",
     "ExportReport": "export",
+    "ModelGen": "build_hooks.model_gen",
 }
 
 
