@@ -1,0 +1,161 @@
+"""hatchling's build hook: `[tool.hatch.build.hooks.onnxgen]` in a project that has `[tool.onnxgen]`.
+
+| what is built | what happens |
+|---|---|
+| a wheel | modules go into a temporary folder, and from there to where the wheel would have those of the source tree |
+| an editable wheel | modules are written in place |
+| an sdist | nothing is generated; what modules are made from is added |
+
+Nothing is left that `hatch clean` would have to remove: modules in place are what an editable install imports.
+
+hatchling loads this module wherever it looks for any package's hook, so what builds is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hatchling.builders.config import BuilderConfig
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.plugin import hookimpl
+
+from onnxgen.errors import OnnxgenError, Problem
+
+if TYPE_CHECKING:
+    from .settings import Entry, Project
+
+TABLE = "tool.hatch.build.hooks.onnxgen"
+# What hatchling itself reads in a hook's table.
+COMMON = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
+
+
+@hookimpl
+def hatch_register_build_hook() -> type[BuildHookInterface[BuilderConfig]]:
+    return ModelBuildHook
+
+
+class ModelBuildHook(BuildHookInterface[BuilderConfig]):
+    """Adds the modules of `[tool.onnxgen]` to what hatchling builds."""
+
+    PLUGIN_NAME = "onnxgen"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called before each build. Whatever is wrong ends it with a message and no traceback."""
+        try:
+            project = self._project()
+            if self.target_name == "sdist":
+                build_data["force_include"].update(self._sources(project))
+            elif version == "editable":
+                self._write_in_place(project)
+            else:
+                build_data["force_include"].update(self._modules(project))
+        except OnnxgenError as error:
+            self.app.abort(f"onnxgen: {error}")
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called when the wheel or the sdist is complete."""
+        self._folder.cleanup()
+
+    @cached_property
+    def _folder(self) -> TemporaryDirectory[str]:
+        """For modules on their way into a wheel; it goes when the build ends, however it ends."""
+        return TemporaryDirectory(prefix="onnxgen-")
+
+    def _project(self) -> Project:
+        from .settings import FILE, read_project
+
+        if unknown := sorted(set(self.config) - set(COMMON)):
+            what = f"{FILE}: {TABLE}.{unknown[0]}: there is no such key"
+            raise OnnxgenError(Problem(what, help="models and their options belong to [tool.onnxgen]"))
+        project = read_project(self.root)
+        if project is None:
+            what = f"{FILE}: {TABLE}: there is no [tool.onnxgen], which says what to build"
+            raise OnnxgenError(Problem(what, help="add [[tool.onnxgen.models]] with source and output"))
+        return project
+
+    # ---- what goes where ---------------------------------------------------------------------------------------------
+
+    def _sources(self, project: Project) -> dict[str, str]:
+        """What modules are made from, by its place in the sdist, even if the version control ignores it."""
+        from .build import is_adopted, outputs
+        from .freshness import source_files
+
+        found: set[Path] = set()
+        for entry in project.entries:
+            found.update(source_files(entry))
+            if (folder := entry.options.templates) is not None:
+                found.update(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+            if is_adopted(entry):
+                found.update(path for path in outputs(entry) if path.exists())
+        return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
+
+    def _file(self, path: Path) -> str:
+        """What a link leads to, if it leads out of the project: hatchling would put the link itself into an sdist."""
+        real = path.resolve()
+        return str(path if real.is_relative_to(Path(self.root).resolve()) else real)
+
+    def _write_in_place(self, project: Project) -> None:
+        from .build import build_project
+
+        for built in build_project(project):
+            if built.files[0] != built.entry.output:
+                what = f"{built.entry.at('output')}: {built.note}"
+                raise OnnxgenError(Problem(what, help="an editable install imports it in place; install without -e"))
+
+    def _modules(self, project: Project) -> dict[str, str]:
+        """Modules and sidecars, made in a temporary folder, by their places in the project.
+
+        hatchling maps these places as it maps its own files' (`packages`, `sources`), and takes no other file there.
+        """
+        from .build import build_project
+
+        for entry in project.entries:
+            self._check_places(entry)
+        to = Path(self._folder.name).resolve()
+        files = [path for built in build_project(project, to) for path in built.files]
+        found = {str(path): str(path.relative_to(to)) for path in files}
+        for entry in project.entries:
+            found.update(self._onnx_files(entry))
+        return found
+
+    def _check_places(self, entry: Entry) -> None:
+        if not self._is_selected(entry.output):
+            what = f"{entry.at('output')}: {entry.shown(entry.output)} lies in no package of this project"
+            place = f"tool.hatch.build.targets.{self.target_name}.packages"
+            raise OnnxgenError(Problem(what, help=f"put it into one, or name its folder in {place}"))
+        weights = entry.weights or entry.output  # in the module itself
+        here, there = (os.path.dirname(place(entry.output)) for place in (str, self._inside))
+        if os.path.relpath(weights, here) != os.path.relpath(self._inside(weights), there):
+            what = f"{entry.at('weights')}: {entry.shown(weights)} would not lie where the module looks for it"
+            raise OnnxgenError(Problem(what, help="put the weights into the module's package"))
+
+    def _inside(self, path: Path) -> str:
+        """Where a file of the project would be in a wheel."""
+        return self.build_config.get_distribution_path(os.path.relpath(path, self.root))
+
+    def _is_selected(self, path: Path) -> bool:
+        """Whether hatchling would look for files where this one is; what version control ignores counts, too."""
+        if places := self.build_config.only_include:
+            return any(path.is_relative_to(place) for place in places)
+        return self.build_config.path_is_included(os.path.relpath(path, self.root))
+
+    def _onnx_files(self, entry: Entry) -> Iterator[tuple[str, str]]:
+        """The ONNX file and its data, if a wheel is to have them: where they lie in a package, else beside the module.
+
+        If not, hatchling is told to leave them out where they lie in a package.
+        """
+        from .freshness import source_files
+
+        for path in source_files(entry):
+            place = path
+            if not self._is_selected(path):
+                place = entry.output.parent / path.relative_to(entry.source.parent)
+            if entry.include_onnx:
+                yield self._file(path), os.path.relpath(place, self.root)
+            else:
+                self.build_config.build_reserved_paths.add(self._inside(place))
