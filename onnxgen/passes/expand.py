@@ -19,8 +19,8 @@ from onnxgen.propagate import propagate
 from onnxgen.propagate.info import info
 from onnxgen.reader.functions import inline
 
-DEPTH = 8  # bodies within bodies; the standard has 3
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+DEPTH = 8  # bodies within bodies; the standard has 3
 
 
 def expand(model: ir.Model, options: Options) -> None:
@@ -49,6 +49,8 @@ def _expand_once(model: ir.Model) -> bool:
         for step in body.node:
             step.name = node.name or ""
         _leave_out(body)
+        for name in [a.name for a in node.attributes.values() if a.type in GRAPHS]:
+            del node.attributes[name]  # its nodes are in the body
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
         _complete(node, version)
@@ -70,7 +72,7 @@ def _leave_out(body: onnx.FunctionProto) -> None:
 def _body(node: ir.Node, version: int) -> onnx.FunctionProto | None:
     """The function body of a node's operator as of an opset, None if there is none."""
     operator: Any = schema(node.domain, node.op_type, version)  # onnx's type stubs lack its methods
-    if operator is None or any(a.type in GRAPHS for a in node.attributes.values()):
+    if operator is None:
         return None
     written_for = _nearest(operator.function_opset_versions, version)
     if written_for is not None:
@@ -84,7 +86,14 @@ def _body(node: ir.Node, version: int) -> onnx.FunctionProto | None:
     made = operator.get_context_dependent_function_with_opset_version(
         written_for, call, [t.SerializeToString() for t in types if t is not None]
     )
-    return onnx.FunctionProto.FromString(made) if made else None
+    body = onnx.FunctionProto.FromString(made)
+    return body if made and _is_closed(body) else None
+
+
+def _is_closed(body: onnx.FunctionProto) -> bool:
+    """Whether a body uses nothing from around the call, as a graph among the call's attributes may."""
+    known = {"", *body.input, *(name for step in body.node for name in step.output)}
+    return known.issuperset(name for step in body.node for name in step.input)
 
 
 def _nearest(versions: list[int], version: int) -> int | None:
