@@ -1,0 +1,265 @@
+"""`onnxgen build --watch`, as a process of its own that files are saved under."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file
+
+from onnxgen.build_hooks import watch
+from onnxgen.build_hooks.settings import Project
+from onnxgen.cli import building, run
+from tests.build_hooks.projects import LAYOUTS, save_model, write_project
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="another process can't be sent Ctrl-C there")
+
+WROTE_ONE = "wrote src/pkg/one.safetensors and src/pkg/one.py"
+WROTE_TWO = "wrote src/pkg/nets/two.safetensors and src/pkg/nets/two.py"
+LONG = 60  # seconds that a busy machine gets
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A project with two models, the second with its data beside it."""
+    return write_project(tmp_path / "project", LAYOUTS["src"])
+
+
+class Watching:
+    """The command, running; `lines` is what it has said so far on both streams."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "onnxgen", "build", "--watch", *options, str(root)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        self.lines: list[str] = []
+        self.taken = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def _has(self, text: str) -> bool:
+        return any(text in line for line in self.lines[self.taken :])
+
+    def until(self, text: str) -> list[str]:
+        """The new lines up to one with `text`, which is waited for."""
+        end = time.monotonic() + LONG
+        while not self._has(text):
+            assert time.monotonic() < end and self.process.poll() is None, (text, self.lines)
+            time.sleep(0.05)
+        last = next(i for i in range(self.taken, len(self.lines)) if text in self.lines[i])
+        found = self.lines[self.taken : last + 1]
+        self.taken = last + 1
+        return found
+
+    def stop(self) -> int:
+        """Press Ctrl-C; returns the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(LONG)
+
+
+@pytest.fixture
+def watching(root: Path) -> Iterator[Watching]:
+    """The command on the project, everything built."""
+    found = Watching(root)
+    try:
+        assert found.until("watching") == [WROTE_ONE, WROTE_TWO, "watching 4 files; Ctrl-C ends it"]
+        yield found
+    finally:
+        found.process.kill()
+        found.process.wait()
+
+
+def has(root: Path, module: str, model: str) -> bool:
+    """Whether the sidecar of a module has the weights of an ONNX file."""
+    stored = onnx.load(root / model).graph.initializer
+    tensors = load_file((root / module).with_suffix(".safetensors"))
+    return all(
+        np.array_equal(tensors[t.name], onnx.numpy_helper.to_array(t, str((root / model).parent))) for t in stored
+    )
+
+
+def pair(root: Path, module: str) -> tuple[bytes, bytes]:
+    return (root / module).read_bytes(), (root / module).with_suffix(".safetensors").read_bytes()
+
+
+# ---- what is saved ---------------------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_file(root: Path, watching: Watching) -> None:
+    """Only what a saved file belongs to is said to be written; at the end Ctrl-C is no error."""
+    save_model(root / "models/one.onnx", 10)
+    assert watching.until("wrote") == [WROTE_ONE] and has(root, "src/pkg/one.py", "models/one.onnx")
+
+    data = root / "models/two.data"
+    data.write_bytes(data.read_bytes()[::-1])
+    assert watching.until("wrote") == [WROTE_TWO] and has(root, "src/pkg/nets/two.py", "models/two.onnx")
+
+    ready = root / "ready.onnx"  # as careful programs save
+    save_model(ready, 11)
+    os.replace(ready, root / "models/one.onnx")
+    assert watching.until("wrote") == [WROTE_ONE] and has(root, "src/pkg/one.py", "models/one.onnx")
+
+    settings = root / "pyproject.toml"
+    settings.write_text(settings.read_text().replace('"src/pkg/one.py"', '"src/pkg/one.py"\ntemplates = "looks"'))
+    watching.until("tool.onnxgen.models[0].templates")
+    (root / "looks").mkdir()
+    template = root / "looks" / "module.py.jinja"
+    text = '{% extends "onnxgen/module.py.jinja" %}\n{% block imports %}\nLOOK = 1\n{% endblock %}\n'
+    template.write_text(text)
+    settings.touch()  # what the settings name that is not there is not watched
+    assert watching.until("wrote")[-1] == WROTE_ONE and "\nLOOK = 1\n" in (root / "src/pkg/one.py").read_text()
+    template.write_text(text.replace("1", "2"))
+    assert watching.until("wrote") == [WROTE_ONE] and "\nLOOK = 2\n" in (root / "src/pkg/one.py").read_text()
+
+    assert watching.stop() == 0
+    assert watching.lines[watching.taken :] == []
+    assert [p for p in root.rglob("*") if p.name.startswith(".")] == []
+
+
+def test_new_models(root: Path) -> None:
+    """Those that a glob finds, and those that are new in the settings."""
+    (root / "pyproject.toml").write_text('[[tool.onnxgen.models]]\nsource = "models/*.onnx"\noutput = "src/pkg/"\n')
+    watching = Watching(root, "--json")
+    watching.until("{")
+    save_model(root / "models/three.onnx", 3)
+    told = json.loads(watching.until("written")[-1])
+    assert [(m["status"], Path(m["source"]).name) for m in told["models"]] == [
+        ("fresh", "one.onnx"),
+        ("written", "three.onnx"),
+        ("fresh", "two.onnx"),
+    ]
+    (root / "models/two.onnx").write_bytes(b"")
+    told = json.loads(watching.until("failed")[-1])
+    assert told["error"].startswith("pyproject.toml: tool.onnxgen.models[0].source: ") and len(told["problems"]) == 1
+    watching.process.kill()
+    watching.process.wait()
+
+
+# ---- what is not whole -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0.1, 1.0], ids=["as exporters write", "with long pauses"])
+def test_a_file_that_is_written_slowly(root: Path, watching: Watching, pause: float) -> None:
+    """It is built once, when it is whole, and nothing is said of what it was before."""
+    save_model(root / "slow.onnx", 20)
+    content = (root / "slow.onnx").read_bytes()
+    with open(root / "models/one.onnx", "wb") as file:
+        for begin in range(0, len(content), len(content) // 5):
+            file.write(content[begin : begin + len(content) // 5])
+            file.flush()
+            time.sleep(pause)
+    assert watching.until("src/pkg/one") == [WROTE_ONE]
+    assert has(root, "src/pkg/one.py", "models/one.onnx")
+
+
+def test_a_broken_file_keeps_the_last_good_module(root: Path, watching: Watching) -> None:
+    good = pair(root, "src/pkg/one.py")
+    whole = (root / "models/one.onnx").read_bytes()
+    (root / "models/one.onnx").write_bytes(whole[:250])
+    save_model(root / "models/two.onnx", 5, external=True)
+    said = watching.until("error")
+    assert (
+        said[-1].startswith("error: pyproject.toml: tool.onnxgen.models[0].source: ") and "not a readable" in said[-1]
+    )
+    assert pair(root, "src/pkg/one.py") == good
+    watching.until(WROTE_TWO)
+    (root / "models/one.onnx").unlink()
+    assert "tool.onnxgen.models[0].source: 'models/one.onnx' is missing" in watching.until("error")[-1]
+    save_model(root / "models/one.onnx", 7)
+    assert watching.until("wrote")[-1] == WROTE_ONE and has(root, "src/pkg/one.py", "models/one.onnx")
+
+
+def test_settings_that_become_wrong(root: Path, watching: Watching) -> None:
+    """The last good ones count until they are right again."""
+    settings = root / "pyproject.toml"
+    good = settings.read_text()
+    settings.write_text(good.replace("source =", "soruce ="))
+    assert "tool.onnxgen.models[0].soruce: there is no such key -> did you mean source?" in watching.until("error")[0]
+    save_model(root / "models/one.onnx", 10)
+    assert WROTE_ONE in watching.until("wrote") and has(root, "src/pkg/one.py", "models/one.onnx")
+    settings.write_text("[project]\n")
+    assert "has no [tool.onnxgen]" in watching.until("has no")[-1]
+    settings.write_text(good.replace('"src/pkg/one.py"', '"src/pkg/renamed.py"'))
+    assert watching.until("renamed")[-1] == "wrote src/pkg/renamed.safetensors and src/pkg/renamed.py"
+    assert watching.stop() == 0
+
+
+def test_edits_are_kept(root: Path, watching: Watching) -> None:
+    module = root / "src/pkg/one.py"
+    module.write_text(module.read_text().replace("F.relu(", "F.gelu("))
+    edited = module.read_bytes()
+    save_model(root / "models/one.onnx", 10)
+    assert "src/pkg/one.py was edited by hand and " in watching.until("error")[0]
+    assert module.read_bytes() == edited and (root / "src/pkg/one.py.new").exists()
+
+
+# ---- in this process -------------------------------------------------------------------------------------------------
+
+
+def test_a_change_while_building_is_not_lost(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = watch.build_project
+    saved: list[int] = []
+
+    def saves_meanwhile(project: Project, **options: Any) -> Any:
+        built = whole(project, **options)
+        if len(saved) < 2:
+            saved.append(30 + len(saved))
+            save_model(root / "models/one.onnx", saved[-1])
+        return built
+
+    monkeypatch.setattr(watch, "build_project", saves_meanwhile)
+    rounds = watch.rounds(root, building.read)
+    for number in range(3):
+        assert [b.status for b in next(rounds).built] == ["written", "fresh" if number else "written"]
+    assert saved == [30, 31] and has(root, "src/pkg/one.py", "models/one.onnx")
+    rounds.close()
+
+
+def test_force_counts_once(root: Path) -> None:
+    """Later edits are kept: who forces a build once does not give all further edits away."""
+    assert run(["build", "-q", str(root)]) == 0
+    module = root / "src/pkg/one.py"
+    generated = module.read_text()
+    module.write_text(generated.replace("F.relu(", "F.gelu("))
+    save_model(root / "models/one.onnx", 10)
+    rounds = watch.rounds(root, building.read, force=True)
+    assert next(rounds).error is None and "F.gelu(" not in module.read_text()
+    module.write_text(module.read_text().replace("F.relu(", "F.gelu("))
+    save_model(root / "models/one.onnx", 11)
+    error = next(rounds).error
+    assert error is not None and error.exit_code == 3 and "F.gelu(" in module.read_text()
+    rounds.close()
+
+
+def test_without_watchfiles(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    assert run(["build", "--watch", str(root)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --watch needs watchfiles") and line.endswith("-> pip install 'onnxgen[watch]'")
+    assert not (root / "src/pkg/one.py").exists()
