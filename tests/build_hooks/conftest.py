@@ -1,4 +1,4 @@
-"""What real builds need: wheels, and an environment with them; made once a session, however many processes run tests."""
+"""What real builds need: wheels, and an environment with them; once a session, however many processes run tests."""
 
 from __future__ import annotations
 
