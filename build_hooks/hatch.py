@@ -82,8 +82,8 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
 
     def _sources(self, project: Project) -> dict[str, str]:
         """What modules are made from, by its place in the sdist, even if the version control ignores it."""
-        from .build import is_adopted, outputs
         from .freshness import source_files
+        from .standing import is_adopted, outputs
 
         found: set[Path] = set()
         for entry in project.entries:

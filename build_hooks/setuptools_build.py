@@ -155,8 +155,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
 
     def get_source_files(self) -> list[str]:
         """What an sdist must have: ONNX files with their data, templates, and modules that belong to a person."""
-        from .build import is_adopted, outputs
         from .freshness import source_files
+        from .standing import is_adopted, outputs
 
         found: list[Path] = []
         with _failing():

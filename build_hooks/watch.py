@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from onnxgen.build_hooks.build import BuildError, Built, build_project
-from onnxgen.build_hooks.freshness import source_files
-from onnxgen.build_hooks.settings import Entry, Project
 from onnxgen.errors import OnnxgenError, Problem
+
+from .build import BuildError, Built, build_project
+from .freshness import source_files
+from .settings import Entry, Project
 
 QUIET = 0.3  # seconds for which files must not change: an exporter writes for seconds
 PATIENCE = 2.0  # seconds that a file which can't be used gets to become whole, before its error is told
