@@ -27,9 +27,11 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
         value = inputs.get(name)
         if value is None:
             known = ", ".join(printable(str(known)) for known in inputs) or "none"
-            problems.add(Problem(f"the model has no input {printable(name)}", help=f"its inputs are: {known}"))
+            problems.add(
+                Problem(f"--input-shape: the model has no input {printable(name)}", help=f"its inputs are: {known}")
+            )
         elif problem := _fix(value, dims, sizes):
-            problems.add(f"input shape for {printable(name)}: {problem}")
+            problems.add(f"--input-shape of {printable(name)}: {problem}")
     problems.raise_if_any()
     for value in _values(model.graph):
         if value.shape is not None and any(_size(dim, sizes) is not None for dim in value.shape):

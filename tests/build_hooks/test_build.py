@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from onnxgen.build_hooks.build import build_project
-from onnxgen.build_hooks.settings import Project, read_project
+from onnxgen import pipeline
+from onnxgen.build_hooks import freshness
+from onnxgen.build_hooks.build import BuildError, Built, build, build_project, outputs
+from onnxgen.build_hooks.settings import Entry, Project, read_project
+from onnxgen.errors import EditedError, OnnxgenError
+from onnxgen.options import Options
+from tests.build_hooks.nets import net, weights
 from tests.conftest import ROOT
 
-MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
-SETTINGS = """
-[[tool.onnxgen.models]]
-source = "models/mnist.onnx"
-output = "src/pkg/mnist.py"
-"""
+SETTINGS = '[[tool.onnxgen.models]]\nsource = "models/net.onnx"\noutput = "src/pkg/net.py"\n'
+OTHER = '[[tool.onnxgen.models]]\nsource = "models/other.onnx"\noutput = "src/pkg/other.py"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +35,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project with one model."""
-    root = tmp_path / "project"
-    (root / "models").mkdir(parents=True)
-    shutil.copy(MNIST, root / "models" / "mnist.onnx")
-    (root / "pyproject.toml").write_text(SETTINGS)
+    """A project with one model, whose weights lie beside the ONNX file."""
+    return make(tmp_path / "project", SETTINGS)
+
+
+def make(root: Path, settings: str) -> Path:
+    net(root / "models/net.onnx", data="net.bin")
+    net(root / "models/other.onnx", seed=7)
+    (root / "src/pkg").mkdir(parents=True)
+    (root / "src/pkg/__init__.py").write_text("raise ImportError('a build imports no package of its user')\n")
+    (root / "pyproject.toml").write_text(settings)
     return root
 
 
@@ -42,12 +54,621 @@ def project(root: Path) -> Project:
     return found
 
 
-def test_a_build_writes_the_pair_and_the_next_does_nothing(root: Path) -> None:
-    (built,) = build_project(project(root))
-    module, weights = root / "src/pkg/mnist.py", root / "src/pkg/mnist.safetensors"
-    assert (built.status, built.files) == ("written", (module, weights))
+def stored(sidecar: Path) -> np.ndarray:
+    return load_file(sidecar)["fc.weight"]
+
+
+def one(root: Path, **more: object) -> Built:
+    (built,) = build_project(project(root), **more)  # type: ignore[arg-type]
+    return built
+
+
+def first(root: Path) -> Entry:
+    return project(root).entries[0]
+
+
+def tree(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file of a folder: its content, and when it was written."""
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture
+def generates_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From its call on, a generation fails the test."""
+
+    def never(*_: object) -> None:
+        pytest.fail("it was generated")
+
+    yield lambda: monkeypatch.setattr(pipeline, "build", never)
+
+
+def edit(root: Path, name: str = "net") -> str:
+    """What a person changes: the code of the module."""
+    module = root / f"src/pkg/{name}.py"
+    text = module.read_text()
+    assert "return " in text
+    module.write_text(text.replace("        return ", "        print(1)\n        return ", 1))
+    return module.read_text()
+
+
+# ---- in place --------------------------------------------------------------------------------------------------------
+
+
+def test_a_build_writes_the_pair_and_the_next_does_nothing(root: Path, generates_nothing: Callable[[], None]) -> None:
+    built = one(root)
+    module, sidecar = root / "src/pkg/net.py", root / "src/pkg/net.safetensors"
+    assert (built.status, built.files, built.note) == ("written", (module, sidecar), "")
+    assert outputs(built.entry) == built.files
     assert f"\nBuild     {built.key}\n" in module.read_text()
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in built.files}
-    (again,) = build_project(project(root))
+    np.testing.assert_array_equal(stored(sidecar), weights(root / "models/net.onnx"))
+    before = tree(root)
+    generates_nothing()
+    again = one(root)
     assert (again.status, again.files, again.key) == ("fresh", built.files, built.key)
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in built.files} == before
+    assert tree(root) == before
+
+
+def test_only_the_docstring_is_more_than_what_is_generated(root: Path, tmp_path: Path) -> None:
+    built = one(root)
+    out = tmp_path / "net.py"
+    pipeline.generate(root / "models/net.onnx", out)
+    lines = built.files[0].read_text().splitlines()
+    assert [line for line in lines if not line.startswith("Build ")] == out.read_text().splitlines()
+    assert len(lines) == len(out.read_text().splitlines()) + 1
+
+
+def test_times_do_not_count(root: Path, generates_nothing: Callable[[], None]) -> None:
+    one(root)
+    generates_nothing()
+    for path in (root / "models").iterdir():
+        os.utime(path, (1, 1))
+    for path in (root / "src/pkg").iterdir():
+        path.touch()
+    assert one(root).status == "fresh"
+
+
+@pytest.mark.parametrize("width", [4, 5], ids=["the same code", "other code"])
+def test_what_changed_is_built(root: Path, width: int) -> None:
+    one(root)
+    net(root / "models/net.onnx", seed=1, width=width, data="net.bin")
+    built = one(root)
+    assert built.status == "written"
+    np.testing.assert_array_equal(stored(built.files[1]), weights(root / "models/net.onnx"))
+    assert one(root).status == "fresh"
+
+
+def test_options_that_changed(root: Path) -> None:
+    one(root)
+    (root / "pyproject.toml").write_text(SETTINGS + 'class-name = "Other"\n')
+    assert one(root).status == "written" and "class Other(" in (root / "src/pkg/net.py").read_text()
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_a_module_that_was_generated_by_hand(root: Path, embed: bool, generates_nothing: Callable[[], None]) -> None:
+    """It is right already; it gets the line, so that the next build need not look."""
+    if embed:
+        (root / "pyproject.toml").write_text(SETTINGS + "embed = true\n")
+    pipeline.generate(root / "models/other.onnx", root / "src/pkg/net.py", Options(embed=embed))
+    (root / "models/other.onnx").replace(root / "models/net.onnx")
+    before = tree(root)
+    built = one(root)
+    if embed:  # its bytes name the file that it came from
+        assert built.status == "written"
+        return
+    changed = {name for name, content in tree(root).items() if before[name] != content}
+    assert built.status == "written" and changed == {"src/pkg/net.py", "src/pkg/net.safetensors"}
+    generates_nothing()
+    assert one(root).status == "fresh"
+
+
+def test_a_module_that_lacks_the_line_alone(root: Path, generates_nothing: Callable[[], None]) -> None:
+    """However it is formatted: it is left as it is but for the line."""
+    built = one(root)
+    text = built.files[0].read_text()
+    formatted = text.replace("(\n", "(  # a formatter was here\n", 1)
+    built.files[0].write_text(formatted.replace(built.key, "0" * 64))
+    before = tree(root)
+    assert one(root).status == "written"
+    assert built.files[0].read_text() == formatted
+    assert tree(root)["src/pkg/net.safetensors"] == before["src/pkg/net.safetensors"]
+    generates_nothing()
+    assert one(root).status == "fresh"
+
+
+def test_by_hand_after_a_build(root: Path) -> None:
+    """`onnxgen MODEL` and `--check` know a pair that a build wrote, external data or not."""
+    module, _ = one(root).files
+    before = tree(root)
+    assert pipeline.check(root / "models/net.onnx", module)
+    assert pipeline.generate(root / "models/net.onnx", module).report.status == "fresh"
+    assert tree(root) == before
+
+
+def test_folders_are_made(root: Path) -> None:
+    (root / "pyproject.toml").write_text(SETTINGS.replace("pkg/", "new/deep/") + 'weights = "src/data/net.st"\n')
+    assert one(root).files == (root / "src/new/deep/net.py", root / "src/data/net.st")
+    assert one(root).status == "fresh"
+
+
+def test_a_source_that_changes_while_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module never says that it is of a content that it is not of."""
+    real, seeds = pipeline.build, iter([5])
+
+    def slow(path: Path, *more: object) -> object:
+        for seed in seeds:
+            net(path, seed=seed, width=5, data="net.bin")
+        return real(path, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pipeline, "build", slow)
+    built = one(root)
+    np.testing.assert_array_equal(stored(built.files[1]), weights(root / "models/net.onnx"))
+    assert one(root).status == "fresh"
+    net(root / "models/net.onnx", seed=1, data="net.bin")
+    seeds = iter(range(100, 200))
+    monkeypatch.setattr(
+        pipeline, "build", lambda path, *more: (net(path, next(seeds), data="net.bin"), real(path, *more))[1]
+    )
+    with pytest.raises(BuildError, match=r"models\[0\]\.source: models/net\.onnx changes while it is read"):
+        one(root)
+
+
+# ---- edited by hand --------------------------------------------------------------------------------------------------
+
+
+def test_edits_are_kept_silently(root: Path, generates_nothing: Callable[[], None]) -> None:
+    one(root)
+    edit(root)
+    before = tree(root)
+    generates_nothing()
+    assert one(root).status == "fresh" and one(root, check=True).status == "fresh"
+    assert tree(root) == before
+
+
+def test_edits_are_kept_when_onnxgen_is_newer(
+    root: Path, monkeypatch: pytest.MonkeyPatch, generates_nothing: Callable[[], None]
+) -> None:
+    """Its source is the same; what is generated is made anew by the newer one."""
+    (root / "pyproject.toml").write_text(SETTINGS + OTHER)
+    old = build_project(project(root))
+    edit(root)
+    before = tree(root)
+    monkeypatch.setattr(freshness, "__version__", "9.9")
+    kept, written = build_project(project(root))
+    assert (kept.status, written.status) == ("kept", "written")
+    assert kept.key != old[0].key and kept.key[:32] == old[0].key[:32]
+    after = tree(root)
+    assert {name for name in after if after[name] != before[name]} == {"src/pkg/other.py"}
+    generates_nothing()
+    assert [built.status for built in build_project(project(root))] == ["fresh", "fresh"]
+
+
+def test_edits_of_the_header(root: Path, generates_nothing: Callable[[], None]) -> None:
+    """Who removes the docstring has the module compared with what would be generated, once."""
+    built = one(root)
+    text = edit(root)
+    built.files[0].write_text(text[text.index('"""', 3) + 3 :])
+    before = tree(root)
+    assert one(root, check=True).status == "kept"
+    assert one(root).status in ("kept", "fresh")
+    assert tree(root) == before
+    generates_nothing()
+    assert one(root).status == "fresh"
+
+
+@pytest.mark.parametrize("what", ["source", "options", "weights alone"])
+def test_edited_and_stale(root: Path, what: str) -> None:
+    """The error has the head of the diff; module and sidecar stay, and the new module lies beside."""
+    one(root)
+    text = edit(root)
+    before = tree(root)
+    if what == "options":
+        (root / "pyproject.toml").write_text(SETTINGS + "annotate = true\nflat = true\n")
+    else:
+        net(root / "models/net.onnx", seed=1, width=5 if what == "source" else 4, data="net.bin")
+    with pytest.raises(BuildError) as refused:
+        one(root)
+    (problem,) = refused.value.problems
+    assert refused.value.exit_code == EditedError.exit_code == 3 and refused.value.built == ()
+    assert problem.what.startswith("pyproject.toml: tool.onnxgen.models[0].output: ")
+    assert "was edited by hand and" in problem.what and "net.py.new is what would be written now" in problem.what
+    assert "--- net.py\n+++ net.py.new\n@@" in problem.help
+    after = tree(root)
+    assert all(after[name] == before[name] for name in ("src/pkg/net.py", "src/pkg/net.safetensors"))
+    assert (root / "src/pkg/net.py").read_text() == text and (root / "src/pkg/net.py.new").is_file()
+    assert one(root, force=True).status == "written" and one(root).status == "fresh"
+
+
+def test_edited_and_its_sidecar_lost(root: Path) -> None:
+    """As in a fresh checkout, where git has the edited module and not its weights."""
+    built = one(root)
+    content = built.files[1].read_bytes()
+    text = edit(root)
+    built.files[1].unlink()
+    again = one(root)
+    assert (again.status, again.files) == ("kept", built.files)
+    assert built.files[1].read_bytes() == content and built.files[0].read_text() == text
+    assert one(root).status == "fresh"
+
+
+def test_edited_and_generated_by_hand(root: Path, generates_nothing: Callable[[], None]) -> None:
+    """Its sidecar lacks what a build records of external data, and nothing else."""
+    module = root / "src/pkg/net.py"
+    pipeline.generate(root / "models/net.onnx", module)
+    text = edit(root)
+    assert one(root).status == "kept" and module.read_text() == text
+    generates_nothing()
+    assert one(root).status == "fresh"
+
+
+def test_a_file_of_a_person(root: Path) -> None:
+    module = root / "src/pkg/net.py"
+    module.write_text("print('mine')\n")
+    with pytest.raises(BuildError, match="was not written by onnxgen") as refused:
+        one(root)
+    assert refused.value.exit_code == 3 and module.read_text() == "print('mine')\n"
+    assert not module.with_suffix(".safetensors").exists()
+
+
+# ---- adopted ---------------------------------------------------------------------------------------------------------
+
+MINE = SETTINGS + 'edited = "mine"\n'
+
+
+def test_an_adopted_module_is_never_regenerated(root: Path, generates_nothing: Callable[[], None]) -> None:
+    (root / "pyproject.toml").write_text(MINE)
+    assert one(root).status == "written", "there was none"
+    edit(root)
+    net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
+    before = tree(root)
+    generates_nothing()
+    for more in ({}, {"force": True}, {"check": True}):
+        assert one(root, **more).status == "kept"
+    (root / "models/net.onnx").write_bytes(b"broken")
+    assert one(root).status == "kept"
+    assert tree(root) == {**before, "models/net.onnx": tree(root)["models/net.onnx"]}
+
+
+def test_an_adopted_module_gets_the_weights_that_it_lacks(root: Path, generates_nothing: Callable[[], None]) -> None:
+    (root / "pyproject.toml").write_text(MINE)
+    built = one(root)
+    text, content = edit(root), built.files[1].read_bytes()
+    built.files[1].unlink()
+    assert one(root, check=True).status == "stale"
+    assert one(root).status == "kept" and built.files[1].read_bytes() == content
+    built.files[1].unlink()
+    net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
+    again = one(root)
+    assert again.status == "kept" and again.files == built.files[:1]
+    assert again.note == "src/pkg/net.py is adopted and lacks its weights, and those of its source do not fit"
+    assert built.files[0].read_text() == text
+    built.files[0].write_text("class Mine: ...\n")
+    generates_nothing()
+    assert (one(root).status, one(root).note) == ("kept", ""), "it reads no weights at all"
+
+
+# ---- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: text for name, (text, _) in tree(folder).items()}
+
+
+def test_elsewhere_the_project_is_left_alone(root: Path, tmp_path: Path) -> None:
+    before = tree(root)
+    lib = tmp_path / "lib"
+    built = build(first(root), to=lib, base=root / "src")
+    assert (built.status, built.files) == ("written", (lib / "pkg/net.py", lib / "pkg/net.safetensors"))
+    assert tree(root) == before
+    assert build(first(root), to=lib, base=root / "src").status == "fresh"
+    one(root)
+    in_place = content(root)
+    assert content(lib) == {name: in_place[f"src/{name}"] for name in ("pkg/net.py", "pkg/net.safetensors")}
+    assert one(root, to=tmp_path / "tree").files[0] == tmp_path / "tree/src/pkg/net.py", "for the project's folder"
+
+
+@pytest.mark.parametrize("how", ["fresh", "edited", "edited header", "adopted"])
+def test_elsewhere_good_files_are_copied(
+    root: Path, tmp_path: Path, how: str, generates_nothing: Callable[[], None]
+) -> None:
+    built = one(root)
+    if how.startswith("edited"):
+        text = edit(root)
+        if how == "edited header":
+            built.files[0].write_text(text[text.index('"""', 3) + 3 :])
+            one(root)
+    if how == "adopted":
+        edit(root)
+        (root / "pyproject.toml").write_text(MINE)
+        net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
+    generates_nothing()
+    lib, before = tmp_path / "lib", tree(root)
+    assert build(first(root), to=lib, base=root / "src").status == "written"
+    assert tree(root) == before
+    expected = {name: text for name, text in content(root / "src").items() if "__init__" not in name}
+    assert content(lib) == expected
+    if how != "adopted":
+        assert build(first(root), to=lib, base=root / "src").status == "fresh"
+
+
+def test_elsewhere_edits_without_a_header_are_compared(root: Path, tmp_path: Path) -> None:
+    built = one(root)
+    text = edit(root)
+    built.files[0].write_text(text[text.index('"""', 3) + 3 :])
+    build(first(root), to=tmp_path / "lib", base=root / "src")
+    assert content(tmp_path / "lib")["pkg/net.py"] == built.files[0].read_bytes()
+    sidecar = built.files[1].read_bytes()
+    built.files[1].unlink()
+    build(first(root), to=tmp_path / "other", base=root / "src")
+    assert content(tmp_path / "other") == {"pkg/net.py": built.files[0].read_bytes(), "pkg/net.safetensors": sidecar}
+    assert not built.files[1].exists()
+
+
+def test_elsewhere_edited_and_stale(root: Path, tmp_path: Path) -> None:
+    one(root)
+    edit(root)
+    net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
+    before = tree(root)
+    with pytest.raises(EditedError, match=r"^pyproject\.toml: tool\.onnxgen\.models\[0\]\.output: .*edited by hand"):
+        build(first(root), to=tmp_path / "lib", base=root / "src")
+    assert tree(root) == before and not (tmp_path / "lib").exists()
+    assert build(first(root), to=tmp_path / "lib", base=root / "src", force=True).status == "written"
+    assert tree(root) == before
+
+
+def test_elsewhere_what_is_stale_is_replaced(root: Path, tmp_path: Path) -> None:
+    """Of a build before: an older module, and a sidecar of another layout."""
+    lib = tmp_path / "lib"
+    (root / "pyproject.toml").write_text(SETTINGS.replace("net.onnx", "mnist.onnx") + "shard-size = 400_000\n")
+    (root / "models/mnist.onnx").write_bytes((ROOT / "samples/mnist/mnist.onnx").read_bytes())
+    assert len(build(first(root), to=lib, base=root / "src").files) == 5
+    (root / "pyproject.toml").write_text(SETTINGS.replace("net.onnx", "mnist.onnx"))
+    build(first(root), to=lib, base=root / "src")
+    assert sorted(content(lib)) == ["pkg/net.py", "pkg/net.safetensors"]
+    (root / "pyproject.toml").write_text(SETTINGS.replace("net.onnx", "mnist.onnx") + "shard-size = 400_000\n")
+    one(root)
+    build(first(root), to=lib, base=root / "src")
+    assert len(content(lib)) == 5 and "pkg/net.safetensors" not in content(lib)
+
+
+def test_elsewhere_weights_must_lie_in_the_package(root: Path, tmp_path: Path) -> None:
+    (root / "pyproject.toml").write_text(SETTINGS + 'weights = "data/net.safetensors"\n')
+    with pytest.raises(OnnxgenError, match=r"models\[0\]\.weights: data/net\.safetensors lies outside src"):
+        build(first(root), to=tmp_path / "lib", base=root / "src")
+
+
+# ---- a source tree that can't be written to --------------------------------------------------------------------------
+
+
+def as_nobody(work: Callable[[], str]) -> str:
+    """The result of `work` in a child that may write only where everybody may: root may write everywhere."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.getuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            text = work()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.fixture
+def read_only(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project in folders that nobody may write to, for real; the cache is elsewhere."""
+    import tempfile
+
+    import black  # noqa: F401  (the child may not be allowed to read where it is installed)
+
+    from onnxgen.build_hooks import elsewhere, making  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        root = make(Path(folder) / "project", SETTINGS)
+        pipeline.build(root / "models/net.onnx", Options(), root / "net.py")  # imports what is imported late
+        (Path(folder) / "cache").mkdir()
+        os.chmod(Path(folder) / "cache", 0o777)
+        monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(Path(folder) / "cache"))
+        for path in [root, *root.rglob("*")]:
+            os.chmod(path, 0o555 if path.is_dir() else 0o444)
+        yield root
+        for path in [root, *root.rglob("*")]:
+            os.chmod(path, 0o755 if path.is_dir() else 0o644)
+
+
+def told(root: Path) -> str:
+    built = one(root)
+    return "\n".join([built.status, built.note, *map(str, built.files)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="permissions are those of POSIX")
+def test_a_tree_that_cannot_be_written_to(read_only: Path) -> None:
+    before = tree(read_only)
+    (read_only / "build").mkdir()
+    os.chmod(read_only / "build", 0o777)
+    place = read_only / "build/onnxgen/src/pkg"
+    said = "src/pkg can't be written to: the files are in build/onnxgen"
+    expected = ["written", said, str(place / "net.py"), str(place / "net.safetensors")]
+    assert as_nobody(lambda: told(read_only)).splitlines() == expected
+    assert as_nobody(lambda: told(read_only)).splitlines() == ["fresh", *expected[1:]]
+    assert {name: it for name, it in tree(read_only).items() if not name.startswith("build/")} == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="permissions are those of POSIX")
+def test_a_tree_without_a_build_folder(read_only: Path, cache: Path) -> None:
+    before = tree(read_only)
+    status, note, module, sidecar = as_nobody(lambda: told(read_only)).splitlines()
+    assert status == "written" and note.startswith("src/pkg can't be written to: the files are in ")
+    builds = read_only.parent / "cache" / "builds"
+    assert Path(module).is_relative_to(builds) and Path(sidecar).is_file()
+    assert tree(read_only) == before
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_model_among_good_ones(root: Path) -> None:
+    """It is named by its key, its last good module stays, and all others are built."""
+    settings = OTHER + SETTINGS + SETTINGS.replace("net.py", "third.py").replace("models/net", "models/third")
+    net(root / "models/third.onnx")
+    (root / "pyproject.toml").write_text(settings)
+    build_project(project(root))
+    before = tree(root / "src")
+    (root / "models/net.onnx").write_bytes(b"no ONNX file")
+    (root / "models/net.bin").unlink()
+    net(root / "models/other.onnx", width=6)
+    net(root / "models/third.onnx", width=7)
+    with pytest.raises(BuildError) as refused:
+        build_project(project(root))
+    (problem,) = refused.value.problems
+    assert str(problem).startswith("pyproject.toml: tool.onnxgen.models[1].source: ")
+    assert "models/net.onnx is not an ONNX model" in str(problem) and "\n" not in str(problem)
+    assert refused.value.exit_code == 2
+    assert [(built.entry.key, built.status) for built in refused.value.built] == [
+        ("tool.onnxgen.models[0]", "written"),
+        ("tool.onnxgen.models[2]", "written"),
+    ]
+    after = tree(root / "src")
+    unchanged = {name for name in after if after[name] == before[name]}
+    assert unchanged == {"pkg/__init__.py", "pkg/net.py", "pkg/net.safetensors"}
+
+
+def test_every_problem_of_every_model(root: Path) -> None:
+    """Also where one is edited and stale: it is bad input, if anything is."""
+    (root / "pyproject.toml").write_text(
+        SETTINGS
+        + OTHER
+        + "dropout = {nowhere = 0.5}\n"
+        + OTHER.replace("other.py", "third.py")
+        + "input-shape = {z = [1]}\n"
+    )
+    pipeline.generate(root / "models/net.onnx", root / "src/pkg/net.py")
+    edit(root)
+    net(root / "models/net.onnx", width=5)
+    with pytest.raises(BuildError) as refused:
+        build_project(project(root))
+    assert [str(problem).split(": ")[1] for problem in refused.value.problems] == [
+        "tool.onnxgen.models[0].output",
+        "tool.onnxgen.models[1].dropout",
+        "tool.onnxgen.models[2].input-shape",
+    ]
+    assert refused.value.exit_code == 2
+
+
+def test_nothing_is_left_of_a_build_that_fails(root: Path) -> None:
+    (root / "models/net.onnx").write_bytes(b"no ONNX file")
+    (root / "pyproject.toml").write_text(SETTINGS.replace("pkg/", "new/"))
+    before = tree(root)
+    with pytest.raises(BuildError):
+        one(root)
+    assert tree(root) == before and not (root / "src/new").exists()
+
+
+def test_an_output_that_is_the_models_data(root: Path) -> None:
+    """Settings can't know it; it is not written over."""
+    net(root / "models/net.onnx", data="net.py")
+    before = tree(root)
+    (root / "pyproject.toml").write_text(SETTINGS.replace("src/pkg", "models"))
+    with pytest.raises(BuildError, match=r"models\[0\]\.output: .*holds its data"):
+        one(root)
+    assert tree(root)["models/net.py"] == before["models/net.py"]
+
+
+def test_templates_that_leave_out_the_line(root: Path) -> None:
+    (root / "frame").mkdir()
+    header = '{% extends "onnxgen/module.py.jinja" %}{% block header %}"""\n{{ summary[-2] }}\n"""{% endblock %}'
+    (root / "frame/module.py.jinja").write_text(header)
+    (root / "pyproject.toml").write_text(SETTINGS + 'templates = "frame"\n')
+    with pytest.raises(BuildError, match="leave out the summary's Build line, by which files are told"):
+        one(root)
+
+
+# ---- only looking ----------------------------------------------------------------------------------------------------
+
+
+def test_check_writes_nothing(root: Path, tmp_path: Path) -> None:
+    def check() -> str:
+        before = tree(root)
+        try:
+            return one(root, check=True).status
+        except BuildError as error:
+            return str(error.exit_code)
+        finally:
+            assert tree(root) == before
+
+    assert check() == "stale", "it is missing"
+    one(root)
+    assert check() == "fresh"
+    net(root / "models/net.onnx", seed=1, data="net.bin")
+    assert check() == "stale"
+    one(root)
+    edit(root)
+    assert check() == "fresh"
+    (root / "src/pkg/net.safetensors").unlink()
+    assert check() == "stale"
+    one(root)
+    net(root / "models/net.onnx", width=5, data="net.bin")
+    assert check() == "3"
+    (root / "models/net.onnx").write_bytes(b"broken")
+    assert check() == "2"
+
+
+# ---- several at once -------------------------------------------------------------------------------------------------
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from onnxgen.build_hooks.build import build_project
+from onnxgen.build_hooks.settings import read_project
+import onnxgen.build_hooks.making
+root, go, *to = map(Path, sys.argv[1:])
+print("ready", flush=True)
+while not go.exists():
+    time.sleep(0.001)
+print(*(built.status for built in build_project(read_project(root), *to)))
+"""
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in place", "one build folder"])
+def test_processes_at_once(root: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """They write each file once, and none of them sees half a pair."""
+    (root / "pyproject.toml").write_text(SETTINGS + OTHER)
+    go = tmp_path / "go"
+    command = [sys.executable, "-c", PROCESS, str(root), str(go), *([str(tmp_path / "lib")] if elsewhere else [])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(4)
+    ]
+    for process in running:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    go.touch()
+    results = [process.communicate(timeout=100) for process in running]
+    assert all(process.returncode == 0 for process in running), results
+    for statuses in zip(*(out.split() for out, _ in results), strict=True):
+        assert sorted(statuses) == ["fresh", "fresh", "fresh", "written"]
+    folder = tmp_path / "lib" if elsewhere else root
+    assert not [name for name in tree(folder) if "onnxgen-tmp" in name]
+    entries = project(root).entries
+    assert [built.status for built in build_project(project(root), *([folder] if elsewhere else []))] == ["fresh"] * 2
+    for entry in entries:
+        sidecar = folder / entry.output.relative_to(root).with_suffix(".safetensors")
+        np.testing.assert_array_equal(stored(sidecar), weights(entry.source))
+
+
+def test_one_entry_alone(root: Path, tmp_path: Path) -> None:
+    """Without a pyproject.toml, as scripts have it."""
+    entry = Entry("input[0]", root / "models/net.onnx", tmp_path / "out/net.py", root=root, file="script.py")
+    assert build(entry).status == "written"
+    assert build(replace(entry, key="other")).status == "fresh"
+    (root / "models/net.bin").unlink()
+    with pytest.raises(OnnxgenError, match=r"^script\.py: input\[0\]\.source: models/net\.bin is missing$"):
+        build(entry)

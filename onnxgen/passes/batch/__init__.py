@@ -88,7 +88,9 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
     for name in options.batch_axes:
         if name not in values:
             known = ", ".join(map(printable, values))
-            problems.add(Problem(f"the model has no input {printable(name)}", help=f"its inputs are: {known}"))
+            problems.add(
+                Problem(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
+            )
     shapes = {name: info(v).shape or () for name, v in values.items() if info(v).kind == "tensor"}
     usual = None if any(shape and not isinstance(shape[0], int) for shape in shapes.values()) else 0
     found: dict[str, int] = {}
