@@ -27,7 +27,7 @@ from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
+from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.settings import Settings
@@ -102,6 +102,7 @@ def run(
         _check_monitor(plan)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = _dtypes(network)
+    _check_optimization(plan, network)
     if settings.compile:
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, configure(plan))
@@ -222,18 +223,31 @@ def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
     """What makes optimizer and schedule, once Lightning knows how many steps there are."""
 
     def made(task: lightning.LightningModule) -> Any:
-        settings = plan.settings
         assert isinstance(task, Task)
-        rate = settings.lr if settings.lr is not None else _default_rate(settings.optimizer)
-        groups = param_groups(task.model, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
-        optimizer = make_optimizer(groups, settings, plan.device)
-        total = int(task.trainer.estimated_stepping_batches)
-        steps = max(1, math.ceil(total / settings.epochs))
-        watched = "train_loss" if plan.data.val is None else "val_loss"
-        schedule = make_schedule(optimizer, settings, total, steps, watched)
-        return optimizer if schedule is None else {"optimizer": optimizer, "lr_scheduler": schedule}
+        return _optimization(plan, task.model, int(task.trainer.estimated_stepping_batches))
 
     return made
+
+
+def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
+    settings = plan.settings
+    rate = settings.lr if settings.lr is not None else _default_rate(settings.optimizer)
+    groups = param_groups(network, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
+    optimizer = make_optimizer(groups, settings, plan.device)
+    steps = max(1, math.ceil(total / settings.epochs))
+    watched = "train_loss" if plan.data.val is None else "val_loss"
+    schedule = make_schedule(optimizer, settings, total, steps, watched)
+    return optimizer if schedule is None else {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def _check_optimization(plan: Plan, network: nn.Module) -> None:
+    """Refuse what an optimizer or a schedule can't do while what an older run left is still there."""
+    settings = plan.settings
+    assert plan.data.train is not None
+    a_step = settings.batch_size * settings.accumulate * settings.devices * settings.nodes
+    _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
+    if settings.precision == "16-true":
+        check_half(settings, plan.device)
 
 
 def _default_rate(name: str) -> float:

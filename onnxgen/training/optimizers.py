@@ -15,7 +15,7 @@ from onnxgen.training.lerp import without_lerp
 from onnxgen.training.schedules import make_schedule
 from onnxgen.training.settings import Settings
 
-__all__ = ["make_optimizer", "make_schedule", "optimizer_class"]
+__all__ = ["check_half", "make_optimizer", "make_schedule", "optimizer_class"]
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
@@ -53,6 +53,27 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         raise OnnxgenError(
             Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="another optimizer, or other arguments")
         ) from None
+
+
+def check_half(settings: Settings, device: Device) -> None:
+    """See that the optimizer leaves weights of float16 finite on a device, by a step of it there.
+
+    In float16 the `eps` of Adam and its like is 0, and a weight whose gradient is 0 becomes NaN.
+
+    Raises:
+        OnnxgenError: it does not.
+    """
+    parameter = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float16, device=device.torch_device))
+    optimizer = make_optimizer([{"params": [parameter]}], settings, device)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(lambda: 0.0)
+    if bool(parameter.isfinite().all()):
+        return
+    name, eps = optimizer_class(settings.optimizer).__name__, optimizer.defaults.get("eps")
+    why = "" if eps is None else f": its eps of {eps:g} is 0 there"
+    ways = [f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
+    ways += [] if eps is None else ["--optimizer-arg eps=1e-4"]
+    raise OnnxgenError(Problem(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways)))
 
 
 def _optimizers() -> dict[str, type[torch.optim.Optimizer]]:

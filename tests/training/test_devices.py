@@ -206,7 +206,7 @@ def test_entry_points_of_other_packages_are_read() -> None:
 @pytest.mark.parametrize(
     "device, settings, message",
     [
-        (CPU, Settings(precision="16-mixed"), "no autocast to float16.*bf16-mixed"),
+        (CPU, Settings(precision="16-mixed"), "no autocast to float16 on the CPU.*bf16-mixed"),
         (DIRECTML, Settings(precision="bf16-mixed"), "DirectML trains in 32-true only"),
         (DIRECTML, Settings(precision="64-true"), "DirectML trains in 32-true only"),
         (DIRECTML, Settings(devices=2), "directml:0 trains in one process"),

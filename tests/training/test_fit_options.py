@@ -98,3 +98,28 @@ def test_a_plateau_without_validation_is_that_of_the_training_loss(tmp_path):
 def test_a_single_sample_has_no_statistics(tmp_path):
     with pytest.raises(OnnxgenError, match="batch of one sample"):
         fit(net(norm=True), points(), batch_size=1, out=tmp_path / "run", **CPU)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"optimizer": "adamx"}, "no optimizer 'adamx'"),
+        ({"optimizer_args": {"momentum": 0.9}}, "momentum"),
+        ({"schedule": "StepLR"}, "step_size"),
+        ({"precision": "16-true"}, "AdamW makes weights of float16 NaN: its eps of 1e-08 is 0 there -> .*bf16-mixed"),
+        ({"precision": "16-true", "optimizer": "adagrad"}, "Adagrad makes weights of float16 NaN"),
+    ],
+)
+def test_what_an_optimizer_cant_do_is_refused_before_an_older_run_is_replaced(tmp_path, options, message):
+    fit(net(), points(), epochs=1, val=0.0, out=tmp_path / "run", **CPU)
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(OnnxgenError, match=message):
+        fit(net(), points(), epochs=1, val=0.0, out=tmp_path / "run", **options, **CPU)
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "sgd", "lr": 0.1}, {"optimizer_args": {"eps": 1e-4}, "lr": 0.01}])
+def test_float16_trains_by_what_it_has_room_for(tmp_path, options):
+    result = fit(net(), points(), epochs=2, val=0.0, precision="16-true", out=tmp_path / "run", **options, **CPU)
+    before, after = (row["train_loss"] for row in result.history)
+    assert after < before

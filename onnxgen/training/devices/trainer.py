@@ -38,7 +38,7 @@ def check_precision(device: Device, precision: str) -> None:
     if device.kind == "directml" and precision != "32-true":
         raise OnnxgenError(Problem(f"DirectML trains in 32-true only, not in {precision}", help=way_out))
     if device.kind == "cpu" and precision == "16-mixed":
-        raise OnnxgenError(Problem("the CPU has no autocast to float16", help="--precision bf16-mixed"))
+        raise OnnxgenError(Problem("Lightning has no autocast to float16 on the CPU", help="--precision bf16-mixed"))
     if device.kind == "mps" and not (mixed or precision == "32-true"):
         raise OnnxgenError(Problem(f"MPS trains in 32-true, bf16-mixed or 16-mixed, not in {precision}", help=way_out))
     if precision == "64-true" and not device.float64:
