@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.checkpoint.identity import compare_model
+from onnxgen.training.checkpoint.store import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
@@ -67,6 +69,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
         reset(model)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
+    if settings.resume and (found := peek(settings.out / "checkpoints")):
+        compare_model(found["identity"], model)
     if settings.freeze:
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):

@@ -168,7 +168,8 @@ def test_a_new_run_forgets_the_one_before(tmp_path):
         ({"data": Noisy(150, 8)}, r"data: 150 samples \((\w+)\) there, 150 samples \((?!\1)"),
         (
             {"model": torch.nn.Linear(8, 2)},
-            r"another model.*tensor 0.weight: 16x8 there, none here.* and 8 tensors more",
+            r"another model: Sequential of 210 parameters there, Linear of 18 parameters here; "
+            r"tensor 0.weight: 16x8 there, none here.* and 8 tensors more",
         ),
     ],
 )
@@ -223,3 +224,15 @@ def test_what_is_not_finite_is_never_saved(tmp_path, step, minutes, bad):
     for tensors in (saved["state_dict"], load_file(tmp_path / "last.safetensors")):
         assert all(tensor.isfinite().all() for tensor in tensors.values())
     net().load_state_dict(load_file(tmp_path / "best.safetensors"))
+
+
+def test_another_model_is_named_before_what_does_not_fit_it(tmp_path):
+    """It has another number of classes, and takes other inputs."""
+    from onnxgen.training import fit
+
+    given = {"epochs": 1, "show": "nothing", "out": tmp_path, "device": "cpu"}
+    fit(net(), (Noisy(150, 0).x, Noisy(150, 0).y), **given)
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(OnnxgenError, match=r"another model: Sequential of 210 .* there, Linear of 4 .* here"):
+        fit(torch.nn.Linear(3, 1), (Noisy(150, 0).x, Noisy(150, 0).y), resume=True, **given)
+    assert kept == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

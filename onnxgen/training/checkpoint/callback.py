@@ -20,12 +20,11 @@ from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.finite import Losses
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
-from onnxgen.training.checkpoint.store import Store, reason
+from onnxgen.training.checkpoint.store import KEY, Store, reason
 from onnxgen.training.checkpoint.weights import finite, plain, spare, write
 from onnxgen.training.task import Task
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-KEY = "onnxgen"  # of what is ours in a checkpoint
 LOOK = 64  # batches after which the losses are looked at
 AGREE = 16  # batches after which several processes ask each other whether to save or stop
 STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is what schedulers send before the time is up

@@ -20,6 +20,7 @@ COMPARED = (
     "monitor",
 )  # fmt: skip
 ENDS = ("epochs", "max_steps")
+MODEL, TENSOR = "model", "tensor "  # a key, and what keys of tensors begin with
 PROBED = 8  # samples that stand for the data
 
 Identity = dict[str, str]  # what it is called in messages, and what it is
@@ -37,21 +38,38 @@ def identity(model: nn.Module, samples: Samples, settings: Settings) -> Identity
     found = {name: _shown(getattr(settings, name)) for name in names}
     found["batch_size"] = f"{settings.batch_size * settings.devices * settings.nodes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({_probe(samples)})"
+    return found | _of_model(model)
+
+
+def _of_model(model: nn.Module) -> Identity:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    found = {MODEL: f"{type(model).__name__} of {count:,} parameters"}
     for name, tensor in model.state_dict().items():
-        found[f"tensor {name.replace(COMPILED, '')}"] = "x".join(map(str, tensor.shape)) or "a number"
+        found[f"{TENSOR}{name.replace(COMPILED, '')}"] = "x".join(map(str, tensor.shape)) or "a number"
     return found
 
 
 def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raises `OnnxgenError` that names what differs between a checkpoint's identity and this run's."""
     differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    if not differing:
-        return
-    tensors = [name for name in differing if name.startswith("tensor ")]
-    shown = [name for name in differing if name not in tensors] + tensors[:3]
-    lines = [f"{name}: {then.get(name, 'none')} there, {now.get(name, 'none')} here" for name in shown]
-    more = f", and {len(tensors) - 3} tensors more" if len(tensors) > 3 else ""
-    what = "model" if tensors else "run"
+    tensors = [name for name in differing if name.startswith(TENSOR)]
+    others = [name for name in differing if name not in (MODEL, *tensors)]  # a class of another name is the same model
+    if tensors:
+        _refuse("model", [MODEL, *tensors[:3]], then, now, len(tensors) - 3)
+    if others:
+        _refuse("run", others, then, now)
+
+
+def compare_model(then: Mapping[str, str], model: nn.Module) -> None:
+    """As `compare`, of the model alone: before anything else turns out not to fit another one."""
+    of_model = {name: value for name, value in then.items() if name == MODEL or name.startswith(TENSOR)}
+    compare(of_model, _of_model(model))
+
+
+def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[str, str], left_out: int = 0) -> None:
+    labels = {MODEL: ""}  # the message says it already
+    lines = [f"{labels.get(n, f'{n}: ')}{then.get(n, 'none')} there, {now.get(n, 'none')} here" for n in shown]
+    more = f", and {left_out} tensors more" if left_out > 0 else ""
     raise OnnxgenError(
         Problem(
             f"the checkpoint is of another {what}: {'; '.join(lines)}{more}",

@@ -6,6 +6,7 @@ import errno
 import os
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+KEY = "onnxgen"  # of what is ours in a checkpoint
 
 
 class Store(CheckpointIO):
@@ -95,6 +97,14 @@ class Store(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """Nothing: there are two, and they are replaced."""
+
+
+def peek(folder: Path) -> dict[str, Any]:
+    """What is ours in the last checkpoint, without reading its tensors; nothing if it can't be read."""
+    with suppress(Exception):  # torch raises whatever the damage leads to
+        found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)[KEY]
+        return found
+    return {}
 
 
 def reason(error: OSError) -> str:
