@@ -10,10 +10,8 @@ from typing import Any
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import count, progress
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.config import read_config
+from onnxgen.training.config import DIGITS, read_config
 from onnxgen.training.settings import Settings
-
-DATA = "digits"  # what is trained on where nothing is said
 
 
 def train_command(
@@ -73,8 +71,8 @@ def _check(run: dict[str, str], settings: Settings) -> None:
                 f"{run['model']} is no Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
             )
         )
-    data = run.setdefault("data", DATA)
-    if data != DATA and ":" not in data and not Path(data).exists():
+    data = run.setdefault("data", DIGITS)
+    if data != DIGITS and ":" not in data and not Path(data).exists():
         raise OnnxgenError(
             Problem(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
         )

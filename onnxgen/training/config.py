@@ -1,16 +1,18 @@
 """Settings of a run as a TOML file: read with every mistake named, written so that the file alone repeats the run.
 
-Keys are the names of the settings, with `-` or `_`, and besides them `model` and `data`. Paths in it are
-those of the command line: relative to where it is run.
+Keys are the names of the settings, with `-` or `_`, and besides them `model` and `data`. Paths in it are relative to
+the file's own folder; in memory they are, as everywhere, relative to where the program runs.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -27,6 +29,9 @@ else:
 
 BESIDES = ("model", "data")  # what a run is given and `Settings` has no field for
 TYPES: dict[str, Any] = {**dict.fromkeys(BESIDES, str), **typing.get_type_hints(Settings)}
+PATHS = ("model", "data", "weights", "out")
+DIGITS = "digits"  # the data that needs no file
+FUNCTION = re.compile(r"[\w.]+:\w+")  # data that a function makes
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
 
@@ -49,7 +54,7 @@ def read_config(path: Path) -> dict[str, Any]:
             problems.add(Problem(f"{path}: there is no setting {key!r}", help=_near(name)))
             continue
         try:
-            values[name] = typed(value, TYPES[name])
+            values[name] = _moved(name, typed(value, TYPES[name]), path.parent, _as_seen_here)
         except ValueError as error:
             problems.add(f"{path}: {key} must be {error}, not {value!r}")
     problems.raise_if_any()
@@ -91,6 +96,29 @@ def _near(name: str) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(TYPES))}"
 
 
+def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]) -> Any:
+    """The value, if it is a relative path, as `move` has it; `digits` and `module:function` are none."""
+    if name not in PATHS or value is None or os.path.isabs(text := str(value)):
+        return value
+    made = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
+    return value if name == "data" and (text == DIGITS or made) else type(value)(move(text, folder))
+
+
+def _as_seen_here(path: str, folder: Path) -> str:
+    """A path that a file in `folder` names."""
+    found, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + path)), Path.cwd()
+    return str(found.relative_to(here) if found.is_relative_to(here) else found)
+
+
+def _as_seen_from(path: str, folder: Path) -> str:
+    """A path of here, as a file in `folder` names it."""
+    place, name = os.path.split(os.path.abspath(path))
+    try:
+        return Path(os.path.relpath(os.path.join(os.path.realpath(place), name), os.path.realpath(folder))).as_posix()
+    except ValueError:  # on another drive of Windows
+        return os.path.abspath(path)
+
+
 def write_config(path: Path, settings: Settings, besides: Mapping[str, str], comments: Sequence[str] = ()) -> None:
     """Write every setting that has a value, in the order of `Settings`; `besides` are `model` and `data`.
 
@@ -105,7 +133,7 @@ def write_config(path: Path, settings: Settings, besides: Mapping[str, str], com
         if value is None:
             continue
         try:
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {_toml(_moved(name, value, path.parent, _as_seen_from))}")
         except TypeError:
             lines.append(f"# {name}: not written, no value of TOML: {' '.join(repr(value).split())}")
     with replacing([path.parent]) as files, files.file(path) as file:

@@ -170,15 +170,51 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def test_the_command_line_wins(asked: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
+    (tmp_path / "small.py").touch()
     path.write_text("model = 'small.py'\ndata = 'digits'\nepochs = 5\nbatch-size = 7\nearly-stop = 2\ncompile = true\n")
     train("--config", path, "--epochs", 3, "--data", "data.npz", "--early-stop", "none", "--no-compile", "-q")
-    assert asked == [("small.py", "data.npz", Settings(epochs=3, batch_size=7), "nothing")]
+    assert asked == [(str(tmp_path / "small.py"), "data.npz", Settings(epochs=3, batch_size=7), "nothing")]
 
 
 def test_a_run_goes_on_with_its_settings(asked: list[Any], tmp_path: Path) -> None:
     write_config(tmp_path / "config.toml", Settings(lr=0.5, out=tmp_path), {"model": "small.py", "data": "data.npz"})
     train("--resume", "--out", tmp_path, "--epochs", 30)
     assert asked == [("small.py", "data.npz", Settings(lr=0.5, epochs=30, resume=True, out=tmp_path), "auto")]
+
+
+def test_paths_of_a_configuration_are_relative_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is repeated from wherever its file is read, also where a link leads to it."""
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "work" / "runs").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "disk" / "x").mkdir()
+    asked = Settings(out=Path("runs/x"), weights=Path("mine.safetensors"))
+    write_config(Path("runs/x/config.toml"), asked, {"model": "model.py", "data": "data"})
+    for here in (tmp_path / "work", tmp_path, tmp_path / "disk" / "x"):
+        monkeypatch.chdir(here)
+        found = read_config(Path(os.path.relpath(tmp_path / "work" / "runs" / "x" / "config.toml")))
+        assert isinstance(found["weights"], Path) and isinstance(found["data"], str)
+        assert Path(found["model"]).absolute() == tmp_path / "work" / "model.py"
+        assert Path(found["data"]).absolute() == tmp_path / "work" / "data"
+        assert found["weights"].absolute() == tmp_path / "work" / "mine.safetensors"
+        assert found["out"].resolve() == tmp_path / "disk" / "x"
+    monkeypatch.chdir(tmp_path / "work")
+    assert read_config(Path("runs/x/config.toml"))["model"] == "model.py", "short where it can be"
+
+
+@pytest.mark.parametrize("data", ["digits", "here:data", "package.module:function"])
+def test_data_that_is_no_path_stays_what_it_is(data: str, tmp_path: Path) -> None:
+    write_config(tmp_path / "config.toml", Settings(), {"model": "small.py", "data": data})
+    assert f'data = "{data}"' in (tmp_path / "config.toml").read_text()
+    assert read_config(tmp_path / "config.toml")["data"] == data
+
+
+def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
+    given = {"model": str(tmp_path / "m.py"), "data": str(tmp_path / "d")}
+    write_config(tmp_path / "config.toml", Settings(out=tmp_path / "run"), given)
+    found = read_config(tmp_path / "config.toml")
+    assert found["model"] == given["model"] and found["data"] == given["data"] and found["out"] == tmp_path / "run"
 
 
 # ---- what is refused before PyTorch is loaded ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.config import DIGITS, FUNCTION
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
@@ -47,10 +47,10 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
     name = spec if isinstance(spec, str) else spec.name if isinstance(spec, Path) else "data"
-    if isinstance(spec, str) and re.fullmatch(r"[\w.]+:\w+", spec) and not Path(spec).exists():
+    if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        found: Source | Data = open_digits() if spec == "digits" else _open_path(Path(spec), settings, targets)
+        found: Source | Data = open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
     else:
         found = from_object(spec, name)
     return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
