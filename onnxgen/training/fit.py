@@ -166,15 +166,14 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
 
 def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
     """What saves the run."""
-    settings, (monitor, mode) = plan.settings, plan.monitor
+    settings = plan.settings
     assert plan.data.train is not None
     return Checkpoints(
         Store(settings.out / "checkpoints", say),
         identity(plan.model, plan.data.train, settings),
         out=settings.out,
         minutes=settings.checkpoint_minutes,
-        monitor=monitor,
-        mode=mode,
+        monitor=plan.monitor[0],
         say=say,
     )
 

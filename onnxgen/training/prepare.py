@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.best import lower_is_better
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.store import peek
 from onnxgen.training.data import check, feed, open_data
@@ -49,7 +50,7 @@ class Plan:
         if name == "auto":
             part = "val" if self.data.val is not None else "train"
             name = f"{part}_accuracy" if any(o.loss != "" and o.classes for o in self.objectives) else f"{part}_loss"
-        return name, "max" if "accuracy" in name else "min"
+        return name, "min" if lower_is_better(name) else "max"
 
 
 def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Plan:

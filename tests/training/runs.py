@@ -77,7 +77,7 @@ def train(out, *, resume=False, minutes=1e9, schedule="plateau", lr=None, model=
         task = Task(model, [Objective(0, "", "y", "cross_entropy", classes=2)], Feeding(("x",), {0: "y"}),
                     configure(schedule))  # fmt: skip
         keep = Checkpoints(Store(out / "checkpoints", say), identity(model, data, Settings(lr=lr)), out=out,
-                           minutes=minutes, monitor="val_loss", mode="min", say=say)  # fmt: skip
+                           minutes=minutes, monitor="val_loss", say=say)  # fmt: skip
         stopping = EarlyStopping("val_loss", patience=9, check_finite=False)
         options = {"max_epochs": 5, "accelerator": "cpu", **QUIET, **options}
         trainer = lightning.Trainer(callbacks=[LogEpoch(), *more, stopping, keep], plugins=[keep.store], **options)

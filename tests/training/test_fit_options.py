@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -123,3 +126,32 @@ def test_float16_trains_by_what_it_has_room_for(tmp_path, options):
     result = fit(net(), points(), epochs=2, val=0.0, precision="16-true", out=tmp_path / "run", **options, **CPU)
     before, after = (row["train_loss"] for row in result.history)
     assert after < before
+
+
+class Same(lightning.Callback):
+    """Logs a metric that says nothing, and keeps the weights of each epoch."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("val_f1", 0.5)
+
+    def on_validation_end(self, trainer, pl_module):
+        self.weights.append(copy.deepcopy(pl_module.model.state_dict()))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_of_epochs_that_are_equal_the_one_with_the_lower_loss_is_kept(tmp_path, cut):
+    x = points()
+    data = {"train": x, "val": {"x": -x["x"], "label": x["label"]}}  # what is learnt is wrong there
+    data["val"]["x"][0] *= 50
+    same, options = Same(), {"lr": 0.3, "optimizer": "sgd", "batch_size": 5, "monitor": "val_f1", "seed": 1, **CPU}
+    if cut:
+        fit(net(), data, epochs=3, callbacks=[same], out=tmp_path / "run", **options)
+    result = fit(net(), data, epochs=6, callbacks=[same], resume=cut, out=tmp_path / "run", **options)
+    losses = [row["val_loss"] for row in result.history]
+    assert len(losses) == len(same.weights) == 6 and 0 < min(range(6), key=losses.__getitem__) < 5
+    assert result.best_epoch == losses.index(min(losses))
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(value, same.weights[result.best_epoch][name])

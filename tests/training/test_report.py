@@ -175,6 +175,8 @@ def test_rows_travel_in_the_checkpoint(tmp_path: Path) -> None:
         ("val_accuracy", [0.5, 0.9, 0.9], 2),
         ("val_loss", [math.nan, 2.0, 1.0], 3),
         ("val_loss", [math.nan], None),
+        ("val_error", [3.0, 1.0, 2.0], 2),
+        ("val_f1", [0.5, 0.9, math.inf], 2),
         ("other", [], None),
     ],
 )
@@ -182,6 +184,13 @@ def test_the_best_epoch(monitor: str, values: list[float], best: int | None) -> 
     rows = [{"epoch": i + 1.0, monitor: value} for i, value in enumerate(values)] or [{"epoch": 1.0}]
     found = best_row(rows, monitor)
     assert (None if found is None else found["epoch"]) == best
+
+
+def test_of_epochs_that_are_equal_the_best_is_that_of_the_lower_loss() -> None:
+    values = [(0.5, 0.1), (0.9, 0.4), (0.9, math.nan), (0.9, 0.3), (0.9, 0.3), (0.8, 0.0)]
+    rows = [{"epoch": i + 1.0, "val_accuracy": a, "val_loss": loss} for i, (a, loss) in enumerate(values)]
+    found = best_row(rows, "val_accuracy")
+    assert found is rows[3]
 
 
 # ---- pictures, page --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.finite import Losses
 from onnxgen.training.checkpoint.identity import Identity, compare
@@ -23,6 +24,7 @@ from onnxgen.training.checkpoint.loops import go_on, settled
 from onnxgen.training.checkpoint.store import KEY, Store, reason
 from onnxgen.training.checkpoint.weights import finite, plain, spare, write
 from onnxgen.training.task import Task
+from onnxgen.training.trainer import metrics
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 LOOK = 64  # batches after which the losses are looked at
@@ -59,14 +61,14 @@ class Checkpoints(lightning.Callback):
         out: Path,
         minutes: float,
         monitor: str,
-        mode: str,
         say: Callable[[str], None],
     ) -> None:
-        """`mode`: "min" or "max", what is best of the logged metric `monitor`. `say` prints a line."""
+        """`monitor`: the logged metric that decides what is best. `say` prints a line."""
         self.store, self.identity, self.out, self.minutes = store, identity, out, minutes
-        self.monitor, self.sign, self.say = monitor, 1 if mode == "max" else -1, say
+        self.monitor, self.say = monitor, say
         self.best: float | None = None
         self.best_epoch: int | None = None
+        self._goodness: tuple[float, ...] | None = None  # of that epoch
         self._losses = Losses()
         self._resumed: list[dict[str, Any]] | None = None  # by rank
         self._metrics: dict[str, Tensor] = {}
@@ -100,7 +102,7 @@ class Checkpoints(lightning.Callback):
     def on_load_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
         state = checkpoint[KEY]
         self._resumed = state["ranks"]
-        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self.best, self.best_epoch, self._goodness = state["best"], state["best_epoch"], state["goodness"]
         self._metrics = state["metrics"]
         trainer.should_stop = state["stopped"]
 
@@ -153,6 +155,7 @@ class Checkpoints(lightning.Callback):
             "identity": self.identity,
             "best": self.best,
             "best_epoch": self.best_epoch,
+            "goodness": self._goodness,
             "stopped": trainer.should_stop,
             "metrics": {name: value.cpu() for name, value in trainer.callback_metrics.items()},
             "ranks": _gathered(trainer, own),
@@ -163,25 +166,26 @@ class Checkpoints(lightning.Callback):
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._look(trainer, task)
         state = trainer.strategy.lightning_module_state_dict()
-        value = self._monitored(trainer)
-        better = value is not None and bool(value.isfinite()) and self._is_better(float(value))
+        found = self._monitored(trainer)
+        good = goodness(found, self.monitor)
+        better = good is not None and (self._goodness is None or good > self._goodness)
         if better:
-            self.best, self.best_epoch = float(value), trainer.current_epoch - 1  # type: ignore[arg-type]
+            self.best, self.best_epoch, self._goodness = found[self.monitor], trainer.current_epoch - 1, good
         if trainer.is_global_zero:
             prefix = "model."
-            found = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
-            self._write(found, LAST)
+            weights = plain({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}, self._spare)
+            self._write(weights, LAST)
             if better or self.best is None:
-                self._write(found, BEST)
+                self._write(weights, BEST)
         self._save(trainer, task)
 
-    def _monitored(self, trainer: lightning.Trainer) -> Tensor | None:
-        """The value that decides; None if the epoch was cut short by `max_steps` before there was one."""
-        value = trainer.callback_metrics.get(self.monitor)
-        if value is None and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            there = ", ".join(sorted(trainer.callback_metrics))
+    def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
+        """All that is logged; the value that decides is missing if `max_steps` cut the epoch short before it."""
+        found = metrics(trainer)
+        if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            there = ", ".join(sorted(found))
             raise OnnxgenError(Problem(f"nothing called {self.monitor!r} is logged", help=f"--monitor one of {there}"))
-        return value
+        return found
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
         self._look(trainer, task)
@@ -195,9 +199,6 @@ class Checkpoints(lightning.Callback):
         except OSError as error:
             self._failed = error
             self.say(f"{name} was not written: {reason(error)}; the one before it is kept")
-
-    def _is_better(self, value: float) -> bool:
-        return self.best is None or self.sign * value > self.sign * self.best
 
     def _look(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
         """Raise if a loss was no finite number, or (with `task`) a weight is none."""

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from onnxgen.atomic import replacing
+from onnxgen.training.best import goodness
 
 Row = dict[str, float]
 FIRST = ("epoch", "step")  # epochs count from 1; steps are the optimizer's
@@ -110,13 +111,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def best_row(rows: Sequence[Row], monitor: str) -> Row | None:
-    """The first row with the best value of a metric: the lowest loss, the highest of any other; None without one."""
-    found = [row for row in rows if row.get(monitor) == row.get(monitor, float("nan"))]  # a nan is best in nothing
-    if not found:
-        return None
-    return (min if lower_is_better(monitor) else max)(found, key=lambda row: row[monitor])
-
-
-def lower_is_better(metric: str) -> bool:
-    """Of losses."""
-    return "loss" in metric or "error" in metric
+    """The first row that is as good as any by a metric (see `goodness`); None if none has a finite value of it."""
+    found = [(good, row) for row in rows if (good := goodness(row, monitor)) is not None]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
