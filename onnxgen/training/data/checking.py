@@ -15,7 +15,7 @@ from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.images import shown
-from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
+from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import PARTS, listed
 from onnxgen.training.data.values import Values
 from onnxgen.training.finetune.example import outputs, undisturbed
@@ -148,6 +148,9 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         what = f"column {column!r} has classes 1 to {highest}, and the model's {count} are 0 to {count - 1}"
         problems.add(Problem(what, help="count the classes from 0: subtract 1"))
         return
+    if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
+        problems.add(gaps)
+        return
     if len(field.classes) > count:
         some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
         what = f"the data has {has} classes ({some}), and the model tells {count} apart"
@@ -162,6 +165,23 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         data.notes.append(
             f"the model tells {count} classes apart, and the data has {has}: --replace-head {has} fits it"
         )
+
+
+def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highest: int) -> Problem | None:
+    """Labels that are not all from 0 on (5, 6, 7), for a model of fewer; None where none is left out or negative."""
+    numbered = field.classes == tuple(str(i) for i in range(len(field.classes)))  # also where there are no names
+    if field.shape or not numbered:
+        return None
+    there = sorted({label for values in parts.values() for label in values.distinct(column)})
+    if there[0] < 0 or len(there) > highest:
+        return None
+    head = f" and --replace-head {len(there)}" if len(there) > count else ""
+    first = next(found for part in parts if (found := parts[part].outside(column, 0, count - 1)))
+    return Problem(
+        f"column {column!r} has the labels {listed(map(str, there))} ({first}), and the model's {count} are 0 to "
+        f"{count - 1}",
+        help=f"number them 0 to {len(there) - 1}{head}; --replace-head {highest + 1} keeps their numbers",
+    )
 
 
 # ---- a batch through the model ---------------------------------------------------------------------------------------

@@ -71,6 +71,10 @@ class Values:
         """The highest whole number; -1 if there is none."""
         return max((int(values.max()) for _, values in self[column] if values.numel()), default=-1)
 
+    def distinct(self, column: str) -> set[int]:
+        """The whole numbers that there are."""
+        return {value for _, values in self[column] for value in values.flatten().tolist()}
+
     def _first(self, values: Tensor, wrong: Tensor, indices: Sequence[int]) -> str:
         if not wrong.any():
             return ""
