@@ -26,6 +26,7 @@ class Task(lightning.LightningModule):
 
     Attributes:
         model: as it was generated: its own `state_dict` has the generated file's keys.
+        rate: the learning rate of the latest step, of the first group of parameters.
         confusion: after a validation or test, how often a class (row) was taken for another (column), on the CPU; None
             where nothing is classified.
     """
@@ -37,6 +38,7 @@ class Task(lightning.LightningModule):
         self.model = model
         self.objectives = list(objectives)
         self.feeding = feeding
+        self.rate = 0.0
         self.confusion: Tensor | None = None
         self.micro = Micro()
         self._configure = configure
@@ -76,6 +78,7 @@ class Task(lightning.LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         # One process may have fewer samples of the last batch than the others, and the last step fewer batches.
         weight = self._weight
+        self.rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])  # a schedule may change it after the step
         if self._together:
             loss, made = self.compute(batch)
             self._meters["train"].add(made)
@@ -136,7 +139,7 @@ class Task(lightning.LightningModule):
     def log_epoch(self) -> None:
         """Log the means of a training epoch."""
         self._log("train")
-        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.log("lr", self.rate)
 
     def so_far(self) -> dict[str, float]:
         """The means of the training epoch that is going on, of this process; waits for the device."""

@@ -155,3 +155,12 @@ def test_of_epochs_that_are_equal_the_one_with_the_lower_loss_is_kept(tmp_path, 
     assert result.best_epoch == losses.index(min(losses))
     for name, value in result.model.state_dict().items():
         assert torch.equal(value, same.weights[result.best_epoch][name])
+
+
+def test_the_rate_is_written_as_it_is(tmp_path):
+    """Not as the float32 that 0.01 is nearest to, nor as that of the next epoch."""
+    given = {"lr": 0.01, "schedule": "StepLR", "schedule_args": {"step_size": 1, "gamma": 0.1}, "val": 0.0, **CPU}
+    result = fit(net(), points(), epochs=2, out=tmp_path / "run", **given)
+    assert [row["lr"] for row in result.history] == [0.01, 0.1 * 0.01]
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert [line.split(",")[lines[0].split(",").index("lr")] for line in lines[1:]] == ["0.01", "0.001"]

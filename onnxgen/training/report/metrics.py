@@ -65,6 +65,8 @@ class Metrics(lightning.Callback):
         if not whole_epoch(trainer):
             return
         found = {name: float(value) for name, value in sorted(trainer.callback_metrics.items(), key=_train_first)}
+        if "lr" in found:  # what is logged is a float32
+            found["lr"] = getattr(pl_module, "rate", found["lr"])
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
