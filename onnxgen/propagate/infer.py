@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate import infer_conv, infer_elementwise, infer_layout, infer_math, infer_ml, infer_slice
+from onnxgen.propagate import (
+    infer_conv,
+    infer_elementwise,
+    infer_layout,
+    infer_math,
+    infer_microsoft,
+    infer_ml,
+    infer_slice,
+)
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.infer_fallback import infer_with_onnx
 from onnxgen.propagate.info import UNKNOWN, Info
@@ -16,10 +24,14 @@ RULES: dict[str, Rule] = {
     **infer_slice.RULES,
     **infer_conv.RULES,
     **infer_math.RULES,
+    **infer_microsoft.DROPPED_RULES,
 }
 
 STANDARD = ("", "ai.onnx")
-OTHERS: dict[str, dict[str, Rule]] = {"ai.onnx.ml": infer_ml.RULES}  # rules of other domains' operators
+OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
+    "ai.onnx.ml": infer_ml.RULES,
+    "com.microsoft": infer_microsoft.RULES,
+}
 
 
 def infer(n: NodeFacts) -> list[Info]:

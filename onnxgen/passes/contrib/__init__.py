@@ -18,7 +18,7 @@ from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import BODIES, Refused, write
 from onnxgen.propagate import propagate
 
-DEPTH = 8  # bodies within bodies
+DEPTH = 8
 REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)
 
 
@@ -32,18 +32,24 @@ def bodies() -> set[tuple[str, str]]:
 def contrib(model: ir.Model, options: Options) -> None:
     """Write out every such node; one that can't be stays, and `lower` says why it was refused."""
     known = bodies()
-    for _ in range(DEPTH):
+    for _ in range(DEPTH):  # what one node makes may be what another must know
         nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known and _is_ours(n, model)]
         if not nodes:
             return
         propagate(model.graph, options)
-        for node in nodes:
-            try:
-                write(node)
-            except Refused as refused:
-                node.meta[REFUSED] = refused.what, refused.help
+        if sum(map(_write, nodes)) == 0:
+            return
+
+
+def _write(node: ir.Node) -> bool:
+    try:
+        write(node)
+    except Refused as refused:
+        node.meta[REFUSED] = refused.what, refused.help
+        return False
+    return True
 
 
 def _is_ours(node: ir.Node, model: ir.Model) -> bool:
     opset = node.version or model.opset_imports.get(node.domain, 1)
-    return REFUSED not in node.meta and find(node.domain, node.op_type, opset) is None
+    return find(node.domain, node.op_type, opset) is None

@@ -24,7 +24,7 @@ from onnxgen.propagate.info import info, set_info
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset that bodies are written in
-NEWER = {"RMSNormalization": 23}
+NEWER = {"RMSNormalization": 23, "Attention": 23}
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 Body = Callable[..., Any]

@@ -1,0 +1,262 @@
+"""Attention with its projections, heads and masks in one node, as the standard's Attention between standard layers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.info import info
+
+Results = list[ir.Value | None]
+SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
+
+
+@body("Attention")
+def attention(
+    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value | None = None, mask_index: ir.Value | None = None,
+    past: ir.Value | None = None, attention_bias: ir.Value | None = None,
+    past_sequence_length: ir.Value | None = None, *,
+    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: list[int] | None = None, rotary_embedding_dim: int = 0, scale: float = 0.0,
+    unidirectional: int = 0,
+) -> Results:  # fmt: skip
+    """Self-attention; `weights` are those of the projections to q, k and v, side by side. Each becomes its own."""
+    if do_rotary or past_present_share_buffer or past_sequence_length is not None:
+        raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
+    operands = []
+    for start, end in itertools.pairwise(_edges(weights, qkv_hidden_sizes)):
+        part = _cut(g, weights, start, end, axis=1)
+        made = g("MatMul", input, part)
+        operands.append(made if bias is None else g("Add", made, _cut(g, bias, start, end, axis=0)))
+    return attended(
+        g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
+        scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
+    )  # fmt: skip
+
+
+def attended(
+    g: Writer, operands: list[ir.Value], heads: int, masks: tuple[ir.Value | None, ir.Value | None],
+    past: ir.Value | None, *, like: ir.Value, batch: ir.Value, scale: float, is_causal: bool, filtered: float,
+) -> Results:  # fmt: skip
+    """Attention of projected q, k and v, after a cache of [k, v]: its result, and the new cache where that is used.
+
+    `masks`: see `_padding`, and what is added to the scores. `like`: an input of the type of q; `batch`: one whose
+    first axis is the batch.
+    """
+    q, k, v = (_heads(g, x, heads) for x in operands)
+    length: ir.Value | None = None
+    if past is not None:
+        caches = [g("Gather", past, g.constant(np.asarray(i, np.int64)), axis=0) for i in (0, 1)]
+        length = g("Shape", caches[0], start=2, end=3)
+        k, v = (g("Concat", cache, x, axis=2) for cache, x in zip(caches, (k, v)))
+    mask = _padding(g, masks[0], batch, k, filtered, like)
+    made = _attend(g, (q, k, v), (mask, masks[1]), scale, is_causal, length, like)
+    present = None
+    if g.wants(1):
+        present = g("Concat", *(g("Unsqueeze", x, g.ints(0)) for x in (k, v)), axis=0)
+    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), present]
+
+
+@body("MultiHeadAttention")
+def multi_head_attention(
+    g: Writer, query: ir.Value, key: ir.Value | None = None, value: ir.Value | None = None,
+    bias: ir.Value | None = None, key_padding_mask: ir.Value | None = None, attention_bias: ir.Value | None = None,
+    past_key: ir.Value | None = None, past_value: ir.Value | None = None,
+    past_sequence_length: ir.Value | None = None, cache_indirection: ir.Value | None = None, *,
+    num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0, unidirectional: int = 0,
+) -> Results:  # fmt: skip
+    """Attention of projected q, k and v, whose biases are side by side in `bias`."""
+    if past_sequence_length is not None or cache_indirection is not None:
+        raise Refused("attention with a shared cache is for decoding on GPUs", "optimise the file for the CPU")
+    operands = _with_biases(g, _unpacked(g, query, key, value), bias)
+    q, k, v = (x if is_split else _heads(g, x, num_heads) for x, is_split in operands)
+    length = None
+    if past_key is not None and past_value is not None:
+        length = g("Shape", past_key, start=2, end=3)
+        k, v = g("Concat", past_key, k, axis=2), g("Concat", past_value, v, axis=2)
+    mask = _padding(g, key_padding_mask, query, k, mask_filter_value, query)
+    made = _attend(g, (q, k, v), (mask, attention_bias), scale, bool(unidirectional), length, query)
+    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), k, v]
+
+
+def _unpacked(
+    g: Writer, query: ir.Value, key: ir.Value | None, value: ir.Value | None
+) -> list[tuple[ir.Value, bool, Dim | None]]:
+    """q, k and v, whether their heads are an axis already ([batch, heads, length, size]), and all heads' size."""
+
+    def part(packed: ir.Value, index: int) -> tuple[ir.Value, bool, Dim | None]:
+        cut = g("Gather", packed, g.constant(np.asarray(index, np.int64)), axis=3)
+        return g("Reshape", cut, g.ints(0, 0, -1)), False, _product(info(packed).shape, 2, 4)
+
+    def whole(x: ir.Value) -> tuple[ir.Value, bool, Dim | None]:
+        shape = info(x).shape
+        return x, g.rank(x) == 4, shape[2] if shape is not None and len(shape) == 3 else None
+
+    if key is None:
+        return [part(query, i) for i in range(3)]
+    if value is None:
+        return [whole(query), part(key, 0), part(key, 1)]
+    return [whole(query), whole(key), whole(value)]
+
+
+def _product(shape: tuple[Dim, ...] | None, *axes: int) -> Dim | None:
+    sizes = [d for a in axes if shape is not None and len(shape) > a and isinstance(d := shape[a], int)]
+    return math.prod(sizes) if len(sizes) == len(axes) else None
+
+
+def _with_biases(
+    g: Writer, operands: list[tuple[ir.Value, bool, Dim | None]], bias: ir.Value | None
+) -> list[tuple[ir.Value, bool]]:
+    if bias is None:
+        return [(x, split) for x, split, _ in operands]
+    total, size = (info(bias).shape or (None,))[0], operands[0][2]
+    if not isinstance(size, int) or not isinstance(total, int):
+        raise Refused("the sizes of its query and bias are unknown", SIZES)
+    made = []
+    for (x, split, _), (start, end) in zip(operands, itertools.pairwise((0, size, 2 * size, total))):
+        made.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
+    return made
+
+
+def _edges(weights: ir.Value, sizes: list[int] | None) -> list[int]:
+    """Where the columns of q, k and v begin and end."""
+    if sizes:
+        return [0, *itertools.accumulate(sizes)]
+    columns = (info(weights).shape or (None,))[-1]
+    if not isinstance(columns, int) or columns % 3:
+        raise Refused("the shape of its weights is unknown", SIZES)
+    return [columns // 3 * i for i in range(4)]
+
+
+def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+    return g("Slice", x, g.ints(start), g.ints(end), g.ints(axis))
+
+
+def _heads(g: Writer, x: ir.Value, heads: int) -> ir.Value:
+    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    return g("Transpose", g("Reshape", x, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
+
+
+def _padding(
+    g: Writer, mask: ir.Value | None, x: ir.Value, k: ir.Value, filtered: float, like: ir.Value
+) -> ir.Value | None:
+    """What is added to scores [batch, heads, queries, keys] where a mask is 0, or by the numbers of tokens it keeps."""
+    if mask is None:
+        return None
+    rank = g.rank(mask)
+    if rank == 1:
+        keeps = _by_length(g, mask, x, k)
+    elif rank in (2, 3):
+        keeps = g("Greater", mask, g.constant(np.asarray(0, np.int32)))
+        keeps = g("Unsqueeze", keeps, g.ints(*((1, 2) if rank == 2 else (1,))))
+    else:
+        raise Refused(f"its mask has the rank {rank}", "optimise the file for the CPU")
+    return g("Where", keeps, g.number(0, like), g.number(filtered, like))
+
+
+def _by_length(g: Writer, mask: ir.Value, x: ir.Value, k: ir.Value) -> ir.Value:
+    """Keys before the ends that a vector has for each row of the batch, and not before the starts behind these."""
+    count, batch = (info(mask).shape or (None,))[0], (info(x).shape or (None,))[0]
+    if count is None or batch is None or count not in (batch, batch * 2):
+        raise Refused("its mask is a vector, and its size does not say of what", SIZES)
+    places = g("Cast", _range(g, None, g("Shape", k, start=2, end=3)), to=ir.DataType.INT32.value)
+    if count == batch:
+        return g("Less", places, g("Unsqueeze", mask, g.ints(1, 2, 3)))
+    ends, starts = (g("Unsqueeze", half, g.ints(1, 2, 3)) for half in g.several(2, "Split", mask, num_outputs=2))
+    return g("And", g("Less", places, ends), g("GreaterOrEqual", places, starts))
+
+
+def _range(g: Writer, start: ir.Value | None, end: ir.Value) -> ir.Value:
+    """The numbers from one size to another, each a vector of one element."""
+    first = g.constant(np.asarray(0, np.int64)) if start is None else g("Squeeze", start, g.ints(0))
+    return g("Range", first, g("Squeeze", end, g.ints(0)), g.constant(np.asarray(1, np.int64)))
+
+
+def _attend(
+    g: Writer,
+    operands: tuple[ir.Value, ir.Value, ir.Value],
+    masks: tuple[ir.Value | None, ...],
+    scale: float,
+    is_causal: bool,
+    past: ir.Value | None,
+    like: ir.Value,
+) -> ir.Value:
+    """softmax(q @ k^T * scale + masks) @ v of [batch, heads, length, size]; `past`: how many keys come before q's."""
+    added = [m for m in masks if m is not None]
+    mask = added[0] if added else None
+    for more in added[1:]:
+        mask = more if mask is None else g("Add", mask, more)
+    spelled = is_causal and (mask is not None or past is not None)
+    if spelled:
+        mask = _causal(g, operands, mask, past, like)
+    return g("Attention", *operands, mask, scale=scale or None, is_causal=1 if is_causal and not spelled else None)
+
+
+def _causal(
+    g: Writer, operands: tuple[ir.Value, ...], mask: ir.Value | None, past: ir.Value | None, like: ir.Value
+) -> ir.Value:
+    """A mask that hides the keys after each query, too."""
+    queries, keys = (g("Shape", x, start=2, end=3) for x in operands[:2])
+    rows = _range(g, past, queries if past is None else g("Add", past, queries))
+    shown = g("GreaterOrEqual", g("Unsqueeze", rows, g.ints(1)), _range(g, None, keys))
+    dtype = info(like).dtype or ir.DataType.FLOAT
+    lowest = g.number(float(np.finfo(np.float32 if dtype == ir.DataType.BFLOAT16 else dtype.numpy()).min), like)
+    return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
+
+
+@body("RotaryEmbedding")
+def rotary_embedding(
+    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
+    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> ir.Value:  # fmt: skip
+    """Pairs of elements turned by the angles of their position: halves of a head, or neighbours."""
+    if is_packed_batching or scale != 1.0:
+        raise Refused("packed batches and a scale of rotary embeddings are not handled", "optimise the file anew")
+    rank = g.rank(input)
+    x = input
+    if rank == 3:  # [batch, length, heads * size]
+        size = (info(cos_cache).shape or (None, None))[1]
+        if not num_heads and not isinstance(size, int):
+            raise Refused("its number of heads is unknown", SIZES)
+        x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
+    places = _positions(g, position_ids, input, 1 if rank == 3 else 2)
+    angles = [g("Unsqueeze", g("Gather", c, places), g.ints(2 if rank == 3 else 1)) for c in (cos_cache, sin_cache)]
+    rest = None
+    if rotary_embedding_dim:
+        rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
+        x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
+    made = _pairs(g, x, angles[0], angles[1]) if interleaved else _halves(g, x, angles[0], angles[1])
+    made = made if rest is None else g("Concat", made, rest, axis=-1)
+    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
+
+
+def _positions(g: Writer, position_ids: ir.Value, input: ir.Value, axis: int) -> ir.Value:
+    """Of each token: given, or counted from an offset."""
+    if g.rank(position_ids) == 2:
+        return position_ids
+    length = g("Shape", input, start=axis, end=axis + 1)
+    return g("Unsqueeze", g("Add", _range(g, None, length), position_ids), g.ints(0))
+
+
+def _halves(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    first, second = g.several(2, "Split", x, axis=3, num_outputs=2)
+    turned = g("Concat", g("Neg", second), first, axis=-1)
+    cos, sin = (g("Concat", c, c, axis=-1) for c in (cos, sin))
+    return g("Add", g("Mul", x, cos), g("Mul", turned, sin))
+
+
+def _pairs(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    paired = g("Reshape", x, g.ints(0, 0, 0, -1, 2))
+    even, odd = (g("Gather", paired, g.constant(np.asarray(i, np.int64)), axis=4) for i in (0, 1))
+    made = (
+        g("Sub", g("Mul", even, cos), g("Mul", odd, sin)),
+        g("Add", g("Mul", even, sin), g("Mul", odd, cos)),
+    )
+    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
+    return g("Reshape", joined, g.ints(0, 0, 0, -1))

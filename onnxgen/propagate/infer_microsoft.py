@@ -1,0 +1,218 @@
+"""Dtypes and shapes of onnxruntime's own operators.
+
+Those that `passes/contrib` writes out need them, too: it reads the inputs of a node before the node that made them is
+written out.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.propagate import infer_conv, infer_layout, infer_math
+from onnxgen.propagate.dims import Dim, floordiv
+from onnxgen.propagate.infer_elementwise import broadcast
+from onnxgen.propagate.info import Info, Shape
+from onnxgen.propagate.node_facts import NodeFacts, Rule, Unknown, tensor
+
+FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
+
+
+def _same(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.input(0).shape)]
+
+
+def _skip_norm(n: NodeFacts) -> list[Info]:
+    """The statistics are of one number a row."""
+    shape = n.input(0).shape
+    rows = None if shape is None else (*shape[:-1], 1)
+    return [tensor(n.dtype(0), shape), tensor(FLOAT, rows), tensor(FLOAT, rows), tensor(n.dtype(0), shape)]
+
+
+def _layer_norm(n: NodeFacts) -> list[Info]:
+    shape = n.input(0).shape
+    if shape is None:
+        return [tensor(n.dtype(1), None)]
+    axis = n.axis(len(shape), -1)
+    rows = [*shape[:axis], *(1 for _ in shape[axis:])]
+    return [tensor(n.dtype(1), shape), tensor(FLOAT, rows), tensor(FLOAT, rows)]
+
+
+def _split_gelu(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    return [tensor(n.dtype(0), [*shape[:-1], floordiv(shape[-1], 2)])]
+
+
+def _group_norm(n: NodeFacts) -> list[Info]:
+    return _same(n) * 2
+
+
+def _embed(n: NodeFacts) -> list[Info]:
+    ids, table = n.shape(0), n.shape(2)
+    dtype = FLOAT if n.op.startswith("Q") else n.dtype(2)
+    made = tensor(dtype, [*ids, table[1]])
+    return [made, tensor(INT32, ids[:1]), made]
+
+
+def _turned(n: NodeFacts, i: int, last: str, batch: str) -> Shape:
+    shape = n.shape(i)
+    if n.int_(batch):
+        shape = (*shape[1:-1], shape[0], shape[-1])
+    return (*shape[:-2], shape[-1], shape[-2]) if n.int_(last) and len(shape) > 1 else shape
+
+
+def _fused_matmul(n: NodeFacts) -> list[Info]:
+    a, b = _turned(n, 0, "transA", "transBatchA"), _turned(n, 1, "transB", "transBatchB")
+    if len(a) < 2 or len(b) < 2:
+        raise Unknown("a product with a vector")
+    return [tensor(n.dtype(0, 1), [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
+
+
+def _float_product(n: NodeFacts) -> list[Info]:
+    a, b = n.shape(0), n.shape(1)
+    if len(a) < 2 or len(b) < 2:
+        raise Unknown("a product with a vector")
+    return [tensor(FLOAT, [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
+
+
+def _blocked_product(n: NodeFacts) -> list[Info]:
+    last = n.int_("N") if n.int_("transB", 1) else n.int_("K")
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], last])]
+
+
+def _qgemm(n: NodeFacts) -> list[Info]:
+    a, b = n.shape(0), n.shape(3)
+    rows, columns = a[1 if n.int_("transA") else 0], b[0 if n.int_("transB") else 1]
+    return [tensor(n.dtype(8) if n.has(8) else FLOAT, [rows, columns])]
+
+
+def _attention(n: NodeFacts) -> list[Info]:
+    x, weights = n.shape(0), n.shape(1)
+    sizes, heads = n.ints("qkv_hidden_sizes"), n.int_("num_heads")
+    size: Dim = sizes[2] if sizes else floordiv(weights[-1], 3)
+    dtype = FLOAT if n.op.startswith("Q") else n.dtype(0)
+    past = n.input(8 if n.op.startswith("Q") else 4).shape
+    length = x[1] if past is None else x[1] + past[3]
+    return [tensor(dtype, [*x[:2], size]), tensor(dtype, [2, x[0], heads, length, floordiv(size, heads)])]
+
+
+def _multi_head_attention(n: NodeFacts) -> list[Info]:
+    query, heads = n.shape(0), n.int_("num_heads")
+    values = n.shape(2 if n.has(2) else 1 if n.has(1) else 0)
+    size = values[2] if len(values) == 3 else values[1] * values[3] if len(values) == 4 else values[2] * values[4]
+    length = values[2] if len(values) == 4 else values[1]
+    past = n.input(6).shape
+    cache = [query[0], heads, length if past is None else length + past[2], floordiv(size, heads)]
+    return [tensor(n.dtype(0), [*query[:2], size]), *[tensor(n.dtype(0), cache)] * 2]
+
+
+def _group_query_attention(n: NodeFacts) -> list[Info]:
+    x, heads, shared = n.shape(0), n.int_("num_heads"), n.int_("kv_num_heads")
+    size = floordiv(x[2], heads) if n.has(1) else floordiv(x[2], heads + 2 * shared)
+    cache = [x[0], shared, n.fresh(2, 1), size] if len(n.node.outputs) > 1 else None
+    return [tensor(n.dtype(0), [*x[:2], size * heads]), *[tensor(n.dtype(0), cache)] * 2]
+
+
+def _nhwc(rule: Rule) -> Rule:
+    """A rule of channels first, for channels last where the node says so."""
+
+    def found(n: NodeFacts) -> list[Info]:
+        if not n.int_("channels_last", int(n.op.startswith("Nhwc"))):
+            return rule(n)
+        shape = n.shape(0)
+        first = tensor(n.dtype(0), [shape[0], shape[-1], *shape[1:-1]])
+        made = rule(NodeFacts(n.node, n.opset, [first, *n.inputs[1:]], n.symbols))
+        return [Info(i.dtype, None if i.shape is None else (i.shape[0], *i.shape[2:], i.shape[1])) for i in made]
+
+    return found
+
+
+def _qlinear_binary(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 3), broadcast(n, [n.shape(0), n.shape(3)]))]
+
+
+def _qlinear_where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))]
+
+
+def _qlinear_concat(n: NodeFacts) -> list[Info]:
+    parts = NodeFacts(n.node, n.opset, n.inputs[2::3], n.symbols)
+    return [tensor(n.dtype(1), infer_layout.RULES["Concat"](parts)[0].shape)]
+
+
+def _quantize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(2) if n.has(2) else UINT8, n.input(0).shape)]
+
+
+def _dequantize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(0).shape)]
+
+
+def _unique(n: NodeFacts) -> list[Info]:
+    found = [n.fresh(0)]
+    return [tensor(n.dtype(0), found), tensor(INT64, n.input(0).shape), tensor(INT64, found)]
+
+
+def _cdist(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])]
+
+
+def _rfft(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    last = floordiv(shape[-1], 2) + 1 if n.int_("onesided", 1) else shape[-1]
+    return [tensor(n.dtype(0), [*shape[:-1], last, 2])]
+
+
+def _irfft(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    last = (shape[-2] - 1) * 2 if n.int_("onesided", 1) else shape[-2]
+    return [tensor(n.dtype(0), [*shape[:-2], last])]
+
+
+SAME = (
+    "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding Trilu GroupNorm Inverse QLinearSigmoid"
+    " QLinearLeakyRelu QLinearSoftmax"
+)
+DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
+
+RULES: dict[str, Rule] = {  # of the domain com.microsoft
+    **dict.fromkeys(SAME.split(), _same),
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "LayerNormalization": _layer_norm,
+    "SimplifiedLayerNormalization": _layer_norm,
+    "SkipGroupNorm": _group_norm,
+    "BiasSplitGelu": _split_gelu,
+    "EmbedLayerNormalization": _embed,
+    "QEmbedLayerNormalization": _embed,
+    "FusedConv": infer_conv.RULES["Conv"],
+    "NhwcConv": _nhwc(infer_conv.RULES["Conv"]),
+    "NhwcFusedConv": _nhwc(infer_conv.RULES["Conv"]),
+    "FusedGemm": infer_math.RULES["Gemm"],
+    "FusedMatMul": _fused_matmul,
+    "TransposeMatMul": _fused_matmul,
+    "FusedMatMulActivation": _fused_matmul,
+    "GridSample": infer_conv.RULES["GridSample"],
+    "Attention": _attention,
+    "QAttention": _attention,
+    "MultiHeadAttention": _multi_head_attention,
+    "GroupQueryAttention": _group_query_attention,
+    "MatMulNBits": _blocked_product,
+    "MatMulBnb4": _blocked_product,
+    "MatMulIntegerToFloat": _float_product,
+    "DynamicQuantizeMatMul": _float_product,
+    "QGemm": _qgemm,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+    "QLinearAdd": _qlinear_binary,
+    "QLinearMul": _qlinear_binary,
+    "QLinearWhere": _qlinear_where,
+    "QLinearConcat": _qlinear_concat,
+    "QLinearConv": _nhwc(infer_conv.RULES["QLinearConv"]),
+    "QLinearAveragePool": _nhwc(infer_conv.RULES["AveragePool"]),
+    "QLinearGlobalAveragePool": _nhwc(infer_conv.RULES["GlobalAveragePool"]),
+    "Unique": _unique,
+    "CDist": _cdist,
+    "Rfft": _rfft,
+    "Irfft": _irfft,
+}
+DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), _same), "SimplifiedLayerNormalization": _layer_norm}
