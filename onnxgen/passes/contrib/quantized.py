@@ -11,7 +11,7 @@ from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.info import info
 
 Results = list[ir.Value | None]
-FLOAT = ir.DataType.FLOAT.value
+FLOAT, INT32 = ir.DataType.FLOAT.value, ir.DataType.INT32.value
 
 
 @body("QuantizeLinear")
@@ -88,7 +88,55 @@ def qlinear_average_pool(
         kernel_shape=kernel_shape, pads=None if auto_pad != "NOTSET" else pads, strides=strides,
     )  # fmt: skip
     made = g("Transpose", made, perm=[0, *range(2, n), 1]) if channels_last else made
-    return _quantized(g, made, y_scale, y_zero_point, X)
+    return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
+
+
+@body("QLinearGlobalAveragePool")
+def qlinear_global_average_pool(
+    g: Writer, X: ir.Value, x_scale: ir.Value, x_zero_point: ir.Value, y_scale: ir.Value, y_zero_point: ir.Value, *,
+    channels_last: int = 0,
+) -> ir.Value:  # fmt: skip
+    """An exact sum of integers, scaled by `x_scale / (y_scale * count)`."""
+    n = g.rank(X)
+    axes = g.ints(*(range(1, n - 1) if channels_last else range(2, n)))
+    centred = g("Sub", g("Cast", X, to=INT32), g("Cast", x_zero_point, to=INT32))
+    total = g("Cast", g("ReduceSum", centred, axes), to=FLOAT)
+    count = g("Cast", g("ReduceProd", g("Gather", g("Shape", X), axes), keepdims=0), to=FLOAT)
+    scale = g("Div", x_scale, g("Mul", y_scale, count))
+    return _quantized(g, g("Mul", total, scale), g.constant(np.asarray(1, np.float32)), y_zero_point, X)
+
+
+@body("QLinearMul")
+def qlinear_mul(
+    g: Writer, A: ir.Value, A_scale: ir.Value, A_zero_point: ir.Value | None, B: ir.Value, B_scale: ir.Value,
+    B_zero_point: ir.Value | None, C_scale: ir.Value, C_zero_point: ir.Value | None = None,
+) -> ir.Value:  # fmt: skip
+    """An exact product of integers, scaled."""
+    product = g("Mul", _centred(g, A, A_zero_point), _centred(g, B, B_zero_point))
+    scale = g("Div", g("Mul", A_scale, B_scale), C_scale)
+    return _rounded(g, g("Mul", product, scale), C_zero_point, A)
+
+
+@body("QLinearAdd")
+def qlinear_add(
+    g: Writer, A: ir.Value, A_scale: ir.Value, A_zero_point: ir.Value | None, B: ir.Value, B_scale: ir.Value,
+    B_zero_point: ir.Value | None, C_scale: ir.Value, C_zero_point: ir.Value | None = None,
+) -> ir.Value:  # fmt: skip
+    a = g("Mul", _centred(g, A, A_zero_point), g("Div", A_scale, C_scale))
+    b = g("Mul", _centred(g, B, B_zero_point), g("Div", B_scale, C_scale))
+    return _rounded(g, g("Add", a, b), C_zero_point, A)
+
+
+def _centred(g: Writer, x: ir.Value, zero: ir.Value | None) -> ir.Value:
+    """Integers without their zero point, as floats."""
+    wide = g("Cast", x, to=FLOAT)
+    return wide if zero is None else g("Sub", wide, g("Cast", zero, to=FLOAT))
+
+
+def _rounded(g: Writer, x: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+    """`round(x + zero)`, saturated: onnxruntime rounds after it adds the zero point here, so that ties differ."""
+    x = x if zero is None else g("Add", x, g("Cast", zero, to=FLOAT))
+    return g("QuantizeLinear", x, g.constant(np.asarray(1, np.float32)), g.number(0, like))
 
 
 @body("QLinearConv")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,7 @@ NEWER = {"RMSNormalization": 23, "Attention": 23}
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 Body = Callable[..., Any]
+Written = TypeVar("Written", bound=Body)
 BODIES: dict[tuple[str, str], Body] = {}
 
 KINDS = {
@@ -47,10 +48,10 @@ class Refused(Exception):
         self.what, self.help = what, help
 
 
-def body(*names: str, domain: str = MICROSOFT) -> Callable[[Body], Body]:
+def body(*names: str, domain: str = MICROSOFT) -> Callable[[Written], Written]:
     """Register a function as what some operators stand for."""
 
-    def register(function: Body) -> Body:
+    def register(function: Written) -> Written:
         BODIES.update({(domain, name): function for name in names})
         return function
 
