@@ -141,7 +141,7 @@ def _arguments(
             continue
         if value is None:
             value = None if parameter.default is MISSING else parameter.default
-            if parameter.default is MISSING:
+            if parameter.default is MISSING and not str(parameter.annotation).endswith("| None"):
                 raise builder.error(f"its {parameter.name!r} is missing")
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             keywords[parameter.name] = value

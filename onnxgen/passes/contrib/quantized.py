@@ -117,16 +117,6 @@ def qlinear_mul(
     return _rounded(g, g("Mul", product, scale), C_zero_point, A)
 
 
-@body("QLinearAdd")
-def qlinear_add(
-    g: Writer, A: ir.Value, A_scale: ir.Value, A_zero_point: ir.Value | None, B: ir.Value, B_scale: ir.Value,
-    B_zero_point: ir.Value | None, C_scale: ir.Value, C_zero_point: ir.Value | None = None,
-) -> ir.Value:  # fmt: skip
-    a = g("Mul", _centred(g, A, A_zero_point), g("Div", A_scale, C_scale))
-    b = g("Mul", _centred(g, B, B_zero_point), g("Div", B_scale, C_scale))
-    return _rounded(g, g("Add", a, b), C_zero_point, A)
-
-
 def _centred(g: Writer, x: ir.Value, zero: ir.Value | None) -> ir.Value:
     """Integers without their zero point, as floats."""
     wide = g("Cast", x, to=FLOAT)

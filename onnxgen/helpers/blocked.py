@@ -1,0 +1,62 @@
+"""Weights of a few bits each, packed in bytes and scaled by block, as onnxruntime stores them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def unpack_bits(packed: Tensor, bits: int) -> Tensor:
+    """The unsigned numbers of `bits` bits that bytes hold along their last axis, lowest bits first, as uint8.
+
+    Where `bits` does not divide 8 (3, 5, ...), numbers cross from one byte to the next.
+    """
+    shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
+    stream = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
+    whole = stream.shape[-1] // bits * bits
+    weights = 2 ** torch.arange(bits, device=packed.device)
+    numbers: Tensor = (
+        (stream[..., :whole].reshape(*packed.shape[:-1], -1, bits).long() * weights).sum(-1).to(torch.uint8)
+    )
+    return numbers
+
+
+def dequantize_blocks(
+    packed: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, groups: Tensor | None = None
+) -> Tensor:
+    """onnxruntime's blocked weights as a matrix [rows, size] of the scales' type: `(number - zero) * scale`.
+
+    Args:
+        packed: [rows, blocks, bytes a block], uint8.
+        scales: [rows * blocks].
+        zeros: by block, packed in the bytes of a row or one number each; without them 2 ** (bits - 1).
+        size: elements of a row; the last block may have more.
+        bits: of one element.
+        groups: [size], the block whose scale an element has, if that is not the one it lies in.
+    """
+    rows, blocks, _ = packed.shape
+    scales = scales.reshape(rows, blocks)
+    if zeros is None:
+        zeros = torch.full_like(scales, 2 ** (bits - 1))
+    elif zeros.dtype == torch.uint8:
+        zeros = unpack_bits(zeros.reshape(rows, -1), bits)[:, :blocks]
+    numbers = unpack_bits(packed, bits)
+    if groups is None:
+        groups = torch.arange(blocks, device=packed.device).repeat_interleave(numbers.shape[-1])[:size]
+    zeros, scales = zeros.reshape(rows, blocks)[:, groups.long()], scales[:, groups.long()]
+    return (numbers.flatten(1)[:, :size].to(scales.dtype) - zeros.to(scales.dtype)) * scales
+
+
+def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple[int, int], block: int) -> Tensor:
+    """bitsandbytes' weights of 4 bits as a matrix: `table[number] * scale`, one scale for each `block` elements.
+
+    Args:
+        packed: two numbers a byte, the first in the high bits; uint8.
+        scales: one a block.
+        table: the 16 values that numbers stand for.
+        shape: of the matrix.
+        block: elements that share a scale; they follow each other through the rows.
+    """
+    numbers = torch.stack([packed >> 4, packed & 15], -1).flatten()[: shape[0] * shape[1]]
+    spread = scales.flatten().repeat_interleave(block)[: numbers.numel()]
+    return (table.to(scales.dtype)[numbers.long()] * spread).reshape(shape)

@@ -1,0 +1,38 @@
+"""Quantised sums and softmax with onnxruntime's own rounding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def quantized_sum(
+    a: Tensor, a_scale: Tensor | float, b: Tensor, b_scale: Tensor | float, offset: Tensor | float
+) -> Tensor:
+    """onnxruntime's QLinearAdd: `a * a_scale + (b * b_scale + offset)`, rounded half to even and saturated.
+
+    Products are added without rounding in between, as its fused multiply-add does; so is float64's. The scales are
+    those of the operands in units of the result's, the offset is what the three zero points come to.
+    """
+    total = (b.double() * b_scale + offset).float()
+    total = (a.double() * a_scale + total).float()
+    limits = torch.iinfo(a.dtype)
+    return total.round().clamp(limits.min, limits.max).to(a.dtype)
+
+
+def quantized_softmax(
+    x: Tensor, x_scale: Tensor | float, y_scale: Tensor | float, y_zero: Tensor | int, dim: int
+) -> Tensor:
+    """onnxruntime's QLinearSoftmax along an axis: exponentials of integers below their maximum.
+
+    It multiplies by the whole number below `1 / y_scale`.
+    """
+    highest = math.log(torch.finfo(torch.float32).max / x.shape[dim]) - 5
+    below = x.double() - x.double().amax(dim, keepdim=True)
+    exponentials = (below * x_scale + max(highest, 0.0)).exp().float()
+    steps = torch.floor(1.0 / torch.as_tensor(y_scale, dtype=torch.float32, device=x.device))
+    limits = torch.iinfo(x.dtype)
+    total = (exponentials * steps / exponentials.sum(dim, keepdim=True)).round() + y_zero
+    return total.clamp(limits.min, limits.max).to(x.dtype)

@@ -1,0 +1,213 @@
+"""Operators of onnxruntime that the standard has no words for; `passes/contrib` writes out the others."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+MICROSOFT = "com.microsoft"
+ANEW = "optimise the file for the CPU"
+
+# what the 16 numbers of bitsandbytes stand for, by `quant_type`
+TABLES = {
+    0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: then the same, negative
+    1: [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+}  # fmt: skip
+
+
+@op("Inverse", domain=MICROSOFT)
+def inverse(b: Builder, X: Arg) -> ast.expr:
+    if X.dtype == ir.DataType.FLOAT16:
+        return b("torch.linalg.inv(x.float()).half()", x=X)
+    return b("torch.linalg.inv(x)", x=X)
+
+
+@op("CDist", domain=MICROSOFT)
+def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.expr:
+    """Distances of rows to rows, or their squares."""
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise b.error("its metric is neither euclidean nor sqeuclidean", "fix the file")
+    if metric == "sqeuclidean":
+        return b("(x.unsqueeze(1) - y).square().sum(-1)", x=A, y=B)
+    return b("torch.cdist(x, y, compute_mode=m)", x=A, y=B, m="donot_use_mm_for_euclid_dist")
+
+
+@op("Rfft", domain=MICROSOFT)
+def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
+    """Over the last axes, as pairs of real and imaginary parts."""
+    if normalized:
+        raise b.error("normalized transforms are not handled", "onnxruntime has none, either")
+    axes = tuple(range(-signal_ndim, 0))
+    function = "rfftn" if onesided else "fftn"
+    return b("torch.view_as_real(y)", y=b.call(f"torch.fft.{function}", X, dim=axes))
+
+
+@op("Irfft", domain=MICROSOFT)
+def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int) -> ast.expr:
+    """The inverse; of one-sided transforms, to an even number of elements."""
+    if normalized:
+        raise b.error("normalized transforms are not handled", "onnxruntime has none, either")
+    axes = tuple(range(-signal_ndim, 0))
+    x = b("torch.view_as_complex(x)", x=X)
+    if onesided:
+        return b.call("torch.fft.irfftn", x, dim=axes)
+    return b("y.real", y=b.call("torch.fft.ifftn", x, dim=axes))
+
+
+# ---- weights of few bits ---------------------------------------------------------------------------------------------
+
+
+@op("MatMulNBits", domain=MICROSOFT)
+def matmul_nbits(
+    b: Builder, A: Arg, B: Arg, scales: Arg, zero_points: Arg | None = None, g_idx: Arg | None = None,
+    bias: Arg | None = None, *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> ast.expr:  # fmt: skip
+    """A linear layer whose weights are quantised by blocks of each row; computed in the input's type."""
+    if weight_prepacked:
+        raise b.error("its weights are packed for one kind of device", ANEW)
+    blocks = -(-K // block_size)
+    packed = B.expr if B.rank == 3 else b("x.reshape(n, m, -1)", x=B, n=N, m=blocks)
+    weight = b.call(
+        "dequantize_blocks", packed, scales, None if zero_points is None else zero_points, K, bits,
+        OMIT if g_idx is None else g_idx,
+    )  # fmt: skip
+    return b.call("F.linear", A, weight, OMIT if bias is None else bias)
+
+
+@op("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(
+    b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
+    training_mode: int = 0, transB: int = 1,
+) -> ast.expr:  # fmt: skip
+    """A linear layer whose weights are of bitsandbytes' 4 bits."""
+    values = TABLES.get(quant_type)
+    if values is None:
+        raise b.error("its quant_type is neither FP4 nor NF4", "fix the file")
+    table = np.asarray(values if quant_type else [*values, *(-v for v in values)], np.float32)
+    weight = b.call("dequantize_table", B, absmax, b.buffer(table, "table"), (N, K), block_size)
+    return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
+
+
+# ---- quantised, with a rounding of their own -------------------------------------------------------------------------
+
+
+def _number(arg: Arg | None) -> Any:
+    """A scale or a zero point as numpy's float32, or as a tensor where it is not known; 0 for an absent one."""
+    constant = np.zeros(1) if arg is None else arg.constant
+    return np.float32(constant.reshape(-1)[0]) if constant is not None and constant.size == 1 else literal(arg)
+
+
+def _plain(value: Any) -> Any:
+    """To all digits: these numbers meet float64."""
+    return float(value) if isinstance(value, np.floating) else value
+
+
+@op("QLinearAdd", domain=MICROSOFT)
+def qlinear_add(
+    b: Builder, A: Arg, A_scale: Arg, A_zero_point: Arg | None, B: Arg, B_scale: Arg, B_zero_point: Arg | None,
+    C_scale: Arg, C_zero_point: Arg | None = None,
+) -> ast.expr:  # fmt: skip
+    """The scales in units of the result's; and one offset for all zero points."""
+    scales = [_number(s) for s in (A_scale, B_scale, C_scale)]
+    zeros = [_number(z) for z in (A_zero_point, B_zero_point, C_zero_point)]
+    if all(isinstance(v, np.floating) for v in (*scales, *zeros)):
+        first, second = scales[0] / scales[2], scales[1] / scales[2]
+        offset = zeros[2] - (first * zeros[0] + second * zeros[1])
+    else:
+        scales, zeros = [_plain(s) for s in scales], [_plain(z) for z in zeros]
+        first = b.let(b("x / y", x=scales[0], y=scales[2]), "scale")
+        second = b.let(b("x / y", x=scales[1], y=scales[2]), "scale")
+        offset = b("c - (s * x + t * y)", c=zeros[2], s=first, x=zeros[0], t=second, y=zeros[1])
+    return b.call("quantized_sum", A, _plain(first), B, _plain(second), _plain(offset))
+
+
+@op("QLinearSoftmax", domain=MICROSOFT)
+def qlinear_softmax(
+    b: Builder, X: Arg, X_scale: Arg, x_zero_point: Arg | None, y_scale: Arg, y_zero_point: Arg | None = None, *,
+    opset: int, axis: int = -1,
+) -> ast.expr:  # fmt: skip
+    """Before opset 13 over all axes from `axis` on."""
+    rank = X.known_rank
+    flat = opset < 13 and axis % rank != rank - 1
+    x = b("x.flatten(axis)", x=X, axis=axis % rank) if flat else X.expr
+    zero = _plain(_number(y_zero_point))
+    made = b.call(
+        "quantized_softmax", x, _plain(_number(X_scale)), _plain(_number(y_scale)),
+        int(zero) if isinstance(zero, (int, float)) else zero, -1 if flat else axis,
+    )  # fmt: skip
+    return b("y.reshape(x.shape)", y=made, x=X) if flat else made
+
+
+# ---- attention with a cache ------------------------------------------------------------------------------------------
+
+
+@op("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
+    seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    position_ids: Arg | None = None, attention_bias: Arg | None = None, head_sink: Arg | None = None,
+    k_scale: Arg | None = None, v_scale: Arg | None = None, q_norm_weight: Arg | None = None,
+    k_norm_weight: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0, scale: float = 0.0,
+    local_window_size: int = -1, softcap: float = 0.0, smooth_softmax: int = -1, causal: int = 1,
+    qk_output: int = 0, kv_cache_bit_width: int = 0, k_quant_type: str = "NONE", v_quant_type: str = "NONE",
+    qk_norm_epsilon: float = 1e-6, sliding_window_cache: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
+    quantised = k_quant_type != "NONE" or v_quant_type != "NONE" or kv_cache_bit_width
+    if quantised or sliding_window_cache or b.wants(3) or k_norm_weight or q_norm_weight or k_scale or v_scale:
+        raise b.error("a quantised or sliding cache, norms of q and k, and scores as an output are not handled", ANEW)
+    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
+    before = b.let(b("(n.long() + 1 - q.shape[2]).clamp(min=0)", n=b("n.flatten()", n=seqlens_k), q=q), "before")
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise b.error("its cos_cache or sin_cache is missing", "fix the file")
+        places = b("p.unsqueeze(1) + torch.arange(q.shape[2], device=q.device)", p=before, q=q)
+        positions = b.let(places if position_ids is None else position_ids.expr, "positions")
+        turn = "rotate_positions(x, cos, sin, p, i)"
+        q, k = (
+            b.let(b(turn, x=x, cos=cos_cache, sin=sin_cache, p=positions, i=bool(rotary_interleaved)), name)
+            for x, name in ((q, "q"), (k, "k"))
+        )
+    length: Any = b("k.shape[2]", k=k)
+    if past_key is not None:
+        length = b.let(b("max(p.shape[2], n)", p=past_key, n=total_sequence_length.as_int()), "length")
+    caches = [
+        b.let(b("append_cache(p, x, n, m)", p=p, x=x, n=before, m=length), name)
+        for p, x, name in ((past_key, k, "k"), (past_value, v, "v"))
+    ]
+    sink: Any = OMIT if head_sink is None else head_sink
+    if head_sink is None and smooth_softmax > 0:
+        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    made = b.call(
+        "group_query_attention", q, *caches, before, scale=scale or OMIT, window=unless(local_window_size, -1),
+        softcap=softcap or OMIT, bias=OMIT if attention_bias is None else attention_bias, sink=sink,
+        is_causal=unless(bool(causal), True),
+    )  # fmt: skip
+    return [b("y.transpose(1, 2).flatten(2)", y=made), *caches]
+
+
+def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int) -> list[ast.expr]:
+    """q, k and v as [batch, heads, length, size]; they may come side by side."""
+    split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
+    if key is None or value is None:
+        whole = b.let(b(split, x=query, n=heads + 2 * shared), "qkv")
+        parts = b("x.split(s, dim=1)", x=whole, s=(heads, shared, shared))
+        return [b.let(b("x[i]", x=parts, i=i), name) for i, name in enumerate("qkv")]
+    pairs = ((query, heads, "q"), (key, shared, "k"), (value, shared, "v"))
+    return [b.let(b(split, x=x, n=n), name) for x, n, name in pairs]
