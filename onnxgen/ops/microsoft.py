@@ -173,24 +173,10 @@ def group_query_attention(
     if quantised or sliding_window_cache or b.wants(3) or k_norm_weight or q_norm_weight or k_scale or v_scale:
         raise b.error("a quantised or sliding cache, norms of q and k, and scores as an output are not handled", ANEW)
     q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
-    before = b.let(b("(n.long() + 1 - q.shape[2]).clamp(min=0)", n=b("n.flatten()", n=seqlens_k), q=q), "before")
+    before = b.let(b("(n.flatten().long() + 1 - q.shape[2]).clamp(min=0)", n=seqlens_k, q=q), "before")
     if do_rotary:
-        if cos_cache is None or sin_cache is None:
-            raise b.error("its cos_cache or sin_cache is missing", "fix the file")
-        places = b("p.unsqueeze(1) + torch.arange(q.shape[2], device=q.device)", p=before, q=q)
-        positions = b.let(places if position_ids is None else position_ids.expr, "positions")
-        turn = "rotate_positions(x, cos, sin, p, i)"
-        q, k = (
-            b.let(b(turn, x=x, cos=cos_cache, sin=sin_cache, p=positions, i=bool(rotary_interleaved)), name)
-            for x, name in ((q, "q"), (k, "k"))
-        )
-    length: Any = b("k.shape[2]", k=k)
-    if past_key is not None:
-        length = b.let(b("max(p.shape[2], n)", p=past_key, n=total_sequence_length.as_int()), "length")
-    caches = [
-        b.let(b("append_cache(p, x, n, m)", p=p, x=x, n=before, m=length), name)
-        for p, x, name in ((past_key, k, "k"), (past_value, v, "v"))
-    ]
+        q, k = _rotated(b, (q, k), before, cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
+    caches = _cached(b, ((past_key, k, "k"), (past_value, v, "v")), before, total_sequence_length)
     sink: Any = OMIT if head_sink is None else head_sink
     if head_sink is None and smooth_softmax > 0:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
@@ -200,6 +186,30 @@ def group_query_attention(
         is_causal=unless(bool(causal), True),
     )  # fmt: skip
     return [b("y.transpose(1, 2).flatten(2)", y=made), *caches]
+
+
+def _rotated(
+    b: Builder, operands: tuple[ast.expr, ast.expr], before: ast.expr, cos: Arg | None, sin: Arg | None,
+    position_ids: Arg | None, interleaved: bool,
+) -> list[ast.expr]:  # fmt: skip
+    """q and k turned by the angles of their places, given or counted."""
+    if cos is None or sin is None:
+        raise b.error("its cos_cache or sin_cache is missing", "fix the file")
+    places = b("p.unsqueeze(1) + torch.arange(q.shape[2], device=q.device)", p=before, q=operands[0])
+    positions = b.let(places if position_ids is None else position_ids.expr, "positions")
+    turn = "rotate_positions(x, cos, sin, p, i)"
+    return [b.let(b(turn, x=x, cos=cos, sin=sin, p=positions, i=interleaved), name) for x, name in zip(operands, "qk")]
+
+
+def _cached(
+    b: Builder, parts: tuple[tuple[Arg | None, ast.expr, str], ...], before: ast.expr, total: Arg
+) -> list[ast.expr]:
+    """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
+    past, new, _ = parts[0]
+    length: Any = b("k.shape[2]", k=new)
+    if past is not None:
+        length = b.let(b("max(p.shape[2], n)", p=past, n=total.as_int()), "length")
+    return [b.let(b("append_cache(p, x, n, m)", p=p, x=x, n=before, m=length), name) for p, x, name in parts]
 
 
 def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int) -> list[ast.expr]:
