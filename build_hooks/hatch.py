@@ -83,7 +83,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
     def _sources(self, project: Project) -> dict[str, str]:
         """What modules are made from, by its place in the sdist, even if the version control ignores it."""
         from .freshness import source_files
-        from .standing import is_adopted, outputs
+        from .standing import is_adopted, is_edited, outputs
 
         found: set[Path] = set()
         for entry in project.entries:
@@ -92,6 +92,8 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
                 found.update(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
             if is_adopted(entry):
                 found.update(path for path in outputs(entry) if path.exists())
+            elif is_edited(entry):
+                found.add(entry.output)
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:

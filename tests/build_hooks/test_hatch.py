@@ -91,12 +91,8 @@ _BUILD = "import sys, hatchling.build as b; print(getattr(b, 'build_' + sys.argv
 
 
 @pytest.fixture(scope="module")
-def backend(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Backend:
-    folder = tmp_path_factory.mktemp("backend")
-    env = environment(wheelhouse, folder / "cache")
-    python = make_venv(folder / "venv")
-    pip("--python", python, "install", "onnxgen", "hatchling", "editables", cwd=folder, env=env)
-    return Backend(python, env)
+def backend(builder: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    return Backend(builder, environment(wheelhouse, tmp_path_factory.mktemp("cache")))
 
 
 # ---- builds in isolation, as pip and build make them -----------------------------------------------------------------
@@ -237,7 +233,7 @@ def test_a_stale_module_in_the_tree_is_not_what_goes_into_the_wheel(backend: Bac
 
 
 def test_a_module_that_was_edited_goes_into_wheel_and_sdist(backend: Backend, tmp_path: Path) -> None:
-    project = one(tmp_path / "project", **ONE.files, **{".gitignore": "*.safetensors\n"})
+    project = one(tmp_path / "project", **ONE.files, **{".gitignore": "*.safetensors\n/src/pkg/one.py\n"})
     backend.build("editable", project, tmp_path / "editable")
     module = project / "src/pkg/one.py"
     module.write_text(module.read_text() + "\nMINE = 1\n")
@@ -295,6 +291,14 @@ def test_templates_are_in_the_sdist(backend: Backend, tmp_path: Path) -> None:
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def generated(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose module is there."""
+    project = one(tmp_path_factory.mktemp("generated") / "project")
+    backend.build("editable", project, project.parent / "dist")
+    return project
+
+
 def table(source: str, output: str) -> str:
     return f'[[tool.onnxgen.models]]\nsource = "{source}"\noutput = "{output}"\n'
 
@@ -319,11 +323,11 @@ def table(source: str, output: str) -> str:
     ids=["missing", "one output", "outside", "broken", "no package", "weights", "hook's table"],
 )
 def test_bad_input_is_one_line_that_names_the_key(
-    settings: str, expected: str, backend: Backend, tmp_path: Path
+    settings: str, expected: str, generated: Path, backend: Backend, tmp_path: Path
 ) -> None:
     """Of any build, and the modules that were there stay."""
-    project = one(tmp_path / "project")
-    backend.build("editable", project, tmp_path / "editable")
+    project = tmp_path / "project"
+    shutil.copytree(generated, project)
     file = project / "pyproject.toml"
     head, models = file.read_text().replace("[tool.hatch.build.hooks.onnxgen]\n", "").split("[[", 1)
     hook = "" if "hooks" in settings else "[tool.hatch.build.hooks.onnxgen]\n"
