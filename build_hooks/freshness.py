@@ -17,6 +17,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
     data = [[location, _digest(entry, "source", file, cache)] for location, file in zip(locations, files)]
     chosen = [entry.source.name, entry.output.name, source, data, _options(entry), _templates(entry, cache)]
     asked = _short(chosen)
-    made = _short([asked, __version__, _tree(templates_dir(), cache)])
+    made = _short([asked, __version__, _ours(templates_dir())])
     return Content(asked + made, source, _short(data) if data else "", (entry.source, *files))
 
 
@@ -148,6 +149,12 @@ def _templates(entry: Entry, cache: Cache) -> list[list[str]]:
         return [] if folder is None else _tree(folder, cache)
     except OSError as error:
         raise OnnxgenError(f"{entry.at('templates')}: {entry.shown(folder or Path())}: {error.strerror}") from None
+
+
+@lru_cache
+def _ours(folder: Path) -> list[list[str]]:
+    """onnxgen's own templates, which do not change while it runs."""
+    return _tree(folder, Cache())
 
 
 def _tree(folder: Path, cache: Cache) -> list[list[str]]:

@@ -90,22 +90,43 @@ def _filled(text: object, source: Path) -> object:
     return text.replace(STEM, identifier(source.stem, "model")) if isinstance(text, str) else text
 
 
+class _Real:
+    """Real paths; what is asked of most files is whether they are links, since they share their folders."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+
+    def __call__(self, path: Path) -> str:
+        folder, name = os.path.split(path)
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder)
+        return os.path.join(self._folders[folder], name)
+
+
 def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, str], None]) -> None:
     """Tell `wrong` of every file that would be written out of the project, over a source, or by two models."""
-    sources = {os.path.realpath(entry.source): entry for entry in entries}
+    real_path = _Real()
+    sources = {real_path(entry.source): entry for entry in entries}
     taken: dict[str, tuple[Entry, str]] = {}
     for entry in entries:
+        root = real_path(entry.root) if inside else ""
         for name, path in (("output", entry.output), ("weights", entry.weights)):
             if path is None:
                 continue
-            real = os.path.realpath(path)
-            if problem := _problem(entry, path, real, sources, taken, inside):
+            real = real_path(path)
+            if problem := _problem(entry, path, real, sources, taken, root):
                 wrong(f"{entry.key}.{name}", f"{entry.shown(path)} {problem}")
                 break  # the sidecar lies beside the module: most that is wrong with one is with the other
             taken[os.path.normcase(real)] = (entry, name)
         templates = entry.options.templates
-        if templates is not None and Path(os.path.realpath(entry.output)).is_relative_to(os.path.realpath(templates)):
+        if templates is not None and _is_in(real_path(entry.output), os.path.realpath(templates)):
             wrong(f"{entry.key}.templates", f"the folder {entry.shown(templates)} holds the output, too")
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path.startswith(os.path.join(folder, ""))
 
 
 def _problem(
@@ -114,10 +135,11 @@ def _problem(
     real: str,
     sources: Mapping[str, Entry],
     taken: Mapping[str, tuple[Entry, str]],
-    inside: bool,
+    root: str,
 ) -> str:
-    """What is wrong with a file that an entry writes, whose real path is `real`; empty if nothing is."""
-    if inside and not Path(real).is_relative_to(os.path.realpath(entry.root)):
+    """What is wrong with a file that an entry writes, whose real path is `real`, and should be in `root` if that is
+    given; empty if nothing is."""
+    if root and not _is_in(real, root):
         return f"lies outside the project: a link leads to {real}"
     if real in sources:
         return f"is the source of {sources[real].key}"
