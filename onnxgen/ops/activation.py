@@ -111,20 +111,39 @@ def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     )
 
 
-@op("PRelu")
+@op("PRelu", since=1)
+def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
+    """Before opset 7 a vector has one value a channel."""
+    made = _prelu_module(b, X, slope)
+    if made is not None:
+        return made
+    if slope.known_rank == 1 and slope.shape != (1,) and X.known_rank > 2:
+        return b("torch.where(x < 0, slope.reshape(s) * x, x)", x=X, slope=slope, s=(-1, *[1] * (X.known_rank - 2)))
+    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
+
+
+@op("PRelu", since=7)
 def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
+    made = _prelu_module(b, X, slope)
+    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope) if made is None else made
+
+
+def _prelu_module(b: Builder, X: Arg, slope: Arg) -> ast.expr | None:
+    """`nn.PReLU`, if the slope is stored and has one value, or one a channel."""
     source, rank = slope.source, X.rank
-    if source is not None and rank is not None and rank >= 2 and X.is_float:
-        shape = source.shape[1:] if len(source.shape) == rank and source.shape[0] == 1 else source.shape
-        per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
-        count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
-        if source.nbytes == count * source.dtype.itemsize:
-            flat = source if len(source.shape) == 1 else source.reshape((count,))
-            module = b.module("prelu", b.call("nn.PReLU", unless(count, 1)), weight=flat)
-            if module is not None:
-                return b("m(x)", m=module, x=X)
-    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
+    if source is None or rank is None or rank < 2 or not X.is_float:
+        return None
+    shape = source.shape[1:] if len(source.shape) == rank and source.shape[0] == 1 else source.shape
+    if b.opset < 7 and len(shape) == 1:
+        shape = (*shape, *[1] * (rank - 2))
+    per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
+    count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
+    if source.nbytes != count * source.dtype.itemsize:
+        return None
+    flat = source if len(source.shape) == 1 else source.reshape((count,))
+    module = b.module("prelu", b.call("nn.PReLU", unless(count, 1)), weight=flat)
+    return None if module is None else b("m(x)", m=module, x=X)
 
 
 # From opset 13 on an axis is what it is everywhere; before, the tensor was flattened to 2-D at it.

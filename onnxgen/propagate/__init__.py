@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.propagate import bodies
-from onnxgen.propagate.dims import Dim
+from onnxgen.propagate.dims import Dim, symbols
 from onnxgen.propagate.evaluate import evaluate
 from onnxgen.propagate.float_sizes import FloatSizes
 from onnxgen.propagate.infer import STANDARD, declared, infer
-from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info
+from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
 from onnxgen.propagate.node_facts import NONSENSE, NodeFacts, Symbols
 
 SMALL = 4096  # elements of a stored tensor whose values matter while generating
@@ -56,6 +56,8 @@ class _Propagation:
         shape: Shape | None = None
         if value.shape is not None:
             shape = tuple(self._declared_dim(value, axis, dim) for axis, dim in enumerate(value.shape))
+        if kind == "sequence":
+            self.symbols.elements.update(name for dim in shape or () for name in symbols(dim))
         return Info(dtype, shape, None, kind)
 
     def _declared_dim(self, value: ir.Value, axis: int, dim: int | ir.SymbolicDim) -> Dim:
@@ -73,6 +75,8 @@ class _Propagation:
         for node in graph:
             for value, facts in zip(node.outputs, self._node(node), strict=False):
                 set_info(value, declared(value, facts, self.symbols))
+                if facts.kind == "sequence":
+                    self.symbols.elements |= shown_dims(value)
 
     def _node(self, node: ir.Node) -> list[Info]:
         standard = node.domain in STANDARD

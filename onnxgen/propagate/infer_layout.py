@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, Sym, exact_div, floordiv, product
+from onnxgen.propagate.dims import Dim, Sym, exact_div, floordiv, product, symbols
 from onnxgen.propagate.infer_elementwise import broadcast
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
@@ -249,6 +249,13 @@ def _non_zero(n: NodeFacts) -> list[Info]:
     return [tensor(ir.DataType.INT64, [n.fresh(0) if rank is None else max(rank, 1), n.fresh(1)])]
 
 
+def _sequence_at(n: NodeFacts) -> list[Info]:
+    """Dims that a list is only declared with are this element's own."""
+    dims = enumerate(n.shape(0))
+    own = [n.fresh(axis) if n.symbols.elements.intersection(symbols(d)) else d for axis, d in dims]
+    return [tensor(n.dtype(0), own)]
+
+
 RULES: dict[str, Rule] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
@@ -268,4 +275,5 @@ RULES: dict[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
     "NonZero": _non_zero,
+    "SequenceAt": _sequence_at,
 }

@@ -24,9 +24,14 @@ class Contradiction(Exception):
 
 
 class Symbols:
-    """The symbols of one propagation: each made-up name belongs to one axis of one value."""
+    """The symbols of one propagation: each made-up name belongs to one axis of one value.
+
+    Attributes:
+        elements: names of dims that lists are declared with, which may be other numbers in each of their elements.
+    """
 
     def __init__(self) -> None:
+        self.elements: set[str] = set()
         self._owner: dict[str, object] = {}
         self._made: dict[tuple[int, int], Sym] = {}
         self._bodies: list[set[str]] = []
