@@ -141,7 +141,9 @@ def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
 
 @op("Transpose")
 def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.expr:
-    rank = data.known_rank
+    if perm is None and data.rank is None:
+        return b("x.permute(*reversed(range(x.dim())))", x=data)
+    rank = data.known_rank if perm is None else len(perm)
     order = perm if perm is not None else list(reversed(range(rank)))
     moved = [i for i, p in enumerate(order) if p != i]
     if not moved:
@@ -158,7 +160,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
 
 @op("Unsqueeze")
 def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
-    if axes.constant is None:
+    if axes.constant is None or data.rank is None:
         return b("unsqueeze_at(x, axes)", x=data, axes=axes.as_ints())
     known = axes.known_ints("axes")
     rank = data.known_rank + len(known)
