@@ -23,6 +23,13 @@ def read_texts(encoded: Tensor, shape: Sequence[int]) -> np.ndarray:
     return texts(json.loads(bytes(encoded.tolist())), shape)
 
 
+def text_codes(*arrays: np.ndarray, device: torch.device) -> list[np.ndarray | Tensor]:
+    """The different strings of some arrays, sorted, and each array with the numbers of its strings there, int64."""
+    table, codes = np.unique(np.concatenate([array.reshape(-1) for array in arrays]), return_inverse=True)
+    parts = np.split(codes, np.cumsum([array.size for array in arrays])[:-1])
+    return [table, *(torch.tensor(part, device=device).reshape(a.shape) for part, a in zip(parts, arrays))]
+
+
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The strings of y after those of x, which broadcast; also of rank 0, where numpy makes a str of the sum."""
     return np.asarray(x + y, dtype=object)

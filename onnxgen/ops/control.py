@@ -211,7 +211,8 @@ class _Stacks:
                 made.append(None)
                 continue
             steps = self.b("ys[::-1]" if back else "ys", ys=Ref(name))
-            stacked = call("torch.stack", steps, *([axis] if axis else []))
+            package = "np" if info(value).dtype == ir.DataType.STRING else "torch"
+            stacked = call(f"{package}.stack", steps, *([axis] if axis else []))
             made.append(self._or_empty(stacked, name, value) if may_be_empty else stacked)
         return made
 
@@ -219,6 +220,9 @@ class _Stacks:
         """Of no turn at all nothing can be stacked; dims that the file leaves open are 0 then, as in onnxruntime."""
         facts = info(value)
         shape = (0, *(d if isinstance(d, int) else 0 for d in facts.shape or ()))
+        if facts.dtype == ir.DataType.STRING:
+            empty = call("np.empty", shape, dtype=quote("object"))
+            return self.b("stacked if ys else empty", stacked=stacked, ys=Ref(name), empty=empty)
         empty = call("torch.empty", shape, dtype=facts.dtype or ir.DataType.FLOAT, device=DeviceOf())
         return self.b("stacked if ys else empty", stacked=stacked, ys=Ref(name), empty=empty)
 

@@ -38,8 +38,6 @@ def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`nn.Embedding` for a trained table, else plain indexing."""
     if axis < 0 or data.rank is not None:
         axis %= data.known_rank
-    if data.dtype == ir.DataType.STRING:
-        return b("np.take(x, i, axis=axis)", x=data, i=indices, axis=axis)
     embedding = _embedding(b, data, indices, axis)
     if embedding is not None:
         return embedding

@@ -72,7 +72,9 @@ def split_to_sequence(
 
 @op("ConcatFromSequence")
 def concat_from_sequence(b: Builder, input_sequence: Arg, *, axis: int, new_axis: int = 0) -> ast.expr:
-    return b.call("torch.stack" if new_axis else "torch.cat", input_sequence, unless(axis, 0))
+    package = "np" if input_sequence.dtype == ir.DataType.STRING else "torch"
+    joined = {"torch": "torch.cat", "np": "np.concatenate"}[package]
+    return b.call(f"{package}.stack" if new_axis else joined, input_sequence, unless(axis, 0))
 
 
 @op("SequenceMap")

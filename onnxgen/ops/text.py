@@ -5,16 +5,28 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.code.quote import unless
+from onnxgen.code.quote import DeviceOf, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.re2 import NotRe, as_python
 from onnxgen.ops.registry import op
+from onnxgen.passes.linear import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 # languages whose letters change case in ways of their own, and locales that know ASCII alone
 PECULIAR, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
+
+
+@op("TextCodes", domain=DOMAIN)
+def text_codes(b: Builder, *inputs: Arg) -> Any:
+    """The different strings of all inputs, sorted; then each input by their numbers."""
+    return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
+
+
+@op("TextAt", domain=DOMAIN)
+def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
+    return b("text_at(table, i)", table=table, i=index)
 
 
 @op("StringConcat")

@@ -34,6 +34,7 @@ from onnxgen.passes.sequences import sequences
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
+from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
@@ -51,6 +52,7 @@ PASSES: list[Pass] = [
     trainable,  # before all that folds: nothing that is trained may be
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types
+    text,  # operators that only move text do so with numbers; the passes below then meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
     dynamic_batch,  # when sizes are numbers, and operators still the exporter's: it has a rule for each
     sequences,  # lists that are taken apart again at once

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
+import onnx_ir as ir
+
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, expressions
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, walk
 from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol, symbol, symbols
@@ -50,7 +52,8 @@ class _Sizes:
         facts = self.infos.get(name, Info())
         if not _is_tensor(facts):
             return
-        self.tensors.append(name)
+        if facts.dtype != ir.DataType.STRING:
+            self.tensors.append(name)
         for axis, dim in enumerate(facts.shape or ()):
             if isinstance(dim, Sym):
                 self.where.setdefault(dim, (name, axis))
@@ -111,6 +114,7 @@ class _Sizes:
 
     def _device(self, near: list[str]) -> ast.expr:
         """The device of a tensor at hand, else of a parameter, else an argument: the caller's problem."""
+        near = [name for name in near if self.infos[name].dtype != ir.DataType.STRING]
         name = near[0] if near else self.tensors[0] if self.tensors else None
         if name is not None:
             return quote("x.device", x=Ref(name))
