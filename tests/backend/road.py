@@ -59,7 +59,9 @@ class Generated(BackendRep):
 
 def _narrow(elem_type: int) -> Any:
     """numpy's type for the ONNX types of less than a byte, which generated code holds in the next wider one."""
-    small = elem_type and ir.DataType(elem_type).bitwidth < 8 and elem_type != onnx.TensorProto.BOOL
+    if elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING, onnx.TensorProto.BOOL):
+        return None
+    small = ir.DataType(elem_type).bitwidth < 8
     return helper.tensor_dtype_to_np_dtype(elem_type) if small else None
 
 
