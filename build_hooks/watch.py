@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -139,16 +139,24 @@ def _now(before: Stamps) -> Stamps:
 def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> bool:
     """Wait until something is not as it was; False if it still is after `limit` seconds."""
     end = None if limit is None else time.monotonic() + limit
-    folders = {folder for path in before for folder in (path, path.parent) if folder.is_dir()}
-    wake_ups = watchfiles.watch(
-        *folders, watch_filter=None, debounce=TICK, rust_timeout=TICK, yield_on_timeout=True, recursive=False
-    )
-    for _ in wake_ups:
+    for _ in _wake_ups(watchfiles, before):
         if _now(before) != before:
             return True
         if end is not None and time.monotonic() > end:
-            return False
+            break
     return False
+
+
+def _wake_ups(watchfiles: ModuleType, paths: Iterable[Path]) -> Iterator[object]:
+    """Something happened in the folders of these paths, or nothing did for a while."""
+    options = {"watch_filter": None, "debounce": TICK, "rust_timeout": TICK, "yield_on_timeout": True}
+    while True:
+        folders = {folder for path in paths for folder in (path, path.parent) if folder.is_dir()}
+        try:
+            yield from watchfiles.watch(*folders, recursive=False, **options)
+        except FileNotFoundError:  # one of them has just gone
+            time.sleep(TICK / 1000)
+            yield None
 
 
 def _settle(before: Stamps) -> None:

@@ -79,7 +79,7 @@ class Finder:
             return None
         for folder in sys.path if path is None else path:
             source = os.path.join(os.path.abspath(folder), f"{stem}.onnx") if isinstance(folder, str) else ""
-            if os.path.isfile(source) and f"{stem}.onnx" in os.listdir(os.path.dirname(source)):  # case counts
+            if _is_there(source):
                 return ModuleSpec(name, Loader(name, source), origin=source)
         return None
 
@@ -109,6 +109,14 @@ class Loader(SourceFileLoader):
         """Run the generated source; its weights lie beside `module.__file__`."""
         module.__file__ = self.path
         super().exec_module(module)
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a file of exactly this name: upper and lower case count on every system, as in all imports."""
+    try:
+        return os.path.isfile(path) and os.path.basename(path) in os.listdir(os.path.dirname(path))
+    except OSError:
+        return False
 
 
 # ---- generating ------------------------------------------------------------------------------------------------------

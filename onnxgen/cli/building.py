@@ -83,8 +83,6 @@ def _root(given: Path | None) -> Path:
     if not given.is_dir():
         what = f"{given} is no {FILE}" if given.exists() else f"there is no {given}"
         raise OnnxgenError(Problem(what, help=f"name a project's folder or its {FILE}"))
-    if not (given / FILE).is_file():
-        raise OnnxgenError(f"there is no {FILE} in {given}")
     return given
 
 
@@ -94,6 +92,8 @@ def read(root: Path) -> Project:
     from onnxgen.errors import OnnxgenError, Problem
 
     project = read_project(root)
+    if project is None and not (root / FILE).exists():
+        raise OnnxgenError(f"there is no {FILE} in {root}")
     if project is None or not project.entries:
         what = f"{root / FILE} has no [{TABLE}]" if project is None else f"{root / FILE}: {TABLE} has no models"
         way_out = f'write [[{TABLE}.models]], source = "model.onnx" and output = "model.py" into it'

@@ -210,6 +210,19 @@ def test_settings_that_become_wrong(root: Path, watching: Watching) -> None:
     assert watching.stop() == 0
 
 
+def test_a_folder_that_goes_and_comes_back(root: Path, watching: Watching) -> None:
+    """As when another branch is checked out."""
+    (root / "models").rename(root / "away")
+    assert "tool.onnxgen.models[0].source: 'models/one.onnx' is missing" in watching.until("error")[0]
+    root.rename(root.with_name("gone"))
+    assert f"there is no pyproject.toml in {root}" in watching.until("no pyproject")[-1]
+    root.with_name("gone").rename(root)
+    (root / "away").rename(root / "models")
+    save_model(root / "models/one.onnx", 12)
+    assert watching.until("wrote")[-1] == WROTE_ONE and has(root, "src/pkg/one.py", "models/one.onnx")
+    assert watching.stop() == 0
+
+
 def test_edits_are_kept(root: Path, watching: Watching) -> None:
     module = root / "src/pkg/one.py"
     module.write_text(module.read_text().replace("F.relu(", "F.gelu("))
