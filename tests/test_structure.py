@@ -466,3 +466,28 @@ def test_one_class_for_several_roles(tmp_path: Path) -> None:
         [("attn", "Attention", "4"), ("mlp", "Attention", "6")],
     )
     assert "if self." not in source
+
+
+class Masked(nn.Module):
+    """The mask that every layer turns in the same way is turned once by an exporter that shares equal nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.encoder(x, src_key_padding_mask=mask)
+
+
+def masked(batch: int = 2) -> tuple[Tensor, ...]:
+    mask = torch.zeros(batch, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    return (*rows(batch), mask)
+
+
+@pytest.mark.parametrize("case", [LEGACY, Case("dynamo", 18, False)], ids=str)
+def test_layers_that_an_exporter_let_share_a_view_are_one_class(case: Case, tmp_path: Path) -> None:
+    found = classes(made(Masked, tmp_path, masked, case))
+    assert len([name for name in found if "Layer" in name]) == 1
+    assert len([name for name in found if "Attention" in name]) == 1

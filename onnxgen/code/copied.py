@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from onnxgen.paths import helpers_dir
 
-_CALL = re.compile(r"\b([a-z_]\w*)\(")
+_CALL = re.compile(r"(?<![\w.])([a-z_]\w*)\(")  # a function, and no method of that name
 
 
 @lru_cache(maxsize=1)
