@@ -172,6 +172,12 @@ def test_an_unknown_activation_is_refused() -> None:
     assert "W is missing" in refusal("FusedConv", [floats(1, 1, 4, 4)], domain=MICROSOFT)
 
 
+def test_other_domains_say_why() -> None:
+    text = refusal("Conv", [floats(1, 8, 4, 4), floats(8, 8, 3, 3)], domain="com.microsoft.nchwc")
+    assert "ORT_ENABLE_EXTENDED" in text
+    assert "tokenize in Python" in refusal("BertTokenizer", [floats(1)], domain="ai.onnx.contrib")
+
+
 @pytest.mark.parametrize("name", ["NhwcConv", "NhwcFusedConv"])
 def test_nhwc_conv(name: str) -> None:
     """There is no CPU kernel: "It is same as FusedConv, but with channels last"."""

@@ -21,6 +21,18 @@ from onnxgen.propagate import propagate
 DEPTH = 8
 REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)
 
+# domains of which nothing can be said, and why
+FOREIGN = {
+    "com.microsoft.nchwc": (
+        "onnxruntime laid its weights out for one kind of processor, and the file does not say which",
+        "optimise with ORT_ENABLE_EXTENDED, or generate from the file before it was optimised",
+    ),
+    "ai.onnx.contrib": (
+        "tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
+        "cut them off, and tokenize in Python",
+    ),
+}
+
 
 def bodies() -> set[tuple[str, str]]:
     """(domain, name) of every operator that has a body."""
@@ -32,6 +44,9 @@ def bodies() -> set[tuple[str, str]]:
 def contrib(model: ir.Model, options: Options) -> None:
     """Write out every such node; one that can't be stays, and `lower` says why it was refused."""
     known = bodies()
+    for node in model.graph.all_nodes():
+        if node.domain in FOREIGN:
+            node.meta[REFUSED] = FOREIGN[node.domain]
     for _ in range(DEPTH):  # what one node makes may be what another must know
         nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known and _is_ours(n, model)]
         if not nodes:
