@@ -43,7 +43,7 @@ def test_attention(mask: str, causal: int, stored: set[int]) -> None:
         assert ("is_causal=True" in ran.source) == bool(causal)
 
 
-@pytest.mark.parametrize("mask", ["none", "raw", "square"])
+@pytest.mark.parametrize("mask", MASKS)
 def test_attention_of_any_length(mask: str) -> None:
     """Of a batch and a length that are not known before it runs."""
     run("Attention", [*packed(), MASKS[mask]], {"num_heads": 2}, initializers={1, 2}, dynamic=True)

@@ -161,13 +161,14 @@ def _padding(
 
 def _by_length(g: Writer, mask: ir.Value, x: ir.Value, k: ir.Value) -> ir.Value:
     """Keys before the ends that a vector has for each row of the batch, and not before the starts behind these."""
-    count, batch = (info(mask).shape or (None,))[0], (info(x).shape or (None,))[0]
-    if count is None or batch is None or count not in (batch, batch * 2):
-        raise Refused("its mask is a vector, and its size does not say of what", SIZES)
     places = g("Cast", _range(g, None, g("Shape", k, start=2, end=3)), to=ir.DataType.INT32.value)
-    if count == batch:
+    count, batch = (info(mask).shape or (None,))[0], (info(x).shape or (None,))[0]
+    if count is not None and count == batch:
         return g("Less", places, g("Unsqueeze", mask, g.ints(1, 2, 3)))
-    ends, starts = (g("Unsqueeze", half, g.ints(1, 2, 3)) for half in g.several(2, "Split", mask, num_outputs=2))
+    rows = g("Shape", x, start=0, end=1)  # starts of zero, where there are none
+    both = g("Concat", mask, g("Expand", g.constant(np.zeros(1, np.int32)), rows), axis=0)
+    halves = g("Slice", both, g.ints(0), rows), g("Slice", both, rows, g("Add", rows, rows))
+    ends, starts = (g("Unsqueeze", half, g.ints(1, 2, 3)) for half in halves)
     return g("And", g("Less", places, ends), g("GreaterOrEqual", places, starts))
 
 
