@@ -13,7 +13,7 @@ from pathlib import Path
 from onnxgen.errors import EditedError, OnnxgenError
 
 from .cache import Cache
-from .freshness import Content, content_of, read
+from .freshness import Content, content_of, read, recorded
 from .settings import Entry, Project
 from .standing import is_adopted, outputs, stands
 
@@ -123,10 +123,10 @@ def build(
         from .making import build_in_place
 
         place = entry
-        status, note = build_in_place(entry, cache, force, progress)
+        status, note = build_in_place(entry, content, cache, force, progress)
     else:
         place = moved_to(entry, to, base)
-        status, note = build_elsewhere(entry, place, cache, force, progress)
+        status, note = build_elsewhere(entry, place, content, cache, force, progress)
     return _built(status, entry, content, begun, place, "; ".join(filter(None, (why, note))))
 
 
@@ -150,5 +150,7 @@ def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
 def _built(
     status: str, entry: Entry, content: Content, begun: float, place: Entry | None = None, note: str = ""
 ) -> Built:
-    files = tuple(file for file in outputs(place or entry) if file.exists())
-    return Built(status, files, content.key, time.perf_counter() - begun, entry, note)
+    place = place or entry
+    files = tuple(file for file in outputs(place) if file.exists())
+    key = recorded(place.output) if status == "written" else ""  # its source may have changed since it was looked at
+    return Built(status, files, key or content.key, time.perf_counter() - begun, entry, note)

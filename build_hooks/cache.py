@@ -30,12 +30,13 @@ MARKER = "swept"
 
 
 def default_folder() -> Path:
-    """`ONNXGEN_CACHE_DIR`, or the folder that the system has for it."""
-    if folder := os.environ.get("ONNXGEN_CACHE_DIR"):
-        return Path(os.path.abspath(folder))
+    """`ONNXGEN_CACHE_DIR`, or the folder that the system has for it; where it has none, one that can't be made."""
+    if given := os.environ.get("ONNXGEN_CACHE_DIR"):
+        return Path(os.path.abspath(given))
     from platformdirs import user_cache_path
 
-    return user_cache_path("onnxgen")
+    folder = user_cache_path("onnxgen")
+    return folder if folder.is_absolute() else Path(os.devnull, "onnxgen")  # "~" stays where nobody is at home
 
 
 class Cache:

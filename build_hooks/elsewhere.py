@@ -20,7 +20,7 @@ from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem
 
 from .cache import Cache
-from .freshness import Content, content_of, has_weights, is_fresh
+from .freshness import Content, has_weights, is_fresh
 from .settings import Entry
 from .sidecar import files_of
 from .standing import is_adopted, is_edited, outputs, stands
@@ -48,11 +48,11 @@ def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
 
 
 def build_elsewhere(
-    entry: Entry, moved: Entry, cache: Cache, force: bool, progress: Progress | None
+    entry: Entry, moved: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None
 ) -> tuple[str, str]:
     """Let the files of `moved` be what those of `entry` would be; returns "fresh" or "written", and a note."""
     with cache.locked(entry.root):
-        content, adopted = content_of(entry, cache), is_adopted(entry)
+        adopted = is_adopted(entry)
         if (adopted or not force) and stands(entry, content, cache):
             return _copy(entry, moved, content), ""
         edited = not force and is_edited(entry)

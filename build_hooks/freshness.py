@@ -75,8 +75,13 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
 
 
 def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
-    """The ONNX file and the files of its external data. Raises `OnnxgenError` as `content_of` does."""
-    return content_of(entry, cache).files
+    """The ONNX file and the files of its external data, which need not be there.
+
+    Raises `OnnxgenError` if it can't be told which they are.
+    """
+    cache = cache or Cache()
+    source = _digest(entry, "source", entry.source, cache)
+    return (entry.source, *(entry.source.parent / location for location in _locations(entry, source, cache)))
 
 
 def is_fresh(entry: Entry, content: Content, cache: Cache) -> bool:
@@ -185,7 +190,8 @@ def _digest(entry: Entry, name: str, path: Path, cache: Cache) -> str:
 
 def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
     """The files of the external data, relative to the model's folder."""
-    known = cache.get("locations", source)
+    name = f"{source} {__version__}"
+    known = cache.get("locations", name)
     if isinstance(known, list):
         return [str(location) for location in known]
     found: list[str] = []
@@ -196,7 +202,7 @@ def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
             found = sorted(locations(entry.source))
         except OnnxgenError as error:
             raise OnnxgenError(*(f"{entry.at('source')}: {problem}" for problem in error.problems)) from None
-    cache.put("locations", source, found)
+    cache.put("locations", name, found)
     return found
 
 

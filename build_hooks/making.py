@@ -21,10 +21,12 @@ Progress = Callable[[str], None]
 TRIES = 3  # a source that changes while it is read is read again
 
 
-def build_in_place(entry: Entry, cache: Cache, force: bool, progress: Progress | None) -> tuple[str, str]:
+def build_in_place(
+    entry: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None
+) -> tuple[str, str]:
     """Write module and sidecar of an entry, unless another process just did; returns a status and a note."""
     with cache.locked(entry.root):
-        content, adopted = content_of(entry, cache), is_adopted(entry)
+        adopted = is_adopted(entry)
         if (adopted or not force) and (status := stands(entry, content, cache)):
             return status, ""
         if adopted:

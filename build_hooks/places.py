@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .settings import Entry
 
 STEM = "{stem}"
+LONGEST, LONGEST_NAME = 1000, 240  # bytes; systems take little more, and names get endings
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -31,6 +32,8 @@ class Paths:
             raise ValueError(f"must be a path, not {shown(text)}")
         if not text.isprintable():
             raise ValueError(f"{shown(text)} has a character that no path should have")
+        if len(os.fsencode(text)) > LONGEST or any(len(os.fsencode(part)) > LONGEST_NAME for part in text.split("/")):
+            raise ValueError(f"{shown(text)} is too long for a path")
         if "\\" in text and (self.inside or os.sep == "/"):
             raise ValueError(f"{shown(text)}: paths are written with / on every system")
         found = os.path.normpath(os.path.join(self.root, text))
@@ -53,6 +56,8 @@ class Paths:
         pattern = os.path.relpath(path, self.root)
         found = sorted(name for name in glob.glob(pattern, root_dir=self.root, recursive=True))
         files = [self.root / name for name in found if os.path.isfile(self.root / name)]
+        if odd := [name for name in found if not name.isprintable()]:
+            raise ValueError(f"{shown(odd[0])} has a character that no path should have")
         if not files:
             raise ValueError(f"no file is like {shown(text)}")
         return files, True

@@ -270,7 +270,7 @@ class _Found:
             except ValueError as error:
                 self.wrong(key, f"must be {error}, not {values.shown(value)}")
             except OnnxgenError as error:
-                self.wrong(key, str(error).replace("--", ""))
+                self.wrong(key, _cut(str(error).replace("--", "")))
         return found
 
     def _value(self, name: str, value: object) -> Any:
@@ -295,8 +295,12 @@ class _Found:
         except ValueError as error:
             self.wrong(f"{key}.{name}", str(error))
         except OnnxgenError as error:
-            self.wrong(key, str(error).replace("--", ""))
+            self.wrong(key, _cut(str(error).replace("--", "")))
         return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _near(name: str, known: Sequence[str]) -> str:

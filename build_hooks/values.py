@@ -16,10 +16,10 @@ SHOWN = 60  # characters of a wrong value that an error shows
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: one short line of ASCII, however large it is."""
+    """A value as an error shows it: one short line that can be printed, however large it is."""
     if isinstance(value, (list, tuple, dict)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
-    text = ascii(value[: 2 * SHOWN]) if isinstance(value, str) else ascii(value)
+    text = repr(value[: 2 * SHOWN] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
@@ -56,7 +56,7 @@ def shapes(value: object) -> dict[str, tuple[int, ...]]:
     """`{image = [1, 3, 224, 224]}`; a dim of -1 or "?" is left as it is."""
 
     def dims(found: object) -> tuple[int, ...]:
-        if not isinstance(found, (list, tuple)) or not all(d == "?" or _whole(d) and d >= -1 for d in found):
+        if not isinstance(found, (list, tuple)) or not all(d == "?" or _whole(d) and -1 <= d < 2**63 for d in found):
             raise ValueError
         return tuple(-1 if d == "?" else int(d) for d in found)
 

@@ -76,7 +76,7 @@ class Options:
             pattern = getattr(self, name)
             try:
                 re.compile(pattern or "")
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
         if self.batch_axes and not self.dynamic_batch:
             raise OnnxgenError("--batch-axis belongs to --dynamic-batch")

@@ -144,20 +144,14 @@ def test_options_that_changed(root: Path) -> None:
     assert one(root).status == "written" and "class Other(" in (root / "src/pkg/net.py").read_text()
 
 
-@pytest.mark.parametrize("embed", [False, True])
-def test_a_module_that_was_generated_by_hand(root: Path, embed: bool, generates_nothing: Callable[[], None]) -> None:
-    """It is right already; it gets the line, so that the next build need not look."""
-    if embed:
-        (root / "pyproject.toml").write_text(SETTINGS + "embed = true\n")
-    pipeline.generate(root / "models/other.onnx", root / "src/pkg/net.py", Options(embed=embed))
-    (root / "models/other.onnx").replace(root / "models/net.onnx")
+def test_a_module_that_was_generated_by_hand(root: Path, generates_nothing: Callable[[], None]) -> None:
+    """It is right already; it gets the line, so that the next build need not look, and keeps its weights."""
+    (root / "pyproject.toml").write_text(OTHER)
+    pipeline.generate(root / "models/other.onnx", root / "src/pkg/other.py")
     before = tree(root)
     built = one(root)
-    if embed:  # its bytes name the file that it came from
-        assert built.status == "written"
-        return
     changed = {name for name, content in tree(root).items() if before[name] != content}
-    assert built.status == "written" and changed == {"src/pkg/net.py", "src/pkg/net.safetensors"}
+    assert built.status == "written" and changed == {"src/pkg/other.py"}
     generates_nothing()
     assert one(root).status == "fresh"
 
