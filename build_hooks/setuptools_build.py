@@ -106,7 +106,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         self.editable_mode = False
 
     def finalize_options(self) -> None:
-        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+        # Not of `build_py`: of a project without modules of its own, setuptools lets that keep an older folder.
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
         """Write what is not fresh; one error has the problems of all models."""

@@ -126,6 +126,11 @@ def environment(wheelhouse: Path, cache: Path) -> dict[str, str]:
     }
 
 
+def compiling(env: dict[str, str]) -> dict[str, str]:
+    """The same for an environment that many builds share: what is imported is compiled once."""
+    return {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def clean_environment() -> dict[str, str]:
     """The variables of this process without those that tell Python and pip where to look."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "ONNXGEN_"))}
