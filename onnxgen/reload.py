@@ -50,8 +50,8 @@ def reload(what: Any) -> Any:
         the same module; for a model, a model.
 
     Raises:
-        OnnxgenError: neither of the two, or the new file can't be run, or its weights not be loaded; the module stays
-            as it was.
+        OnnxgenError: neither of the two, or the new file can't be run: then the module is as it was. Or, for a model,
+            the weights of the new file can't be loaded: then the model is as it was.
     """
     if isinstance(what, ModuleType):
         return _module(what)

@@ -264,6 +264,20 @@ def test_what_is_gone_is_said(folder: Path, module: Any) -> None:
         onnxgen.reload(model)
 
 
+def test_weights_that_are_missing(folder: Path, module: Any) -> None:
+    model, x = module.Model.from_pretrained().eval(), torch.randn(2, 4)
+    before = model(x)
+    again(folder, classes=5)
+    sidecar = folder / "reloaded" / "net.safetensors"
+    sidecar.rename(folder / "away")
+    with pytest.raises(OnnxgenError, match="the weights of reloaded.net can't be loaded: .*net.safetensors"):
+        onnxgen.reload(model)
+    assert torch.equal(model(x), before)
+    (folder / "away").rename(sidecar)
+    with pytest.warns(UserWarning):
+        assert onnxgen.reload(model)(x).shape == (2, 5)
+
+
 def test_another_class_name(folder: Path, module: Any) -> None:
     model = module.Model.from_pretrained()
     again(folder, options=Options(class_name="Renamed"))
