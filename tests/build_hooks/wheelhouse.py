@@ -22,7 +22,12 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 
-BACKENDS = ("setuptools", "hatchling", "editables")  # what the little projects are built with, besides onnxgen
+BACKENDS = (
+    "setuptools",
+    "hatchling",
+    "editables",
+    "pdm-backend",
+)  # what the little projects are built with, besides onnxgen
 TREE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "onnxgen", "templates", "build_hooks")
 # What belongs to an installation and not to a wheel, and what no build needs: thousands of files less to unpack.
 LOCAL = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json")
