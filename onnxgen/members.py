@@ -30,7 +30,7 @@ from onnxgen.places import settle
 from onnxgen.reader.origin import is_alias, siblings
 from onnxgen.stored import is_uniform, stored, viewed_from
 from onnxgen.twins import Twins
-from onnxgen.wayback import Source
+from onnxgen.wayback import WIDER, Source
 
 CPU = ast.Constant("cpu")
 
@@ -171,6 +171,8 @@ class Members:
 
     def buffer(self, scope: Path, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
         """A constant tensor as a non-persistent buffer; equal ones in one scope are one buffer."""
+        if dtype in WIDER and WIDER[dtype].is_floating_point():
+            array, dtype = array.astype(np.float32), ir.DataType.FLOAT
         content = array.tobytes() if array.nbytes <= 4096 else id(array)
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:

@@ -47,6 +47,7 @@ WIDER = {
     ir.DataType.INT2: ir.DataType.INT8,
     ir.DataType.UINT2: ir.DataType.UINT8,
     ir.DataType.FLOAT4E2M1: ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT8E8M0: ir.DataType.FLOAT,
     ir.DataType.FLOAT6E2M3: ir.DataType.FLOAT8E4M3FN,
     ir.DataType.FLOAT6E3M2: ir.DataType.FLOAT8E4M3FN,
 }

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.quote import OMIT, call, literal, quote, shortest
+from onnxgen.code.quote import OMIT, TORCH_DTYPES, call, literal, quote, shortest
 
 # types for which torch has neither arange nor tril
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
@@ -35,8 +35,9 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
     if array.dtype.kind == "c":
         return None
     if array.dtype.kind not in "biuf":
-        widened = dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
-        array = array.astype(np.float32) if widened else array.astype(np.int64)
+        array = array.astype(np.float32 if dtype.is_floating_point() else np.int64)
+    if TORCH_DTYPES[dtype] == "float32":  # and so are values of types that torch lacks
+        dtype = ir.DataType.FLOAT
     if array.size:
         made = _Form(dtype, device).of(array)
         if made is not None:

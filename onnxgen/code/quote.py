@@ -105,6 +105,7 @@ TORCH_DTYPES = {
     ir.DataType.UINT4: "uint8",
     ir.DataType.UINT2: "uint8",
     ir.DataType.FLOAT4E2M1: "float32",
+    ir.DataType.FLOAT8E8M0: "float32",
 }
 
 

@@ -15,3 +15,21 @@ def float4(x: Tensor) -> Tensor:
     size = x.abs().clamp(max=6.0)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return (torch.round(size / step) * step).copysign(x)
+
+
+def float8_e8m0(x: Tensor, rounding: str = "up", saturate: bool = True) -> Tensor:
+    """Powers of two from 2**-127 to 2**127, as float32: the type float8e8m0 has nothing else but NaN.
+
+    Args:
+        x: float32.
+        rounding: to the power "up", "down" or "nearest" (of two equally near the larger one).
+        saturate: what is not between the two is the nearer one, else NaN.
+    """
+    smallest, largest = 2.0**-127, 2.0**127
+    inside = x.clamp(smallest, largest)
+    mantissa, exponent = torch.frexp(inside)  # 0.5 <= mantissa < 1
+    least = {"up": 0.5, "down": 1.0, "nearest": 0.75}[rounding]
+    more = mantissa > least if rounding == "up" else mantissa >= least
+    made = torch.ldexp(torch.ones_like(x), exponent - 1 + more.int())
+    lost = x.isnan() if saturate else x.isnan() | (x != inside)
+    return made.masked_fill(lost, float("nan"))

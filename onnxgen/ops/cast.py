@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import TORCH_DTYPES, literal
+from onnxgen.code.quote import TORCH_DTYPES, literal, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.math import FLOAT8
 from onnxgen.ops.registry import op
@@ -28,11 +28,14 @@ METHODS = {
 # the largest finite number of the types to which Cast saturates (https://onnx.ai/onnx/technical/float8.html)
 LARGEST = {T.FLOAT8E4M3FN: 448.0, T.FLOAT8E4M3FNUZ: 240.0, T.FLOAT8E5M2: 57344.0, T.FLOAT8E5M2FNUZ: 57344.0}
 # types that travel in a wider one: bits, and the type in which they are computed
+WIDE = (T.FLOAT4E2M1, T.FLOAT8E8M0)
 SMALL = {T.INT4: (4, True), T.INT2: (2, True), T.UINT4: (4, False), T.UINT2: (2, False)}
 
 
-def converted(b: Builder, x: Any, source: T | None, target: T, saturate: bool = True) -> ast.expr:
-    """`x`, of the type `source`, as `target`."""
+def converted(
+    b: Builder, x: Any, source: T | None, target: T, saturate: bool = True, round_mode: str = "up"
+) -> ast.expr:
+    """`x`, of the type `source`, as `target`; `saturate` and `round_mode` as of `cast`."""
     if source == target:
         return literal(x)
     for dtype in (source, target):
@@ -46,6 +49,9 @@ def converted(b: Builder, x: Any, source: T | None, target: T, saturate: bool = 
         return _small(b, x, source, *SMALL[target], target)
     if target == T.FLOAT4E2M1:
         return b("float4(x)", x=x if source == T.FLOAT else b("x.float()", x=x))
+    if target == T.FLOAT8E8M0:
+        x = x if source == T.FLOAT else b("x.float()", x=x)
+        return b.call("float8_e8m0", x, unless(round_mode, "up"), saturate=unless(saturate, True))
     if target in FLOAT8:
         return _float8(b, x, source, target, saturate)
     if source is not None and TORCH_DTYPES[source] == TORCH_DTYPES[target]:
@@ -78,21 +84,21 @@ def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str 
 
     What does not fit an integer type is undefined in ONNX; torch and onnxruntime do what C does.
     """
-    return converted(b, input, input.dtype, T(to), bool(saturate))
+    return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
 
 @op("CastLike")
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to convert to is unknown", "run onnx's shape inference on the file first")
-    return converted(b, input, input.dtype, target_type.dtype, bool(saturate))
+    return converted(b, input, input.dtype, target_type.dtype, bool(saturate), round_mode)
 
 
 @op("BitCast")
 def bit_cast(b: Builder, input: Arg, *, to: int) -> ast.expr:
     """The same bits as another type of the same size."""
     for dtype in (input.dtype, T(to)):
-        if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype == T.FLOAT4E2M1:
+        if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype in WIDE:
             raise b.error(
                 f"torch has no type {dtype.name.lower() if dtype else ''} of the same bits", "use a wider type"
             )

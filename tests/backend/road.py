@@ -61,7 +61,8 @@ def _narrow(elem_type: int) -> Any:
     """numpy's type for the ONNX types of less than a byte, which generated code holds in the next wider one."""
     if elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING, onnx.TensorProto.BOOL):
         return None
-    small = ir.DataType(elem_type).bitwidth < 8
+    dtype = ir.DataType(elem_type)
+    small = dtype.bitwidth < 8 or dtype == ir.DataType.FLOAT8E8M0
     return helper.tensor_dtype_to_np_dtype(elem_type) if small else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -11,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgen.helpers.casting import float4
-from tests.ops.harness import backend_cases, refusal, run_case, run_node, unbound_names
+from tests.ops.harness import (
+    assert_same,
+    backend_cases,
+    node_model,
+    refusal,
+    run_case,
+    run_model,
+    run_node,
+    run_onnxruntime,
+    unbound_names,
+)
 
 T = ir.DataType
 PLAIN = [
@@ -37,7 +48,7 @@ def test_every_schema_version_binds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Cast", "CastLike", "BitCast"])
 def test_onnx_own_cases(name: str) -> None:
-    cases = [c for c in backend_cases(name) if "E8M0" not in c.name]  # torch 2.4 has no such type
+    cases = backend_cases(name)
     assert cases
     for case in cases:
         run_case(case)
@@ -97,6 +108,31 @@ def test_float4(values: list[float]) -> None:
     assert np.array_equal(float4(torch.from_numpy(x)).numpy(), expected)
 
 
+@pytest.mark.parametrize("saturate", [0, 1])
+@pytest.mark.parametrize("round_mode", ["up", "down", "nearest"])
+def test_float8_e8m0(saturate: int, round_mode: str) -> None:
+    """Against onnxruntime, which hands such tensors out only by way of another Cast."""
+    powers = [2.0**e for e in (-149, -128, -127, -126, 0, 5, 127)]
+    numbers = [f * p for p in powers for f in (1, 1.2, 1.5, 1.75) if f * p < 3.4e38]
+    x = np.array([*numbers, 0, -0.0, -3, 3.4e38, np.inf, -np.inf, np.nan], np.float32)
+    for source in (x, x.astype(np.float16), x.astype(np.float64)):
+        attrs = {"to": T.FLOAT8E8M0.value, "saturate": saturate, "round_mode": round_mode}
+        model = node_model("Cast", [source], attrs, opset=24)
+        model.graph.node[0].output[0] = "between"
+        model.graph.node.append(onnx.helper.make_node("Cast", ["between"], ["o0"], to=T.FLOAT.value))
+        model.graph.output[0].type.tensor_type.elem_type = T.FLOAT.value
+        (expected,) = run_onnxruntime(model, {"i0": source})
+        assert_same(run_model(model, {"i0": source}).outputs[0], expected)
+
+
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float4_e2m1fn", "float8_e4m3fnuz", "bfloat16"])
+@pytest.mark.parametrize("count", [6, 100])
+def test_constants_of_narrow_floats(name: str, count: int) -> None:
+    """In the source and in the sidecar."""
+    x = np.tile([0.5, 1, 2, 4, 2, 0.5], 20)[:count].astype(getattr(ml_dtypes, name))
+    run_node("Cast", [x], {"to": 1}, opset=24, initializers={0}, expected=[x.astype(np.float32)])
+
+
 def test_small_integers_keep_the_lowest_bits() -> None:
     x = np.array([-9, -8, -1, 0, 7, 8, 15, 16, 100], np.int32)
     wrapped = ((x & 15) ^ 8) - 8
@@ -107,4 +143,4 @@ def test_small_integers_keep_the_lowest_bits() -> None:
 def test_refusals() -> None:
     assert "text cannot be converted" in refusal("Cast", [np.zeros(2, np.float32)], {"to": T.STRING.value})
     assert "text cannot be converted" in refusal("Cast", [np.array(["1"], object)], {"to": T.FLOAT.value})
-    assert "float8e8m0" in refusal("Cast", [np.zeros(2, np.float32)], {"to": T.FLOAT8E8M0.value}, 24)
+    assert "float8e8m0" in refusal("BitCast", [np.zeros(2, np.uint8)], {"to": T.FLOAT8E8M0.value}, 26)
