@@ -101,3 +101,59 @@ def full_match(x: np.ndarray, pattern: str) -> Tensor:
     """Whether each whole string matches a regular expression, bool of x's shape."""
     matcher = re.compile(pattern)
     return torch.tensor([matcher.fullmatch(t) is not None for t in x.reshape(-1)], dtype=torch.bool).reshape(x.shape)
+
+
+def numbers_as_text(x: Tensor) -> np.ndarray:
+    """Numbers as onnxruntime prints them: floats with at most eight digits, a bool as 0 or 1."""
+    if x.dtype.is_floating_point:
+        names = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
+        made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
+    else:
+        made = [str(int(number)) for number in x.flatten().tolist()]
+    return texts(made, x.shape)
+
+
+def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
+    """The number that each string begins with, as C reads it ("1.5e3", "INF", "NaN", "0x1p3"), float64 of x's shape.
+
+    Raises:
+        ValueError: a string does not begin with a number, or with one that is too large.
+    """
+    forms = [
+        r"0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)(?:p[+-]?\d+)?",
+        r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?",
+        "inf(?:inity)?",
+        "nan",
+    ]
+    matcher = re.compile(rf"\s*([+-]?)({'|'.join(forms)})", re.IGNORECASE | re.ASCII)
+    numbers = []
+    for text in x.reshape(-1).tolist():
+        found = matcher.match(text)
+        if found is None:
+            raise ValueError(f"no number: {text!r}")
+        digits = found[2].lower()
+        number = float.fromhex(digits) if digits.startswith("0x") else float(digits)
+        if number == float("inf") and not digits.startswith("inf"):
+            raise ValueError(f"too large a number: {text!r}")
+        numbers.append(-number if found[1] == "-" else number)
+    return torch.tensor(numbers, dtype=torch.float64, device=device).reshape(x.shape)
+
+
+def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Tensor:
+    """The digits that each string begins with, as C reads them ("12.5" and "12e3" are 12), int64 of x's shape.
+
+    Args:
+        signed: else they may be up to 2**64 - 1, which become negative: these are the same bits.
+
+    Raises:
+        ValueError: a string does not begin with an integer, or with one that 64 bits can't hold.
+    """
+    numbers = []
+    limit = 2**63 if signed else 2**64
+    for text in x.reshape(-1).tolist():
+        found = re.match(r"\s*[+-]?\d+", text, re.ASCII)
+        if found is None or not -(2**63) <= int(found[0]) < limit:
+            raise ValueError(f"no integer of 64 bits: {text!r}")
+        number = int(found[0])
+        numbers.append(number - 2**64 if number >= 2**63 else number)
+    return torch.tensor(numbers, dtype=torch.int64, device=device).reshape(x.shape)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import TORCH_DTYPES, literal, unless
+from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.math import FLOAT8
 from onnxgen.ops.registry import op
+from onnxgen.ops.wide import SIGNED
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -38,9 +39,9 @@ def converted(
     """`x`, of the type `source`, as `target`; `saturate` and `round_mode` as of `cast`."""
     if source == target:
         return literal(x)
+    if T.STRING in (source, target):
+        return _text(b, x, source, target)
     for dtype in (source, target):
-        if dtype == T.STRING:
-            raise b.error("text cannot be converted", "do it before or after the network")
         if dtype is not None and dtype not in TORCH_DTYPES:
             raise b.error(f"torch has no type {dtype.name.lower()}", "use float8e5m2 or a wider type")
     if source in FLOAT8:  # torch converts these to and from floating point only
@@ -57,6 +58,19 @@ def converted(
     if source is not None and TORCH_DTYPES[source] == TORCH_DTYPES[target]:
         return literal(x)
     return b(METHODS[target], x=x) if target in METHODS else b("x.to(d)", x=x, d=target)
+
+
+def _text(b: Builder, x: Any, source: T | None, target: T) -> ast.expr:
+    """Numbers as text, and back, as onnxruntime prints and reads them."""
+    other = target if source == T.STRING else source
+    if other is None or other not in TORCH_DTYPES or other in (T.COMPLEX64, T.COMPLEX128):
+        raise b.error("numbers of this type are no text", "do it before or after the network")
+    if target == T.STRING:
+        return b("numbers_as_text(x)", x=b("x.float()", x=x) if other in FLOAT8 else x)
+    if target.is_floating_point():
+        return converted(b, b.call("floats_in", x, DeviceOf()), T.DOUBLE, target)
+    signed = unless(target in SIGNED or target in (T.INT4, T.INT2), True)
+    return converted(b, b.call("integers_in", x, DeviceOf(), signed=signed), T.INT64, target)
 
 
 def _float8(b: Builder, x: Any, source: T | None, target: T, saturate: bool) -> ast.expr:
