@@ -37,7 +37,8 @@ def packed(size: int = 8, columns: int = 24) -> list[Any]:
 def test_attention(mask: str, causal: int, stored: set[int]) -> None:
     attrs = {"num_heads": 2, "unidirectional": causal}
     ran = run("Attention", [*packed(), MASKS[mask]], attrs, initializers=stored)
-    assert ran.source.count("nn.Linear(8, 8)") == (3 if stored else 0)
+    assert ran.source.count("nn.Linear(8, 24)") == (1 if stored else 0)
+    assert "nn.Parameter(" not in ran.source, "what a mask is made of is not trained"
     assert "F.scaled_dot_product_attention(" in ran.source
     if mask == "none":
         assert ("is_causal=True" in ran.source) == bool(causal)

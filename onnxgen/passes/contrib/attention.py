@@ -25,14 +25,15 @@ def attention(
     qkv_hidden_sizes: list[int] | None = None, rotary_embedding_dim: int = 0, scale: float = 0.0,
     unidirectional: int = 0,
 ) -> Results:  # fmt: skip
-    """Self-attention; `weights` are those of the projections to q, k and v, side by side. Each becomes its own."""
+    """Self-attention; `weights` are those of the projections to q, k and v, side by side."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
-    operands = []
-    for start, end in itertools.pairwise(_edges(weights, qkv_hidden_sizes)):
-        part = _cut(g, weights, start, end, axis=1)
-        made = g("MatMul", input, part)
-        operands.append(made if bias is None else g("Add", made, _cut(g, bias, start, end, axis=0)))
+    made = g("MatMul", input, weights)
+    made = made if bias is None else g("Add", made, bias)
+    if qkv_hidden_sizes:
+        operands = list(g.several(3, "Split", made, g.ints(*qkv_hidden_sizes), axis=-1))
+    else:
+        operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
     return attended(
         g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
         scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
@@ -121,16 +122,6 @@ def _with_biases(
     for (x, split, _), (start, end) in zip(operands, itertools.pairwise((0, size, 2 * size, total))):
         made.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
     return made
-
-
-def _edges(weights: ir.Value, sizes: list[int] | None) -> list[int]:
-    """Where the columns of q, k and v begin and end."""
-    if sizes:
-        return [0, *itertools.accumulate(sizes)]
-    columns = (info(weights).shape or (None,))[-1]
-    if not isinstance(columns, int) or columns % 3:
-        raise Refused("the shape of its weights is unknown", SIZES)
-    return [columns // 3 * i for i in range(4)]
 
 
 def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:

@@ -82,7 +82,7 @@ class Writer:
         made = ir.Node("", op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
         for output in made.outputs:
             self.count += 1
-            output.name = f"{self._base()}.{self.count}"
+            output.name = f"{self._base()}:{self.count}"  # with a dot it would look like a parameter's
         self.written.append(made)
         return made.outputs
 
