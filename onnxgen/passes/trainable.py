@@ -8,7 +8,7 @@ deviation. The options `trainable` and `frozen` overrule. Nothing here changes t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ FLAT = set(
     "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique "
     "ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range "
     "QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement "
-    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder MelWeightMatrix TfIdfVectorizer".split()
+    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder MelWeightMatrix TfIdfVectorizer "
+    "QLinearAdd QLinearSoftmax".split()
 )
 
 # inputs that carry no gradient, or none that training should follow
@@ -43,6 +44,10 @@ FLAT_INPUTS = {
     "STFT": {1, 2, 3},
     "Where": {0},
     "If": {0},
+    "RotaryEmbedding": {1, 2, 3},
+    "GroupQueryAttention": {5, 6, 7, 8, 9},
+    "MatMulNBits": {1, 2, 3, 4},
+    "MatMulBnb4": {1, 2},
     "TreeEnsemble": {0},
     "TreeEnsembleRegressor": {0},
     "TreeEnsembleClassifier": {0},
@@ -74,6 +79,7 @@ WEIGHT_INPUTS = {
 }
 NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
@@ -158,7 +164,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
             continue
         if node.op_type == "Cast" and ir.DataType(node.attributes["to"].value) not in FLOATS:
             continue
-        blocked = FLAT_INPUTS.get(node.op_type, ())
+        blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(node.op_type, ()))
         reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)

@@ -105,6 +105,12 @@ def _multi_head_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*query[:2], size]), *[tensor(n.dtype(0), cache)] * 2]
 
 
+def _packed_attention(n: NodeFacts) -> list[Info]:
+    query = n.shape(0)
+    size = n.shape(2)[1] if n.has(2) else query[1] * query[3]
+    return [tensor(n.dtype(0), [query[0], size])]
+
+
 def _group_query_attention(n: NodeFacts) -> list[Info]:
     x, heads, shared = n.shape(0), n.int_("num_heads"), n.int_("kv_num_heads")
     size = floordiv(x[2], heads) if n.has(1) else floordiv(x[2], heads + 2 * shared)
@@ -195,6 +201,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "Attention": _attention,
     "QAttention": _attention,
     "MultiHeadAttention": _multi_head_attention,
+    "PackedMultiHeadAttention": _packed_attention,
     "GroupQueryAttention": _group_query_attention,
     "MatMulNBits": _blocked_product,
     "MatMulBnb4": _blocked_product,

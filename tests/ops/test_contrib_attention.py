@@ -116,6 +116,24 @@ def test_packed_heads(count: int) -> None:
     run("MultiHeadAttention", [*query, both], {"num_heads": 2}, expected=expected)
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_tokens_without_padding(together: bool, bias: bool) -> None:
+    """There is no CPU kernel: MultiHeadAttention of each sequence by itself is the oracle."""
+    lengths = [4, 1, 3]
+    starts = np.cumsum([0, *lengths]).astype(I32)
+    operands = [floats(8, 8, seed=s) for s in range(3)]
+    biases = floats(24, seed=3) if bias else None
+    rows = []
+    for start, end in zip(starts, starts[1:]):
+        one = [x[None, start:end] for x in operands]
+        rows.append(run("MultiHeadAttention", [*one, biases], {"num_heads": 2}).expected[0][0])
+    offsets = np.zeros((3, 4), I32)  # where the tokens stood, which the result does not depend on
+    query = [np.stack([x.reshape(8, 2, 4) for x in operands], 2), None, None] if together else operands
+    inputs = [*query, biases, offsets, starts]
+    run("PackedMultiHeadAttention", inputs, {"num_heads": 2}, expected=[np.concatenate(rows)])
+
+
 # ---- RotaryEmbedding -------------------------------------------------------------------------------------------------
 
 
@@ -132,4 +150,5 @@ def test_rotary_embedding(interleaved: int, offset: bool, part: int, rank: int) 
     attrs = {"interleaved": interleaved} | ({"rotary_embedding_dim": part, "num_heads": 3} if part else {})
     ran = run("RotaryEmbedding", [x, places, *caches], attrs, initializers={2, 3})
     assert ("rotate_half" in ran.source) != bool(interleaved)
+    assert list(ran.model.parameters()) == [], "tables of sines are not trained"
     run("RotaryEmbedding", [x, places, *caches], attrs | {"num_heads": 3}, dynamic=True)

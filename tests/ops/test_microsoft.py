@@ -136,7 +136,8 @@ def test_group_query_attention(new: int, past: int, packed: bool, rotary: int) -
     if rotary:
         inputs += caches()
         attrs |= {"do_rotary": 1, "rotary_interleaved": rotary - 1}
-    run("GroupQueryAttention", inputs, attrs, outputs=3, initializers={7, 8} if rotary else set())
+    ran = run("GroupQueryAttention", inputs, attrs, outputs=3, initializers={7, 8} if rotary else set())
+    assert list(ran.model.parameters()) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import info
+from onnxgen.propagate.info import Info, info, set_info
 
 Results = list[ir.Value | None]
 SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
@@ -201,6 +201,36 @@ def _causal(
     return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
 
 
+@body("PackedMultiHeadAttention")
+def packed_multi_head_attention(
+    g: Writer, query: ir.Value, key: ir.Value | None, value: ir.Value | None, bias: ir.Value | None,
+    token_offset: ir.Value, cumulative_sequence_length: ir.Value, attention_bias: ir.Value | None = None, *,
+    num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0,
+) -> ir.Value:  # fmt: skip
+    """Of the tokens of all sequences, one after the other and without padding: each attends to those of its own."""
+    if attention_bias is not None:
+        raise Refused("its attention_bias is of sequences with padding", "export the file without packing")
+    if key is None:  # [tokens, heads, 3, size]
+        shape = info(query).shape
+        whole = g("Unsqueeze", query, g.ints(0))
+        set_info(whole, Info(info(query).dtype, None if shape is None else (1, *shape)))
+        operands = _unpacked(g, whole, None, None)
+    else:
+        operands = []
+        for part in (query, key, value):
+            if part is None:
+                raise Refused("its value is missing", "fix the file")
+            size = (info(part).shape or (None,))[-1]
+            operands.append((g("Unsqueeze", part, g.ints(0)), False, size))
+    q, k, v = (_heads(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))
+    places = g("Cast", _range(g, None, g("Shape", query, start=0, end=1)), to=ir.DataType.INT32.value)
+    begun = g("GreaterOrEqual", g("Unsqueeze", places, g.ints(1)), cumulative_sequence_length)
+    number = g("ReduceSum", g("Cast", begun, to=ir.DataType.INT32.value), g.ints(1))
+    mask = g("Equal", number, g("Transpose", number, perm=[1, 0]))
+    made = g("Attention", q, k, v, mask, scale=scale or None)
+    return g("Squeeze", g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), g.ints(0))
+
+
 @body("RotaryEmbedding")
 def rotary_embedding(
     g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
@@ -218,7 +248,8 @@ def rotary_embedding(
             raise Refused("its number of heads is unknown", SIZES)
         x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
     places = _positions(g, position_ids, input, 1 if rank == 3 else 2)
-    angles = [g("Unsqueeze", g("Gather", c, places), g.ints(2 if rank == 3 else 1)) for c in (cos_cache, sin_cache)]
+    tables = [g.detached(g("Gather", cache, places)) for cache in (cos_cache, sin_cache)]
+    angles = [g("Unsqueeze", table, g.ints(2 if rank == 3 else 1)) for table in tables]
     rest = None
     if rotary_embedding_dim:
         rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxgen.names import printable
 from onnxgen.ops.bind import plain
 from onnxgen.passes.rewrite import names_of
+from onnxgen.passes.trainable import BLOCKED
 from onnxgen.propagate.info import info, set_info
 
 MICROSOFT = "com.microsoft"
@@ -97,6 +98,11 @@ class Writer:
     def ints(self, *numbers: int) -> ir.Value:
         """A constant vector of int64."""
         return self.constant(np.asarray(numbers, np.int64))
+
+    def detached(self, value: ir.Value) -> ir.Value:
+        """A written value of stored numbers that nobody trains: tables of sines, say."""
+        self.written[-1].meta[BLOCKED] = {0}
+        return value
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
         return self("Constant", value=ir.tensor(array))
