@@ -80,6 +80,8 @@ def matmul_nbits(
     """A linear layer whose weights are quantised by blocks of each row; computed in the input's type."""
     if weight_prepacked:
         raise b.error("its weights are packed for one kind of device", ANEW)
+    if block_size < 1 or not 1 <= bits <= 8:
+        raise b.error(f"blocks of {block_size} elements of {bits} bits", "fix the file")
     blocks = -(-K // block_size)
     packed = B.expr if B.rank == 3 else b("x.reshape(n, m, -1)", x=B, n=N, m=blocks)
     weight = b.call(
@@ -96,8 +98,8 @@ def matmul_bnb4(
 ) -> ast.expr:  # fmt: skip
     """A linear layer whose weights are of bitsandbytes' 4 bits."""
     values = TABLES.get(quant_type)
-    if values is None:
-        raise b.error("its quant_type is neither FP4 nor NF4", "fix the file")
+    if values is None or block_size < 1:
+        raise b.error("its quant_type is neither FP4 nor NF4, or its block_size is not positive", "fix the file")
     table = np.asarray(values if quant_type else [*values, *(-v for v in values)], np.float32)
     weight = b.call("dequantize_table", B, absmax, b.buffer(table, "table"), (N, K), block_size)
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
@@ -143,6 +145,8 @@ def qlinear_softmax(
 ) -> ast.expr:  # fmt: skip
     """Before opset 13 over all axes from `axis` on."""
     rank = X.known_rank
+    if not -rank <= axis < rank:
+        raise b.error(f"its axis is {axis}, of {rank}", "fix the file")
     flat = opset < 13 and axis % rank != rank - 1
     x = b("x.flatten(axis)", x=X, axis=axis % rank) if flat else X.expr
     zero = _plain(_number(y_zero_point))
@@ -172,6 +176,8 @@ def group_query_attention(
     quantised = k_quant_type != "NONE" or v_quant_type != "NONE" or kv_cache_bit_width
     if quantised or sliding_window_cache or b.wants(3) or k_norm_weight or q_norm_weight or k_scale or v_scale:
         raise b.error("a quantised or sliding cache, norms of q and k, and scores as an output are not handled", ANEW)
+    if kv_num_heads < 1 or num_heads % kv_num_heads:
+        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}", "fix the file")
     q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
     before = b.let(b("(n.flatten().long() + 1 - q.shape[2]).clamp(min=0)", n=seqlens_k, q=q), "before")
     if do_rotary:

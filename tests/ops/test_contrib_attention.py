@@ -73,6 +73,9 @@ def test_attention_with_a_cache(causal: int, mask: bool) -> None:
 def test_attention_on_gpus_only_is_refused() -> None:
     text = refusal("Attention", packed(), {"num_heads": 2, "do_rotary": 1}, domain="com.microsoft")
     assert "GPUs only" in text
+    assert "0 heads" in refusal("Attention", packed(), {"num_heads": 0}, domain="com.microsoft")
+    sizes = {"num_heads": 2, "qkv_hidden_sizes": [8, 16]}
+    assert "not three" in refusal("Attention", packed(), sizes, domain="com.microsoft")
     mask = np.ones((2, 1, 5, 5), I32)
     assert "rank 4" in refusal("Attention", [*packed(), mask], {"num_heads": 2}, domain="com.microsoft")
 

@@ -72,6 +72,14 @@ def test_matmul_nbits(bits: int, size: int, zeros: str, bias: bool) -> None:
     run("MatMulNBits", inputs, attrs, initializers=stored, rtol=1e-3, atol=1e-3, expected=expected)
 
 
+def test_nonsense_is_refused() -> None:
+    attrs = {"K": 64, "N": 6, "block_size": 0}
+    inputs = [floats(3, 64), np.zeros((6, 2, 16), np.uint8), floats(12)]
+    assert "blocks of 0 elements" in refusal("MatMulNBits", inputs, attrs, domain="com.microsoft")
+    heads = {"num_heads": 4, "kv_num_heads": 0}
+    assert "share 0" in refusal("GroupQueryAttention", grouped(5, 0), heads, domain="com.microsoft")
+
+
 def test_groups_of_columns() -> None:
     """`g_idx`: the block whose scale a column has."""
     rng = np.random.default_rng(5)

@@ -17,6 +17,7 @@ from onnxgen.ops.registry import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import BODIES, Refused, write
 from onnxgen.propagate import propagate
+from onnxgen.propagate.node_facts import NONSENSE
 
 DEPTH = 8
 REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)
@@ -61,8 +62,11 @@ def _write(node: ir.Node) -> bool:
         write(node)
     except Refused as refused:
         node.meta[REFUSED] = refused.what, refused.help
-        return False
-    return True
+    except NONSENSE:
+        node.meta[REFUSED] = "its inputs and attributes contradict each other", "fix the file"
+    else:
+        return True
+    return False
 
 
 def _is_ours(node: ir.Node, model: ir.Model) -> bool:

@@ -31,6 +31,8 @@ def attention(
     made = g("MatMul", input, weights)
     made = made if bias is None else g("Add", made, bias)
     if qkv_hidden_sizes:
+        if len(qkv_hidden_sizes) != 3:
+            raise Refused("its qkv_hidden_sizes are not three", "fix the file")
         operands = list(g.several(3, "Split", made, g.ints(*qkv_hidden_sizes), axis=-1))
     else:
         operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
@@ -130,6 +132,8 @@ def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
 
 def _heads(g: Writer, x: ir.Value, heads: int) -> ir.Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
+    if heads < 1:
+        raise Refused(f"it has {heads} heads", "fix the file")
     return g("Transpose", g("Reshape", x, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
