@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,9 +34,12 @@ def default_folder() -> Path:
     """`ONNXGEN_CACHE_DIR`, or the folder that the system has for it; where it has none, one that can't be made."""
     if given := os.environ.get("ONNXGEN_CACHE_DIR"):
         return Path(os.path.abspath(given))
-    from platformdirs import user_cache_path
+    if sys.platform == "linux":  # what platformdirs says there; loading it takes as long as a look at ten models
+        folder = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache"), "onnxgen")
+    else:
+        from platformdirs import user_cache_path
 
-    folder = user_cache_path("onnxgen")
+        folder = user_cache_path("onnxgen")
     return folder if folder.is_absolute() else Path(os.devnull, "onnxgen")  # "~" stays where nobody is at home
 
 

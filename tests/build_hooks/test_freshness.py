@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import platformdirs
 import pytest
 from onnx import TensorProto, helper
 
@@ -474,9 +475,19 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "mine"))
     assert Cache().folder == tmp_path / "mine"
     monkeypatch.delenv("ONNXGEN_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    if sys.platform == "linux":
-        assert Cache().folder == tmp_path / "xdg" / "onnxgen"
+    for name in (str(tmp_path / "xdg"), " ", None):
+        monkeypatch.setenv("XDG_CACHE_HOME", name) if name else monkeypatch.delenv("XDG_CACHE_HOME")
+        assert Cache().folder == platformdirs.user_cache_path("onnxgen")
+
+
+def test_nobody_is_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder called `~` is made."""
+    for name in ("ONNXGEN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    cache = Cache()
+    cache.put("settled", "x", True)
+    assert cache.folder.is_absolute() and not cache.folder.exists() and cache.get("settled", "x") is None
 
 
 def test_what_is_old_goes(tmp_path: Path, cache: Cache) -> None:
