@@ -82,8 +82,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
     objectives = objectives_of(model, opened.train, feeding, settings)
-    if len(feeding.inputs) == 1:
-        set_scale(model, opened.normalize)
+    set_scale(model, opened.normalize)
     classes = settings.classes or classes_used(opened, feeding)
     set_classes(model, classes)
     settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data

@@ -46,7 +46,8 @@ class Settings:
         monitor: the metric that decides which weights are best; "auto" takes validation accuracy of a classifier,
             else validation loss.
         val, test: shares of the data held back for validation and test, where the data has no such parts itself.
-        normalize: "auto", "none", or `mean,std` (numbers, or one a channel joined by `/`).
+        normalize: "auto", "none", or `mean,std` (numbers, or one a channel joined by `/`); of several inputs each by
+            its name ("left=0.1,0.3;right=none").
         augment: "none", or a recipe of the data's kind ("flip", "crop", "rotate", joined by commas; "auto").
         strict: a sample that can't be read is an error, not skipped.
         compile: `torch.compile` the model.

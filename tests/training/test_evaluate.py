@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -172,3 +173,40 @@ def test_what_is_evaluated_is_not_augmented(tmp_path):
 def test_a_module_that_was_generated_again_is_read_again(tmp_path):
     assert predict(network(tmp_path, classes=3, **FLOATS), {"x": points()}, **CPU).shape == (50, 3)
     assert predict(network(tmp_path, classes=4, **FLOATS), {"x": points()}, **CPU).shape == (50, 4)
+
+
+def test_images_of_several_inputs_are_normalised_each_by_its_own(tmp_path):
+    """As the file of the run says it again: for other data, for another run, and for the very model."""
+    from onnxgen.training.config import read_config
+
+    random = np.random.default_rng(0)
+    left, right = (random.integers(0, high, (40, 4, 4, 3), dtype=np.uint8) for high in (40, 256))
+    depth = random.normal(size=(40, 3, 4, 4)).astype(np.float32)
+    data = {"left": left, "right": right, "depth": depth, "label": np.arange(40) % 3}
+    model = network(tmp_path, **{name: ("float32", ["n", 3, 4, 4]) for name in ("left", "right", "depth")})
+    fresh = copy.deepcopy(model)
+    fit(model, data, epochs=1, val=0.0, out=tmp_path / "run", show="nothing", **CPU)
+    found = read_config(tmp_path / "run" / "config.toml")["normalize"]
+    scales = {name: how.split(",") for name, how in (part.split("=") for part in found.split(";"))}
+    for name, images in (("left", left), ("right", right)):
+        for said, axis in zip(scales[name], (images.mean((0, 1, 2)), images.std((0, 1, 2))), strict=True):
+            np.testing.assert_allclose([float(n) for n in said.split("/")], axis / 255, atol=1e-4)
+    assert list(scales) == ["left", "right"], "and what is no image is fed as it is"
+
+    other = {**data, "left": left[::-1] // 2, "right": right[::-1] // 3}
+    by_hand = {"depth": torch.tensor(depth)}
+    for name in ("left", "right"):
+        mean, std = (torch.tensor([float(n) for n in s.split("/")]).view(3, 1, 1) for s in scales[name])
+        by_hand[name] = (torch.tensor(other[name].copy()).permute(0, 3, 1, 2) / 255 - mean) / std
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(predict(model, other, **CPU), model(**by_hand))
+        torch.testing.assert_close(predict(fresh, other, normalize=found, **CPU), fresh(**by_hand))
+    with pytest.raises(OnnxgenError, match="there is no input 'middle' -> there are left, right, depth"):
+        predict(fresh, other, normalize="middle=0,1", **CPU)
+
+
+def test_a_scale_is_written_with_all_its_digits(tmp_path):
+    data = {"image": np.zeros((4, 4, 4, 3), np.uint8), "label": np.arange(4) % 3}
+    plan = prepare(network(tmp_path, **IMAGES), data, Settings(normalize="0.13071234567,0.3", val=0.0, device="cpu"))
+    assert plan.settings.normalize == ",".join(["/".join(["0.13071234567"] * 3), "/".join(["0.3"] * 3)])

@@ -15,7 +15,17 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import order
 from onnxgen.training.data.feeding import matched
-from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, frame, measured, parse_scale, scale_text
+from onnxgen.training.data.images import (
+    CHANNELS,
+    ToInput,
+    axes_of,
+    by_input,
+    frame,
+    measured,
+    of_inputs,
+    parse_scale,
+    scale_text,
+)
 from onnxgen.training.data.samples import Batch, Data, Field, Samples
 from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.data.split import split
@@ -76,7 +86,8 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
     for column in feeding.inputs:
         if column in source.text:
             raise OnnxgenError(text_input(column))
-    whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings))}
+    asked = by_input(settings.normalize, [port.name for port in ports.inputs])
+    whites = {c: w for port, c in zip(ports.inputs, feeding.inputs) if (w := _white(source, c, port, settings, asked))}
     images = {
         c: _image_step(source, c, port, whites[c]) for port, c in zip(ports.inputs, feeding.inputs) if c in whites
     }
@@ -91,8 +102,7 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
         steps.setdefault(column, _target(fields[column], wanted))
     source.notes += _bytes(fields, {c: step for c, step in steps.items() if c not in images})
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named)
-    known = scale_of(model)
-    scaled = {c: _scaled(source, c, step, settings, found, known) for c, step in images.items()}
+    scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
         raise OnnxgenError(
             Problem(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
@@ -126,7 +136,7 @@ def _fields(samples: Samples, steps: Mapping[str, Step]) -> dict[str, Field]:
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def _white(source: Source, column: str, port: Port, settings: Settings) -> float:
+def _white(source: Source, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
     """The value of white where a column holds images for this input; 0 where it holds none."""
     if column in source.whites:
         return source.whites[column]
@@ -136,7 +146,7 @@ def _white(source: Source, column: str, port: Port, settings: Settings) -> float
         return 0.0
     if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
         return 255.0
-    asked = settings.normalize not in ("auto", "none") or settings.augment != "none"
+    asked = normalize[port.name] not in ("auto", "none") or settings.augment != "none"
     if asked and rank == 4 and field.dtype.is_floating_point:
         try:
             made = frame(port, _size(field.shape, port))
@@ -173,32 +183,39 @@ def _image_step(source: Source, column: str, port: Port, white: float) -> ToInpu
     return ToInput(axes, white, wanted, dtype=dtype)
 
 
-def _scaled(source: Source, column: str, step: ToInput, settings: Settings, data: Data, known: str) -> ToInput:
-    """The step with the mean and deviation that the settings ask for, of which a note tells.
+def _normalised(
+    source: Source, images: Mapping[str, ToInput], columns: Mapping[str, str], asked: Mapping[str, str], known: str
+) -> tuple[dict[str, ToInput], str]:
+    """The steps with their scales, by column, and these as `Settings.normalize` takes them.
 
-    `known` is how the model's images were normalised when it was trained; "auto" is that.
+    Args:
+        columns, asked: by input, what feeds it and how that is to be normalised.
+        known: how the model's images were normalised when it was trained; "auto" is that.
     """
-    if not step.dtype.is_floating_point or "none" in (
-        settings.normalize,
-        known if settings.normalize == "auto" else "",
-    ):
-        data.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
-        data.normalize = "none"
+    before, steps, scales = by_input(known, [*asked]), dict(images), {}
+    for name, column in columns.items():
+        if column in images:
+            made = steps[column] = _scaled(source, column, images[column], asked[name], before[name])
+            scales[name] = "none" if made.scale is None else scale_text(made.scale)
+    return steps, of_inputs(scales, [*asked])
+
+
+def _scaled(source: Source, column: str, step: ToInput, asked: str, known: str) -> ToInput:
+    """The step with the mean and deviation that are asked for, of which a note tells."""
+    if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
+        source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
         return step
-    if settings.normalize != "auto":
-        scale = parse_scale(settings.normalize, step.frame.channels)
-        data.normalize = scale_text(scale)
-        data.notes.append(f"{column} is normalised by --normalize {data.normalize}")
-    elif known:
+    if asked != "auto":
+        scale = parse_scale(asked, step.frame.channels)
+        source.notes.append(f"{column} is normalised by --normalize {scale_text(scale)}")
+    elif known not in ("", "auto"):
         scale = parse_scale(known, step.frame.channels)
-        data.normalize = known
-        data.notes.append(f"{column} is normalised by {known}, as when the model was trained")
+        source.notes.append(f"{column} is normalised by {known}, as when the model was trained")
     else:
         part = next(p for p in PARTS if p in source.parts)
         scale = measured(source.parts[part], column, step)
-        data.normalize = scale_text(scale)
-        data.notes.append(
-            f"{column} is normalised by the mean and deviation of the {part} part, {data.normalize}; if the weights "
+        source.notes.append(
+            f"{column} is normalised by the mean and deviation of the {part} part, {scale_text(scale)}; if the weights "
             "were trained with others, say these: --normalize mean,std"
         )
     return replace(step, scale=scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,4 +213,28 @@ def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[floa
 
 def scale_text(scale: tuple[tuple[float, ...], tuple[float, ...]]) -> str:
     """What `parse_scale` reads."""
-    return ",".join("/".join(f"{n:g}" for n in part) for part in scale)
+    return ",".join("/".join(repr(n).removesuffix(".0") for n in part) for part in scale)
+
+
+def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
+    """What a text such as `Settings.normalize` says of each input: the same of all, or "left=0.1,0.3;right=none".
+
+    Raises:
+        OnnxgenError: it names an input that there is not.
+    """
+    if "=" not in text:
+        return dict.fromkeys(inputs, text)
+    said = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
+    for name in said:
+        if name not in inputs:
+            raise OnnxgenError(
+                Problem(f"normalize {text!r}: there is no input {name!r}", help=f"there are {', '.join(inputs)}")
+            )
+    return {name: said.get(name, "auto") for name in inputs}
+
+
+def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:
+    """What `by_input` reads: short where all inputs have the same; empty without any."""
+    if scales.keys() == {*inputs} and len(set(scales.values())) == 1:
+        return scales[inputs[0]]
+    return ";".join(f"{name}={how}" for name, how in scales.items())
