@@ -130,6 +130,34 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
             files.clean()
 
 
+@contextmanager
+def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in `parent`, removed at the end of the block.
+
+    It is locked as long as this process lives; so folders of this prefix that nobody has locked are those of processes
+    that were killed, and are removed. Raises `OSError` as the system does.
+    """
+    with ExitStack() as stack:
+        with ExitStack() as begun:
+            begun.callback(os.close, _lock(parent))
+            for stale in parent.glob(f"{prefix}*"):
+                if not stale.is_symlink():
+                    _remove_unlocked(stale)
+            folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+            stack.callback(os.close, _lock(folder))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def _remove_unlocked(folder: Path) -> None:
+    with suppress(OSError):  # of a process that lives
+        handle = _lock(folder, wait=False)
+        try:
+            shutil.rmtree(folder)
+        finally:
+            os.close(handle)
+
+
 def _temporary(target: Path) -> Path:
     # A name may have 255 bytes, and the target may have used them.
     return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}{SUFFIX}")
@@ -162,6 +190,17 @@ def _lock_file(folder: Path) -> str:
     return os.path.join(tempfile.gettempdir(), f"onnxgen-{name}.lock")
 
 
+def _opened(path: Path | str, flags: int, wait: bool) -> int:
+    """The handle of a file, locked."""
+    handle = os.open(path, flags, 0o666)
+    try:
+        _wait(handle, wait)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Hold the lock of a file (it is made if it is missing, and stays); others wait. Raises `OSError`."""
@@ -176,35 +215,31 @@ def locked(file: Path) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _wait(handle: int) -> None:
-        """Wait for the lock on an open file; closing the handle gives it back."""
+    def _wait(handle: int, wait: bool = True) -> None:
+        """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
         while True:
-            try:
-                return msvcrt.locking(handle, msvcrt.LK_LOCK, 1)  # gives up after ten seconds
+            try:  # gives up after ten seconds
+                return msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
             except OSError as error:
-                if error.errno not in (errno.EDEADLK, errno.EACCES, 36):
+                if not wait or error.errno not in (errno.EDEADLK, errno.EACCES, 36):
                     raise
 
-    def _lock(folder: Path) -> int:
-        """Wait for the lock on a folder; closing the returned handle gives it back."""
-        handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT)
-        _wait(handle)
-        return handle
+    def _lock(folder: Path, wait: bool = True) -> int:
+        """Wait for the lock on a folder, or raise `OSError`; closing the returned handle gives it back."""
+        return _opened(_lock_file(folder), os.O_RDWR | os.O_CREAT, wait)
 
 else:
     import fcntl
 
-    def _wait(handle: int) -> None:
-        """Wait for the lock on an open file; closing the handle gives it back."""
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    def _wait(handle: int, wait: bool = True) -> None:
+        """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _lock(folder: Path) -> int:
-        """Wait for the lock on a folder; closing the returned handle gives it back."""
-        handle = os.open(folder, os.O_RDONLY)  # the folder itself: nothing is left lying about
+    def _lock(folder: Path, wait: bool = True) -> int:
+        """Wait for the lock on a folder, or raise `OSError`; closing the returned handle gives it back."""
         try:
-            _wait(handle)
+            return _opened(folder, os.O_RDONLY, wait)  # the folder itself: nothing is left lying about
+        except BlockingIOError:
+            raise
         except OSError:  # some network file systems do not lock folders
-            os.close(handle)
-            handle = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT, 0o666)
-            _wait(handle)
-        return handle
+            return _opened(_lock_file(folder), os.O_RDWR | os.O_CREAT, wait)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 
-from onnxgen.atomic import replacing
+from onnxgen.atomic import own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.places import tensors_of
 
 LARGEST = (1 << 31) - (1 << 20)  # bytes of a protobuf, and some room for what is no tensor
 SMALL = 1 << 10  # bytes that stay inline where others must go
+WORKSHOP = ".onnxgen-export-"  # how folders begin in which new files are made
 ALIGNED = 4096  # where large tensors begin in the data file, so that they can be mapped
 
 
@@ -51,14 +51,12 @@ def refuse_overwriting(out: Path, kept: Iterable[Path]) -> None:
 @contextmanager
 def workshop(out: Path) -> Iterator[Path]:
     """A folder in the same file system, where the new file is made and proved under its own name."""
-    try:
-        folder = tempfile.TemporaryDirectory(
-            dir=out.absolute().parent, prefix=".onnxgen-export-", ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        raise OnnxgenError(f"cannot write {out}: {error.strerror}") from None
-    with folder as name:
-        yield Path(name) / out.name
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP))
+        except OSError as error:
+            raise OnnxgenError(f"cannot write {out}: {error.strerror}") from None
+        yield folder / out.name
 
 
 def put_in_place(made: Path, out: Path) -> list[Path]:
