@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune import freeze, replace_head, reset
+from onnxgen.training.finetune.example import evaluating
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import fixed_batch, open_model, set_classes, set_scale, signature_of
@@ -143,18 +143,6 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     with evaluating(model), torch.enable_grad():
         made = model(*inputs)
     return made if isinstance(made, tuple) else (made,)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Any:
-    """The model in evaluation mode, and after that each of its modules in the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: Feeding) -> None:

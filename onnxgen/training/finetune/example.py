@@ -23,17 +23,23 @@ SIZES = (8, 32, 64, 224)  # of all other symbolic axes: the first with which the
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without gradients; afterwards every module has its own mode, and the generator its state."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and after that each of its modules in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for module, _ in modes:
-                module.training = False
-            yield
+        for module, _ in modes:
+            module.training = False
+        yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """As `evaluating`, without gradients, and afterwards the generator has its state."""
+    with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        yield
 
 
 def call(model: nn.Module, example: Example) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -56,23 +57,30 @@ def replace_head(
     example = example_for(model, example)
     found = find(model, example, head=head, output=output)
     kept = _kept(keep, classes, found.head.classes)
-    before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
     expected = _shapes(model, example)
-    counts = _counts(found)
-    try:
+    with _kept_on_error(found) as (before, counts):
         for part, tensor in before:
             setattr(part.owner.module, part.owner.name, _resized(part, tensor, before[0], classes, kept, init))
         for module, name in counts:
             setattr(module, name, classes)
         _check(model, example, expected, found, classes)
+    set_classes(model, ())  # its outputs are others now
+    return model
+
+
+@contextmanager
+def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[Part, Tensor]], list[tuple[nn.Module, str]]]]:
+    """The tensors of a head, and where the number of classes is noted; all put back if something goes wrong."""
+    before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
+    counts = _counts(found)
+    try:
+        yield before, counts
     except BaseException:
         for part, tensor in before:
             setattr(part.owner.module, part.owner.name, tensor)
         for module, name in counts:
             setattr(module, name, found.head.classes)
         raise
-    set_classes(model, ())  # its outputs are others now
-    return model
 
 
 def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
