@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import time
@@ -27,6 +28,7 @@ from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
+from onnxgen.training.model import classes_of, scale_of, set_classes, set_scale
 from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of
@@ -40,7 +42,8 @@ class Result:
     """What came of a run.
 
     Attributes:
-        model: with the best weights, in evaluation mode, on the CPU, in the dtypes it had.
+        model: with the best weights, in evaluation mode, on the CPU, in the dtypes it had. Of FSDP, which leaves the
+            model that was given in parts, a copy that is whole.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
         best_epoch: which of them is the best, from 0.
@@ -103,6 +106,7 @@ def run(
     network = prepare_for(plan.model, plan.device).train()
     dtypes = _dtypes(network)
     _check_optimization(plan, network)
+    whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
         network.compile()
     task = Task(network, plan.objectives, plan.feeding, configure(plan))
@@ -117,15 +121,15 @@ def run(
     loaders, begun = Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from)
     seconds = time.monotonic() - begun
-    _restore(network, settings.out, trainer, stopped)
-    result = Result(plan.model, settings.out, history.rows, history.best, stopped=stopped)
+    _restore(network, whole, trainer, keep.store, stopped)
+    result = Result(whole, settings.out, history.rows, history.best, stopped=stopped)
     ending = report.Ending(seconds, "" if stopped == "epochs" else stopped, {}, history.confusion)
     if plan.data.test is not None and stopped != "interrupted":
         trainer.test(task, datamodule=loaders, verbose=False)
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
-    _cast_back(plan.model.cpu().eval(), dtypes)
+    _cast_back(whole.cpu().eval(), dtypes)
     return result
 
 
@@ -204,18 +208,35 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from:
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
 
 
-def _restore(network: nn.Module, out: Path, trainer: lightning.Trainer, stopped: str) -> None:
+def _copy(network: nn.Module) -> nn.Module:
+    """A copy that is known to be normalised and to tell classes apart as the model is."""
+    found = copy.deepcopy(network)
+    set_scale(found, scale_of(network))
+    set_classes(found, classes_of(network))
+    return found
+
+
+def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, store: Store, stopped: str) -> None:
     """Put the best weights into the model; of a run that was stopped within an epoch, save what it has come to first.
 
     Every process reads what the first one wrote.
+
+    Args:
+        whole: what is handed back: the same as `network`, unless that is in parts of which others may be gone by now.
     """
+    out = store.folder.parent
     if stopped == "interrupted":
-        if trainer.is_global_zero and not any(map(sharded, network.parameters())):  # others may have ended by now
-            save_weights(network, out / LAST)
+        if any(map(sharded, network.parameters())) and (found := store.read()) is not None:
+            prefix = "model."
+            state = {key.removeprefix(prefix): value for key, value in found["state_dict"].items()}
+            whole.load_state_dict(state)
+        if trainer.is_global_zero:
+            save_weights(whole, out / LAST)
     else:
         trainer.strategy.barrier()
-    if (out / BEST).is_file():
-        load_weights(network, out / BEST)
+    for model in dict.fromkeys((network, whole)):
+        if (out / BEST).is_file():
+            load_weights(model, out / BEST)
 
 
 def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:

@@ -1,11 +1,14 @@
 """One process of a distributed run: python -m tests.training.distributed_run MODEL.py DATA.npz OUT SETTINGS-AS-JSON
 
-The weights at the end are written to OUT/end.safetensors, by the first process.
+The weights at the end are written to OUT/end.safetensors, by the first process; those that `fit` handed back to
+OUT/result<rank>.safetensors, by each. Of the settings, `stop_at` is a step at which the processes are asked to stop.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,20 @@ class End(lightning.Callback):
             save_file({key: value.contiguous() for key, value in state.items()}, Path(sys.argv[3]) / "end.safetensors")
 
 
+class Stop(lightning.Callback):
+    """Asks this process to stop."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    fit(sys.argv[1], sys.argv[2], callbacks=[End()], out=Path(sys.argv[3]), **json.loads(sys.argv[4]))
+    out, given = Path(sys.argv[3]), json.loads(sys.argv[4])
+    stop = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
+    result = fit(sys.argv[1], sys.argv[2], callbacks=[End(), *stop], out=out, **given)
+    save_file(result.model.state_dict(), out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")

@@ -121,6 +121,24 @@ def test_five_steps_of_fsdp_are_those_of_ddp(run: Run) -> None:
     assert difference(run("fsdp, 5 steps"), run("ddp, 5 steps")) < 1e-5
 
 
+def test_a_stopped_run_of_fsdp_goes_on_and_hands_back_whole_models(
+    job: tuple[Path, Path], run: Run, tmp_path: Path
+) -> None:
+    """Stopped in the first epoch, when there is no best one yet, and in the second."""
+    out, given = tmp_path / "out", RUNS["fsdp"][1]
+    for more in ({"stop_at": 0}, {"stop_at": 3, "resume": True}, {"resume": True}):
+        args = command(job, out, given | more)
+        done = subprocess.run(args, env=environment(), capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        kept = load_file(out / ("last.safetensors" if more == {"stop_at": 0} else "best.safetensors"))
+        for rank in range(2):
+            handed_back = load_file(out / f"result{rank}.safetensors")
+            assert handed_back.keys() == kept.keys()
+            assert all(torch.equal(handed_back[key], kept[key]) for key in kept)
+        assert (out / "end.safetensors").exists() == ("stop_at" not in more)
+    assert difference(out, run("fsdp")) == 0
+
+
 def test_each_generated_block_is_sharded_on_its_own(job: tuple[Path, Path]) -> None:
     from onnxgen.training import open_model
     from onnxgen.training.finetune.blocks import blocks
@@ -132,7 +150,7 @@ def test_each_generated_block_is_sharded_on_its_own(job: tuple[Path, Path]) -> N
 
 def test_only_the_first_process_writes(run: Run) -> None:
     for name in ("ddp", "torchrun"):
-        assert {p.name for p in run(name).iterdir()} == {p.name for p in run("one").iterdir()}
+        assert {p.name for p in run(name).iterdir()} == {p.name for p in run("one").iterdir()} | {"result1.safetensors"}
         assert len(rows(run(name))) == 2
 
 
