@@ -155,7 +155,10 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     # ---- what setuptools asks, whether or not anything ran -----------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
-        """What an sdist must have: ONNX files with their data, templates, and modules that belong to a person."""
+        """What an sdist must have: ONNX files with their data, templates, modules that are there and may be edited.
+
+        Of these, only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
+        """
         from .freshness import source_files
         from .standing import is_adopted, outputs
 
@@ -165,8 +168,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
                 found += source_files(entry)
                 if (folder := entry.options.templates) is not None:
                     found += [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-                if is_adopted(entry):
-                    found += [path for path in outputs(entry) if path.exists()]
+                kept = outputs(entry) if is_adopted(entry) else [entry.output]
+                found += [path for path in kept if path.is_file()]
         return sorted({os.path.relpath(path) for path in found})
 
     def get_outputs(self) -> list[str]:

@@ -16,6 +16,7 @@ from tests.build_hooks.projects import (
     compare,
     members,
     run,
+    save_model,
     unpack,
     write_project,
 )
@@ -233,16 +234,37 @@ def test_templates_go_into_an_sdist(builder: Path, tmp_path: Path, env: dict[str
     assert 'HOUSE = "ours"' in (unpack(wheel, tmp_path / "site") / "pkg/one.py").read_text()
 
 
-def test_a_module_that_was_edited_goes_into_the_wheel(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    project = write_project(tmp_path / "project", LAYOUTS["src"])
+@pytest.mark.parametrize("name", ["src", "new folder"])
+def test_a_module_that_was_edited_goes_into_the_wheel(
+    name: str, builder: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """With its weights; by way of an sdist, too, even if its folder is no package yet."""
+    layout = CASES[name]
+    project = write_project(tmp_path / "project", layout)
     backend("build_editable", project, tmp_path / "editable", builder, env)
-    module = project / "src/pkg/one.py"
+    module, installed = project / list(layout.outputs.values())[0], layout.modules[0].replace(".", "/")
     module.write_text(module.read_text() + "\nMINE = 1\n")
     site = unpack(backend("build_wheel", project, tmp_path / "wheel", builder, env), tmp_path / "site")
-    assert (site / "pkg/one.py").read_bytes() == module.read_bytes()
-    compare(sources(LAYOUTS["src"], project), tmp_path, path=site)
+    assert (site / f"{installed}.py").read_bytes() == module.read_bytes()
+    compare(sources(layout, project), tmp_path, path=site)
     with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     again = backend("build_wheel", tmp_path / "unpacked/pkg-1.0", tmp_path / "again", builder, env)
-    assert (unpack(again, tmp_path / "site2") / "pkg/one.py").read_bytes() == module.read_bytes()
-    assert (tmp_path / "site2/pkg/one.safetensors").is_file()
+    assert (unpack(again, tmp_path / "site2") / f"{installed}.py").read_bytes() == module.read_bytes()
+    assert (tmp_path / "site2" / f"{installed}.safetensors").is_file()
+
+
+def test_a_module_that_is_mine_takes_its_weights_along(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    """Its source may be another one by now, and nothing of it is made again."""
+    layout = replace(LAYOUTS["src"], settings='[tool.onnxgen]\nedited = "mine"\n')
+    project = write_project(tmp_path / "project", layout)
+    backend("build_editable", project, tmp_path / "editable", builder, env)
+    module = project / "src/pkg/one.py"
+    module.write_text(module.read_text() + "\nMINE = 1\n")
+    save_model(project / "models/one.onnx", seed=5, hidden=24)
+    with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    wheel = backend("build_wheel", tmp_path / "unpacked/pkg-1.0", tmp_path / "wheel", builder, env)
+    site = unpack(wheel, tmp_path / "site")
+    for name in ("one.py", "one.safetensors"):
+        assert (site / "pkg" / name).read_bytes() == (module.parent / name).read_bytes()
