@@ -359,6 +359,21 @@ def test_an_editable_install_of_a_read_only_tree_says_so(backend: Backend, tmp_p
     assert "tool.onnxgen.models[0].output" in last and "can't be written to" in last
 
 
+def test_a_project_without_the_hook_does_not_notice(backend: Backend, tmp_path: Path) -> None:
+    """Not even where hatchling looks through all packages for a hook of another name: no more is imported than this."""
+    project = one(tmp_path / "project")
+    text = (project / "pyproject.toml").read_text().replace("[tool.hatch.build.hooks.onnxgen]\n", "")
+    (project / "pyproject.toml").write_text(text)
+    code = f"import sys; sys.argv[1:] = ['wheel', {str(tmp_path)!r}]; {_BUILD}; print('onnxgen' in sys.modules); "
+    code += "from hatchling.plugin.manager import PluginManager; print(PluginManager().build_hook.get('other')); "
+    code += "print(sorted(m for m in sys.modules if m.startswith('onnxgen.') or m in ('onnx', 'numpy', 'black')))"
+    printed = run(backend.python, "-c", code, cwd=project, env=backend.env).splitlines()
+    ours = ["onnxgen._version", "onnxgen.build_hooks", "onnxgen.build_hooks.hatch", "onnxgen.errors"]
+    assert printed[-3:] == ["False", "None", str(ours)]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert members(wheel) == {"pkg/__init__.py"}
+
+
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
