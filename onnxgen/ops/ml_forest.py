@@ -1,0 +1,224 @@
+"""Tree ensembles in one form, whatever version of ONNX they are written in.
+
+Every inner node asks `x[feature] <= threshold`; NaN goes the true way where the node says so. Other questions are
+brought to this one: `<` by the next smaller threshold, `>` by exchanging the ways, `==` and membership by a search
+among the ends of the values. Leaves come first, so that the number of a leaf is that of its row of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+Array = NDArray[Any]
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(7)
+LEAF = 7
+
+
+@dataclass
+class Nodes:
+    """The nodes of all trees as a file has them, by their place in its lists.
+
+    Attributes:
+        modes: numbers as above; `features`, `thresholds`, `missing` (NaN goes the true way), `true` and `false` as they
+            say, of leaves without meaning.
+        roots: of each tree.
+        weights: of each weight its leaf, its target, and its place in the attribute, in this order.
+        members: the values of nodes that ask for membership.
+    """
+
+    modes: Array
+    features: Array
+    thresholds: Array
+    missing: Array
+    true: Array
+    false: Array
+    roots: Array
+    weights: Array
+    members: dict[int, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """See the module's text; `children` are the true and the false ways, those of leaves lead to themselves.
+
+    `slots` has for each leaf the places of its weights, `targets` what they are added to; -1 where it has no more.
+    """
+
+    features: Array
+    thresholds: Array
+    missing: Array
+    children: Array
+    roots: Array
+    depth: int
+    slots: Array
+    targets: Array
+
+    @property
+    def is_dense(self) -> bool:
+        """Every leaf has one weight for each of the targets, in order."""
+        return bool((self.targets == np.arange(self.targets.shape[1])).all())
+
+
+def forest(b: Builder, nodes: Nodes, count: int) -> Forest:
+    """The one form of the trees; `count`: how many targets there are."""
+    _check(b, nodes, count)
+    _only_lower_or_equal(nodes)
+    number = len(nodes.modes)
+    leaves = np.flatnonzero(nodes.modes == LEAF)
+    slots, targets = _weights(b, nodes, leaves, count)
+    order = np.argsort(slots[:, 0], kind="stable")
+    leaves, slots, targets = leaves[order], slots[order], targets[order]
+    places = np.concatenate([leaves, np.flatnonzero(nodes.modes != LEAF)])
+    new = np.empty(number, np.int64)
+    new[places] = np.arange(number)
+    inner = places[len(leaves) :]
+    own = np.arange(len(leaves))
+    children = np.stack([np.concatenate([own, new[way[inner]]]) for way in (nodes.true, nodes.false)])
+    nothing = np.zeros(len(leaves), np.int64)
+    roots = new[nodes.roots]
+    return Forest(
+        np.concatenate([nothing, nodes.features[inner]]),
+        np.concatenate([nothing.astype(nodes.thresholds.dtype), nodes.thresholds[inner]]),
+        np.concatenate([nothing.astype(bool), nodes.missing[inner]]),
+        children, roots, _depth(b, children, roots, len(leaves)), slots, targets,
+    )  # fmt: skip
+
+
+def _check(b: Builder, nodes: Nodes, count: int) -> None:
+    number, inner = len(nodes.modes), nodes.modes != LEAF
+    lists: tuple[Array, ...] = (nodes.features, nodes.thresholds, nodes.missing, nodes.true, nodes.false)
+    if any(len(a) != number for a in lists) or not len(nodes.roots):
+        raise b.error("its lists of nodes are not of one length, or empty")
+    if any(((way[inner] < 0) | (way[inner] >= number)).any() for way in (nodes.true, nodes.false)):
+        raise b.error("a branch of it leads to a node that is not there")
+    if (nodes.features[inner] < 0).any():
+        raise b.error("it asks for a feature of negative number")
+    if count < 1 or ((nodes.weights[:, 1] < 0) | (nodes.weights[:, 1] >= count)).any():
+        raise b.error(f"a weight of it is for none of its {count} targets")
+
+
+def _only_lower_or_equal(nodes: Nodes) -> None:
+    """Turn every question into `<=`, where needed by further nodes."""
+    for other, plain in ((GT, LEQ), (GTE, LT), (NEQ, EQ)):
+        at = nodes.modes == other
+        nodes.true, nodes.false = np.where(at, nodes.false, nodes.true), np.where(at, nodes.true, nodes.false)
+        nodes.missing = nodes.missing ^ at if other != NEQ else nodes.missing & ~at  # NaN is not equal to anything
+        if other != NEQ:  # nothing is greater than NaN: all numbers go the way that is now the true one
+            nodes.thresholds = np.where(at & np.isnan(nodes.thresholds), np.inf, nodes.thresholds).astype(
+                nodes.thresholds.dtype
+            )
+            nodes.modes = np.where(at & np.isinf(nodes.thresholds) & (nodes.thresholds > 0), LEQ, nodes.modes)
+            at = nodes.modes == other
+        nodes.modes = np.where(at, plain, nodes.modes)
+    at = nodes.modes == LT
+    nodes.thresholds = np.where(at, below(nodes.thresholds), nodes.thresholds)
+    nodes.modes = np.where(at, LEQ, nodes.modes)
+    for node in np.flatnonzero((nodes.modes == EQ) | (nodes.modes == MEMBER)):
+        values = nodes.members.get(int(node), nodes.thresholds[node : node + 1])
+        _search(nodes, int(node), np.unique(values[~np.isnan(values)]))
+
+
+def below(thresholds: Array) -> Array:
+    """The greatest numbers that are smaller; NaN, which nothing is smaller than or equal to, if there are none."""
+    with np.errstate(all="ignore"):
+        smaller = np.nextafter(thresholds, np.asarray(-np.inf, thresholds.dtype))
+    return np.where(np.isneginf(thresholds), np.nan, smaller).astype(thresholds.dtype)
+
+
+def _search(nodes: Nodes, node: int, values: Array) -> None:
+    """Replace a node that asks whether x is one of the (sorted) values by a balanced search among their ends."""
+    true, false, missing = int(nodes.true[node]), int(nodes.false[node]), bool(nodes.missing[node])
+    ends = np.stack([below(values), values], 1).reshape(-1)
+    made: list[tuple[float, bool, int, int]] = []  # threshold, whether NaN goes the true way, true, false
+    first = len(nodes.modes)
+
+    def between(low: int, high: int) -> int:
+        """The node that finds out between which of the ends x lies, from `low` to `high`."""
+        if low == high:
+            return true if low % 2 else false
+        middle = (low + high) // 2
+        place = node if not made else first + len(made) - 1
+        made.append((0.0, False, 0, 0))
+        mine = len(made) - 1
+        last = middle == len(ends) - 1  # NaN goes where the greatest value goes
+        made[mine] = (ends[middle], missing and last, between(low, middle), between(middle + 1, high))
+        return place
+
+    if not len(values):  # never: NaN is what no number is lower than or equal to
+        made.append((np.nan, missing, true, false))
+    else:
+        between(0, len(ends))
+    columns = list(zip(*made))
+    where = np.array([node, *range(first, first + len(made) - 1)])
+    _grow(nodes, len(made) - 1, nodes.features[node])
+    nodes.thresholds[where] = np.array(columns[0], nodes.thresholds.dtype)
+    nodes.missing[where] = columns[1]
+    nodes.true[where], nodes.false[where] = columns[2], columns[3]
+    nodes.modes[where] = LEQ
+
+
+def _grow(nodes: Nodes, count: int, feature: int) -> None:
+    nodes.modes = np.concatenate([nodes.modes, np.full(count, LEQ)])
+    nodes.features = np.concatenate([nodes.features, np.full(count, feature)])
+    nodes.thresholds = np.concatenate([nodes.thresholds, np.zeros(count, nodes.thresholds.dtype)])
+    nodes.missing = np.concatenate([nodes.missing, np.zeros(count, bool)])
+    nodes.true = np.concatenate([nodes.true, np.zeros(count, np.int64)])
+    nodes.false = np.concatenate([nodes.false, np.zeros(count, np.int64)])
+
+
+def _weights(b: Builder, nodes: Nodes, leaves: Array, count: int) -> tuple[Array, Array]:
+    """Places and targets of each leaf's weights. Those of inner nodes mean nothing; of one target the first counts."""
+    row = np.full(len(nodes.modes), -1)
+    row[leaves] = np.arange(len(leaves))
+    weights = nodes.weights[row[nodes.weights[:, 0]] >= 0]
+    rows = row[weights[:, 0]]
+    order = np.argsort(rows, kind="stable")
+    rows, weights = rows[order], weights[order]
+    held = np.bincount(rows, minlength=len(leaves))
+    if not len(leaves) or (held == 0).any():
+        raise b.error("a leaf of it has no weight")
+    column = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
+    if count == 1:
+        rows, weights, column = rows[column == 0], weights[column == 0], column[column == 0]
+    slots, targets = (np.full((len(leaves), int(column.max()) + 1), -1) for _ in range(2))
+    slots[rows, column], targets[rows, column] = weights[:, 2], weights[:, 1]
+    return slots, targets
+
+
+def _depth(b: Builder, children: Array, roots: Array, leaves: int) -> int:
+    """How many questions the longest way has."""
+    frontier, depth = np.unique(roots), 0
+    while (frontier := frontier[frontier >= leaves]).size:
+        frontier = np.unique(children[:, frontier])
+        depth += 1
+        if depth > children.shape[1]:
+            raise b.error("a tree of it leads back to itself")
+    return depth
+
+
+# ------------------------------------------------------------------------------------------------ as files have them
+
+
+def numbered(
+    b: Builder, trees: Sequence[int], numbers: Sequence[int]
+) -> Callable[[Sequence[int], Sequence[int]], Array]:
+    """What finds the places of nodes by tree and number (versions 1 and 3 of the operators); -1 if there is none."""
+    places = {key: place for place, key in enumerate(zip(trees, numbers))}
+    if len(places) < len(trees):
+        raise b.error("it has a node twice")
+    return lambda trees, numbers: np.array([places.get(key, -1) for key in zip(trees, numbers)], np.int64)
+
+
+def first_of_each(trees: Sequence[int]) -> Array:
+    """The roots: the first node of each run of nodes of one tree."""
+    array = np.asarray(trees)
+    return np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]])) if len(array) else array

@@ -1,0 +1,128 @@
+"""Support vector machines of ai.onnx.ml; their vectors and coefficients are trained."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import shortest
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.ml_linear import product
+from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+
+
+def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params: list[float] | None) -> ast.expr:
+    """Each row against each support vector, `[rows, count]`."""
+    if kind not in KERNELS:
+        raise b.error(f"its kernel_type {kind!r} is none of {', '.join(KERNELS)}")
+    size = elements(b, vectors).size
+    if size % count:
+        raise b.error(f"its {size} numbers of support vectors are not those of {count}")
+    v = table(b, vectors, (count, size // count), "support_vectors")
+    if kind == "LINEAR":
+        return b("x @ v.T", x=x, v=v)
+    if params is None or len(params) < 3:
+        raise b.error("it has no kernel_params (gamma, coef0, degree)")
+    gamma, offset, degree = map(shortest, params[:3])
+    if kind == "RBF":
+        return b("radial_kernel(x, v, g)", x=x, v=v, g=gamma)
+    inner = b("g * (x @ v.T) + c" if offset else "g * (x @ v.T)", x=x, v=v, g=gamma, c=offset)
+    if kind == "SIGMOID":
+        return b("i.tanh()", i=inner)
+    return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
+
+
+@op("SVMRegressor", domain=ML)
+def svm_regressor(
+    b: Builder,
+    X: Arg,
+    coefficients: Arg,
+    support_vectors: Arg | None = None,
+    rho: Arg | None = None,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: list[float] | None = None,
+    n_supports: int = 0,
+    one_class: int = 0,
+    post_transform: str = "NONE",
+) -> ast.expr:
+    """One target, which onnxruntime transforms by nothing; of one class, whether it is in it: 1 or -1."""
+    if rho is None:
+        raise b.error("it has no rho")
+    x = rows(b, X)
+    if n_supports > 0:
+        if support_vectors is None or elements(b, coefficients).size != n_supports:
+            raise b.error(f"it has not {n_supports} support vectors and coefficients")
+        kernel = _kernel(b, x, support_vectors, n_supports, kernel_type, kernel_params)
+        weights = table(b, coefficients, (n_supports,), "coefficients")
+        scores = b("(k @ w).unsqueeze(1)", k=kernel, w=weights)
+    else:
+        scores = product(b, x, coefficients, None, 1)
+    scores = b("s + r[0]", s=scores, r=table(b, rho, (elements(b, rho).size,), "rho"))
+    return b("torch.where(s > 0, 1.0, -1.0)", s=scores) if one_class else scores
+
+
+@op("SVMClassifier", domain=ML)
+def svm_classifier(
+    b: Builder,
+    X: Arg,
+    coefficients: Arg,
+    support_vectors: Arg | None = None,
+    rho: Arg | None = None,
+    prob_a: Arg | None = None,
+    prob_b: Arg | None = None,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: list[float] | None = None,
+    vectors_per_class: list[int] | None = None,
+    classlabels_strings: list[str] | None = None,
+    classlabels_ints: list[int] | None = None,
+    post_transform: str = "NONE",
+) -> list[ast.expr]:
+    """Pairs of classes vote (as libsvm has it), or, without support vectors, each class has a score (liblinear)."""
+    names = classlabels_strings or classlabels_ints or []
+    if not names or rho is None:
+        raise b.error("it has no labels or no rho")
+    x = rows(b, X)
+    if not sum(vectors_per_class or []):
+        index, scores = _linear(b, x, coefficients, rho, len(names), prob_a is not None, post_transform)
+        return [labels(b, index, classlabels_ints, classlabels_strings), scores]
+    counts, classes = vectors_per_class or [], len(names)
+    if len(counts) != classes or classes < 2 or support_vectors is None:
+        raise b.error(f"it has {classes} labels and support vectors of {len(counts)} classes")
+    total, pairs = sum(counts), classes * (classes - 1) // 2
+    if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
+        raise b.error("its coefficients or rho are not as many as its classes and support vectors need")
+    kernel = _kernel(b, x, support_vectors, total, kernel_type, kernel_params)
+    weights = table(b, coefficients, (classes - 1, total), "coefficients")
+    offsets = table(b, rho, (pairs,), "rho")
+    scores = b.let(b.call("pair_scores", kernel, weights, counts, offsets), "scores")
+    label = labels(b, b("pair_winner(s, n)", s=scores, n=classes), classlabels_ints, classlabels_strings)
+    if prob_a is not None and prob_b is not None:
+        a, c = (table(b, t, (pairs,), hint) for t, hint in ((prob_a, "prob_a"), (prob_b, "prob_b")))
+        chances = b.call("pair_probabilities", scores, a, c, classes)
+        return [label, transformed(b, chances, post_transform)]
+    if classes > 2:
+        return [label, transformed(b, scores, post_transform)]
+    return [label, second_class(b, scores, post_transform, mixed=post_transform in ("NONE", "LOGISTIC"))]
+
+
+def _linear(
+    b: Builder, x: ast.expr, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
+) -> tuple[Any, ast.expr]:
+    """The number of the class and the scores of a model without support vectors: a row of coefficients a class."""
+    made = product(b, x, coefficients, None, classes)
+    scores = b.let(b("s + r[0]", s=made, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
+    best = b("s.argmax(1)", s=scores)
+    if classes == 2 and not has_chances:  # onnxruntime: the second class wherever one of them is sure enough
+        limit = b("s.amax(1) >= 0.5" if bool((elements(b, coefficients) >= 0).all()) else "s.amax(1) > 0", s=scores)
+        best = b("torch.where(c, 1, i)", c=limit, i=best)
+    if classes == 1:
+        return best, transformed(b, scores, transform if transform == "PROBIT" else "NONE")
+    return best, transformed(b, scores, transform)

@@ -1,0 +1,321 @@
+"""Decision trees and forests of ai.onnx.ml; weights of leaves are trained, thresholds are constants."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, literal
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.ml_forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
+from onnxgen.ops.ml_scores import ML, as_dtype, elements, rows, table, transformed
+from onnxgen.ops.ml_votes import classified
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+class Ensemble:
+    """The expressions of one ensemble.
+
+    Attributes:
+        count: how many targets (or classes) there are.
+        dtype: that trees are walked and weights added up in.
+    """
+
+    def __init__(self, b: Builder, X: Arg, trees: Forest, weights: Arg, count: int, dtype: ir.DataType) -> None:
+        self.b, self.trees, self.count, self.dtype = b, trees, count, dtype
+        used = trees.features.max(initial=0)
+        if X.shape and isinstance(X.shape[-1], int) and used >= X.shape[-1]:
+            raise b.error(f"it asks for feature {used} of {X.shape[-1]}")
+        self.leaves = b.let(
+            b.call(
+                "tree_leaves", rows(b, X, dtype), b.buffer(trees.features, "features"),
+                b.buffer(trees.thresholds, "thresholds"), b.buffer(trees.children, "children"),
+                b.buffer(trees.roots, "roots"), trees.depth,
+                b.buffer(trees.missing, "missing") if trees.missing.any() else OMIT,
+            ), "leaves",
+        )  # fmt: skip
+        self.weights = weights
+
+    @property
+    def is_dense(self) -> bool:
+        return self.trees.is_dense and self.trees.targets.shape[1] == self.count
+
+    def aggregated(self, how: str) -> ast.expr:
+        """Of each row and target the sum, mean, least or largest weight of the leaves it reaches."""
+        if self.is_dense:
+            method = {"SUM": "sum", "AVERAGE": "mean", "MIN": "amin", "MAX": "amax"}[how]
+            return self.b(f"w[i].{method}(1)", w=self._matrix(), i=self.leaves)
+        if how in ("MIN", "MAX"):
+            values = self._values(float("-inf") if how == "MAX" else float("inf"))
+            targets = self._targets()
+            return self.b.call("target_extremes", values, targets, self.leaves, self.count, how == "MAX")
+        sums = self.b.call("target_sums", self._values(0.0), self._targets(), self.leaves, self.count)
+        return self.b("s / n", s=sums, n=len(self.trees.roots)) if how == "AVERAGE" else sums
+
+    def reached(self, target: int) -> bool | None:
+        """Whether every row has a weight for a target; None where it depends on the row."""
+        held = (self.trees.targets == target).any(1)
+        if not held.any():
+            return False
+        return True if held.all() else None
+
+    def reached_at_run_time(self) -> ast.expr:
+        return self.b.call("targets_reached", self._targets(), self.leaves, self.count)
+
+    def _matrix(self) -> ast.expr:
+        """The weights, a row a leaf."""
+        slots = self.trees.slots
+        shape = (elements(self.b, self.weights).size,)
+        if bool((slots.reshape(-1) == np.arange(slots.size)).all()) and slots.size == shape[0]:
+            return self._cast(table(self.b, self.weights, slots.shape, "leaf_weights"))
+        return self.b("w[s]", w=self._cast(table(self.b, self.weights, shape, "leaf_weights")), s=self._slots())
+
+    def _values(self, empty: float) -> ast.expr:
+        weights = self._cast(table(self.b, self.weights, (elements(self.b, self.weights).size,), "leaf_weights"))
+        return self.b.call("leaf_weights", weights, self._slots(), self.leaves, OMIT if empty == 0 else literal(empty))
+
+    def _cast(self, weights: ast.expr) -> ast.expr:
+        return as_dtype(self.b, weights, self.weights.dtype, self.dtype)
+
+    def base(self, values: Arg) -> ast.expr:
+        """Numbers to begin with, one a target."""
+        return as_dtype(
+            self.b, table(self.b, values, (elements(self.b, values).size,), "base_values"), values.dtype, self.dtype
+        )
+
+    def _slots(self) -> ast.expr:
+        return self.b.buffer(self.trees.slots, "slots")
+
+    def _targets(self) -> ast.expr:
+        return self.b.buffer(self.trees.targets, "targets")
+
+
+def _given(b: Builder, values: Any, tensor: Any, what: str) -> Any:
+    """Of an attribute that can be a list or a tensor the one that is there."""
+    if values is not None and tensor is not None:
+        raise b.error(f"it has its {what} twice")
+    return tensor if values is None else values
+
+
+def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], **given: Any) -> Nodes:
+    """Nodes as versions 1 and 3 have them: by numbers of trees and of nodes within their tree."""
+    trees = given["nodes_treeids"] or []
+    find = numbered(b, trees, given["nodes_nodeids"] or [])
+    names = given["nodes_modes"] or []
+    unknown = sorted(set(names) - {*MODES[:-1], "LEAF"})
+    if unknown:
+        raise b.error(f"it has nodes of the unknown mode {unknown[0]!r}")
+    kinds = {**{name: i for i, name in enumerate(MODES)}, "LEAF": LEAF}
+    values = _given(b, given["nodes_values"], given["nodes_values_as_tensor"], "nodes_values")
+    values = values.numpy() if isinstance(values, ir.TensorProtocol) else np.asarray(values or [], np.float32)
+    if values.dtype == np.float64 and dtype != DOUBLE:
+        raise b.error("its thresholds are of double precision, its input is not", "cast the input to double")
+    tracks = given["nodes_missing_value_tracks_true"] or []
+    missing = np.zeros(len(trees), bool)
+    missing[: len(tracks)] = np.asarray(tracks[: len(trees)]) == 1
+    leaf_trees, leaf_nodes, targets = (w or [] for w in weights)
+    found = [find(leaf_trees, leaf_nodes), np.asarray(targets, np.int64), np.arange(len(targets))]
+    if len({len(f) for f in found}) > 1 or (found[0] < 0).any():
+        raise b.error("a weight of it is for a node that is not there")
+    return Nodes(
+        np.array([kinds[name] for name in names], np.int64),
+        np.asarray(given["nodes_featureids"] or [], np.int64),
+        values.astype(dtype.numpy()),
+        missing,
+        find(trees, given["nodes_truenodeids"] or []),
+        find(trees, given["nodes_falsenodeids"] or []),
+        first_of_each(trees),
+        np.stack(found, 1),
+    )
+
+
+def _numbers_in(X: Arg) -> ir.DataType:
+    """What trees are walked in: integers are compared as float32."""
+    return DOUBLE if X.dtype == DOUBLE else FLOAT
+
+
+def _regressed(
+    ensemble: Ensemble, base_values: Arg | None, aggregate_function: str, post_transform: str, out: ir.DataType
+) -> ast.expr:
+    b, count = ensemble.b, ensemble.count
+    if aggregate_function not in AGGREGATES:
+        raise b.error(f"its aggregate_function {aggregate_function!r} is none of {', '.join(AGGREGATES)}")
+    scores = ensemble.aggregated(aggregate_function)
+    if base_values is not None:
+        found = elements(b, base_values).size
+        if found not in (1, count):
+            raise b.error(f"it has {found} base_values for {count} targets")
+        if found == count:
+            scores = b("s + c", s=scores, c=ensemble.base(base_values))
+            if count > 1 and not all(ensemble.reached(target) for target in range(count)):
+                scores = b("s.where(r, 0.0)", s=scores, r=ensemble.reached_at_run_time())  # as onnxruntime has it
+    if count == 1 and post_transform != "PROBIT":
+        post_transform = "NONE"  # onnxruntime has it so
+    if post_transform != "NONE":
+        return as_dtype(b, transformed(b, as_dtype(b, scores, ensemble.dtype, FLOAT), post_transform), FLOAT, out)
+    return as_dtype(b, scores, ensemble.dtype, out)
+
+
+@op("TreeEnsembleRegressor", domain=ML)
+def tree_ensemble_regressor(
+    b: Builder,
+    X: Arg,
+    target_weights: Arg | None = None,
+    target_weights_as_tensor: Arg | None = None,
+    base_values: Arg | None = None,
+    base_values_as_tensor: Arg | None = None,
+    *,
+    n_targets: int = 1,
+    aggregate_function: str = "SUM",
+    post_transform: str = "NONE",
+    target_treeids: list[int] | None = None,
+    target_nodeids: list[int] | None = None,
+    target_ids: list[int] | None = None,
+    nodes_treeids: list[int] | None = None,
+    nodes_nodeids: list[int] | None = None,
+    nodes_featureids: list[int] | None = None,
+    nodes_modes: list[str] | None = None,
+    nodes_values: list[float] | None = None,
+    nodes_values_as_tensor: ir.TensorProtocol | None = None,
+    nodes_truenodeids: list[int] | None = None,
+    nodes_falsenodeids: list[int] | None = None,
+    nodes_missing_value_tracks_true: list[int] | None = None,
+    nodes_hitrates: list[float] | None = None,
+    nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
+) -> ast.expr:
+    given = dict(locals())
+    dtype = _numbers_in(X)
+    nodes = _numbered_nodes(b, dtype, (target_treeids, target_nodeids, target_ids), **_tables(given))
+    weights = _given(b, target_weights, target_weights_as_tensor, "target_weights")
+    base = _given(b, base_values, base_values_as_tensor, "base_values")
+    ensemble = _ensemble(b, X, nodes, weights, n_targets, dtype)
+    return _regressed(ensemble, base, aggregate_function, post_transform, FLOAT)
+
+
+@op("TreeEnsembleClassifier", domain=ML)
+def tree_ensemble_classifier(
+    b: Builder,
+    X: Arg,
+    class_weights: Arg | None = None,
+    class_weights_as_tensor: Arg | None = None,
+    base_values: Arg | None = None,
+    base_values_as_tensor: Arg | None = None,
+    *,
+    classlabels_strings: list[str] | None = None,
+    classlabels_int64s: list[int] | None = None,
+    post_transform: str = "NONE",
+    class_treeids: list[int] | None = None,
+    class_nodeids: list[int] | None = None,
+    class_ids: list[int] | None = None,
+    nodes_treeids: list[int] | None = None,
+    nodes_nodeids: list[int] | None = None,
+    nodes_featureids: list[int] | None = None,
+    nodes_modes: list[str] | None = None,
+    nodes_values: list[float] | None = None,
+    nodes_values_as_tensor: ir.TensorProtocol | None = None,
+    nodes_truenodeids: list[int] | None = None,
+    nodes_falsenodeids: list[int] | None = None,
+    nodes_missing_value_tracks_true: list[int] | None = None,
+    nodes_hitrates: list[float] | None = None,
+    nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
+) -> list[ast.expr]:
+    given = dict(locals())
+    dtype = _numbers_in(X)
+    nodes = _numbered_nodes(b, dtype, (class_treeids, class_nodeids, class_ids), **_tables(given))
+    weights = _given(b, class_weights, class_weights_as_tensor, "class_weights")
+    base = _given(b, base_values, base_values_as_tensor, "base_values")
+    count = len(classlabels_strings or classlabels_int64s or [])
+    ensemble = _ensemble(b, X, nodes, weights, count, dtype)
+    return classified(ensemble, base, class_ids or [], post_transform, classlabels_int64s, classlabels_strings)
+
+
+def _tables(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name.startswith("nodes_")}
+
+
+def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int, dtype: ir.DataType) -> Ensemble:
+    if weights is None or elements(b, weights).size != len(nodes.weights):
+        raise b.error("it has not as many weights as leaves for them")
+    if weights.dtype == DOUBLE and dtype != DOUBLE:
+        raise b.error("its weights are of double precision, its input is not", "cast the input to double")
+    return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
+
+
+@op("TreeEnsemble", since=5, domain=ML)
+def tree_ensemble(
+    b: Builder,
+    X: Arg,
+    leaf_weights: Arg,
+    *,
+    n_targets: int = 1,
+    aggregate_function: int = 1,
+    post_transform: int = 0,
+    tree_roots: list[int],
+    nodes_modes: ir.TensorProtocol,
+    nodes_featureids: list[int],
+    nodes_splits: ir.TensorProtocol,
+    nodes_truenodeids: list[int],
+    nodes_trueleafs: list[int],
+    nodes_falsenodeids: list[int],
+    nodes_falseleafs: list[int],
+    leaf_targetids: list[int],
+    membership_values: ir.TensorProtocol | None = None,
+    nodes_missing_value_tracks_true: list[int] | None = None,
+    nodes_hitrates: ir.TensorProtocol | None = None,
+) -> ast.expr:
+    """Inner nodes and leaves are counted apart; a tree that is a leaf has a node whose two ways lead to it."""
+    if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
+        raise b.error("its aggregate_function or post_transform is unknown")
+    if post_transform in (1, 2):  # onnxruntime 1.31 has them the other way round
+        raise b.error(
+            f"its post_transform {post_transform} is {POST_TRANSFORMS[post_transform]} in the standard and "
+            f"{POST_TRANSFORMS[3 - post_transform]} in onnxruntime",
+            "put a node of that operator behind it",
+        )
+    dtype = X.dtype or FLOAT
+    modes = nodes_modes.numpy().reshape(-1).astype(np.int64)
+    if (modes >= LEAF).any():
+        raise b.error(f"it has nodes of the unknown mode {modes.max()}")
+    inner, leaves = len(modes), len(leaf_targetids)
+    ways = [
+        np.asarray(numbers, np.int64) + inner * (np.asarray(are_leaves, np.int64) != 0)
+        for numbers, are_leaves in ((nodes_truenodeids, nodes_trueleafs), (nodes_falsenodeids, nodes_falseleafs))
+    ]
+    nothing = np.zeros(leaves, np.int64)
+    splits = nodes_splits.numpy().reshape(-1)
+    missing = np.asarray(nodes_missing_value_tracks_true or [0] * inner) == 1
+    own = inner + np.arange(leaves)
+    nodes = Nodes(
+        np.concatenate([modes, np.full(leaves, LEAF)]),
+        np.concatenate([np.asarray(nodes_featureids, np.int64), nothing]),
+        np.concatenate([splits, nothing.astype(splits.dtype)]),
+        np.concatenate([missing, nothing.astype(bool)]),
+        np.concatenate([ways[0], own]),
+        np.concatenate([ways[1], own]),
+        np.asarray(tree_roots, np.int64),
+        np.stack([own, np.asarray(leaf_targetids, np.int64), np.arange(leaves)], 1),
+        _members(modes, membership_values),
+    )
+    ensemble = _ensemble(b, X, nodes, leaf_weights, n_targets, dtype)
+    aggregate, transform = AGGREGATES[aggregate_function], POST_TRANSFORMS[post_transform]
+    return _regressed(ensemble, None, aggregate, transform, dtype)
+
+
+def _members(modes: np.ndarray[Any, Any], values: ir.TensorProtocol | None) -> dict[int, Any]:
+    """The values of each node that asks for membership; NaN divides those of one from those of the next."""
+    array = np.zeros(0) if values is None else values.numpy().reshape(-1)
+    parts = np.split(array, np.flatnonzero(np.isnan(array)))
+    asking = [int(node) for node in np.flatnonzero(modes == MODES.index("BRANCH_MEMBER"))]
+    empty = array[:0]
+    return {node: (parts[i] if i < len(parts) else empty) for i, node in enumerate(asking)}
