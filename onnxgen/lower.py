@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
@@ -103,10 +104,8 @@ class Lowering:
 
     def argument(self, value: ir.Value) -> Input:
         facts = info(value)
-        annotation = {"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor")
-        if facts.dtype == ir.DataType.STRING:
-            annotation = "np.ndarray"
-        return Input(self.define(value), annotation)
+        is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
+        return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
 
     def result(self, value: ir.Value) -> ast.expr:
         builder = Builder(self, ir.Node("", "Output", [value]), 0)

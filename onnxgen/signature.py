@@ -28,7 +28,8 @@ class Port:
         name: as the ONNX file has it; the arguments of `forward` have the same order.
         dtype: torch's name of the element type ("float32", "int64"), "str" for text, None where unknown.
         dims: a number or the text of a symbolic size an axis; None where the rank is unknown.
-        kind: "tensor", "sequence" or "optional"; dtype and dims then speak of the elements.
+        kind: "tensor", "sequence" or "optional"; dtype and dims then speak of the elements. "map", and "maps" for a
+            list of maps; dtype is then that of the values.
     """
 
     name: str

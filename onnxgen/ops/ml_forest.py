@@ -112,13 +112,9 @@ def _only_lower_or_equal(nodes: Nodes) -> None:
         at = nodes.modes == other
         nodes.true, nodes.false = np.where(at, nodes.false, nodes.true), np.where(at, nodes.true, nodes.false)
         nodes.missing = nodes.missing ^ at if other != NEQ else nodes.missing & ~at  # NaN is not equal to anything
-        if other != NEQ:  # nothing is greater than NaN: all numbers go the way that is now the true one
-            nodes.thresholds = np.where(at & np.isnan(nodes.thresholds), np.inf, nodes.thresholds).astype(
-                nodes.thresholds.dtype
-            )
-            nodes.modes = np.where(at & np.isinf(nodes.thresholds) & (nodes.thresholds > 0), LEQ, nodes.modes)
-            at = nodes.modes == other
-        nodes.modes = np.where(at, plain, nodes.modes)
+        never = at & np.isnan(nodes.thresholds) & (other != NEQ)  # nothing is greater than NaN: all numbers go on
+        nodes.thresholds[never] = np.inf
+        nodes.modes = np.where(never, LEQ, np.where(at, plain, nodes.modes))
     at = nodes.modes == LT
     nodes.thresholds = np.where(at, below(nodes.thresholds), nodes.thresholds)
     nodes.modes = np.where(at, LEQ, nodes.modes)

@@ -15,19 +15,38 @@ if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 
-def product(b: Builder, x: ast.expr, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:
-    """`x @ weight.T + bias`, the weight's rows one after another in its attribute."""
-    count = elements(b, weight).size
-    if columns < 1 or count % columns:
+def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:
+    """`X @ weight.T + bias`, the weight's rows one after another in its attribute.
+
+    Of more numbers than the input's features ask for, onnxruntime takes the first.
+    """
+    x, count = rows(b, X), elements(b, weight).size
+    features = X.shape[-1] if X.shape and isinstance(X.shape[-1], int) else None
+    if features is None and columns > 0 and count % columns == 0:
+        features = count // columns
+    if features is None or columns < 1 or count < columns * features:
         raise b.error(f"its {count} coefficients are not those of {columns} outputs")
-    shape = (columns, count // columns)
+    shape = (columns, features)
+    if columns * features < count:
+        return _first(b, x, weight, bias, shape)
     if weight.is_trainable and (bias is None or bias.is_trainable) and weight.source is not None:
         source = None if bias is None else bias.source
         module = linear_module(b, weight.source.reshape(shape), source, transposed=False)
         if module is not None:
             return b("m(x)", m=module, x=x)
+    return _functional(b, x, table(b, weight, shape, "coefficients"), bias, columns)
+
+
+def _first(b: Builder, x: ast.expr, weight: Arg, bias: Arg | None, shape: tuple[int, int]) -> ast.expr:
+    count = shape[0] * shape[1]
+    b.note(f"{b.node.op_type} has more coefficients than its input has features: the first {count} are used")
+    whole = table(b, weight, (elements(b, weight).size,), "coefficients")
+    return _functional(b, x, b("w[:n].view(s)", w=whole, n=count, s=shape), bias, shape[0])
+
+
+def _functional(b: Builder, x: ast.expr, weight: ast.expr, bias: Arg | None, columns: int) -> ast.expr:
     offset = OMIT if bias is None else table(b, bias, (columns,), "intercepts")
-    return b.call("F.linear", x, table(b, weight, shape, "coefficients"), offset)
+    return b.call("F.linear", x, weight, offset)
 
 
 @op("LinearRegressor", domain=ML)
@@ -43,7 +62,7 @@ def linear_regressor(
     """Of one target, only PROBIT transforms: onnxruntime has it so."""
     if intercepts is not None and elements(b, intercepts).size != targets:
         intercepts = None  # onnxruntime leaves them out, too
-    scores = product(b, rows(b, X), coefficients, intercepts, targets)
+    scores = product(b, X, coefficients, intercepts, targets)
     return transformed(b, scores, post_transform if targets > 1 or post_transform == "PROBIT" else "NONE")
 
 
@@ -64,7 +83,7 @@ def linear_classifier(
     if intercepts is None:
         raise b.error("it has no intercepts, by which onnxruntime counts its classes", "write zeros in the file")
     count = elements(b, intercepts).size
-    scores = b.let(product(b, rows(b, X), coefficients, intercepts, count), "scores")
+    scores = b.let(product(b, X, coefficients, intercepts, count), "scores")
     if count > 1:
         if len(names) < count:
             raise b.error(f"it has {count} scores and {len(names)} labels")
@@ -77,4 +96,4 @@ def linear_classifier(
         label = labels(b, positive, None, None)
         return [label, transformed(b, scores, post_transform if post_transform == "PROBIT" else "NONE")]
     label = labels(b, positive, classlabels_ints, classlabels_strings)
-    return [label, second_class(b, scores, post_transform, mixed=post_transform == "LOGISTIC")]
+    return [label, second_class(b, scores, post_transform, mixed=False)]

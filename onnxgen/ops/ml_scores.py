@@ -55,7 +55,7 @@ def rows(b: Builder, X: Arg, dtype: ir.DataType = ir.DataType.FLOAT) -> ast.expr
 def table(b: Builder, arg: Arg, shape: tuple[int, ...], hint: str = "") -> ast.expr:
     """Numbers of an attribute in their shape: a parameter where they are trained, else a constant."""
     if arg.is_trainable:
-        return b.parameter(arg, shape=shape)
+        return b.parameter(arg, arg.name.rpartition(":")[2], shape=shape)
     return b.buffer(elements(b, arg).reshape(shape), hint or "table")
 
 
@@ -78,11 +78,12 @@ def transformed(b: Builder, scores: Any, name: str) -> ast.expr:
 def second_class(b: Builder, scores: Any, name: str, mixed: bool) -> ast.expr:
     """Two columns of the one score of a binary model, which is the second class's.
 
-    `mixed`: weights of both signs, so that 0 divides the classes; otherwise the score is a probability.
+    `mixed`: weights of both signs, so that 0 divides the classes; otherwise the score is a probability (unless LOGISTIC
+    makes it one).
     """
     if name == "PROBIT":
         raise b.error("it has one score, two classes and PROBIT, which is not defined", "give it a score a class")
-    if mixed and name == "LOGISTIC":
+    if name == "LOGISTIC":
         return b("torch.cat([-x, x], 1).sigmoid()", x=scores)
     return b("torch.cat([-x, x], 1)" if mixed else "torch.cat([1 - x, x], 1)", x=scores)
 

@@ -55,15 +55,14 @@ def svm_regressor(
     """One target, which onnxruntime transforms by nothing; of one class, whether it is in it: 1 or -1."""
     if rho is None:
         raise b.error("it has no rho")
-    x = rows(b, X)
     if n_supports > 0:
         if support_vectors is None or elements(b, coefficients).size != n_supports:
             raise b.error(f"it has not {n_supports} support vectors and coefficients")
-        kernel = _kernel(b, x, support_vectors, n_supports, kernel_type, kernel_params)
+        kernel = _kernel(b, rows(b, X), support_vectors, n_supports, kernel_type, kernel_params)
         weights = table(b, coefficients, (n_supports,), "coefficients")
         scores = b("(k @ w).unsqueeze(1)", k=kernel, w=weights)
     else:
-        scores = product(b, x, coefficients, None, 1)
+        scores = product(b, X, coefficients, None, 1)
     scores = b("s + r[0]", s=scores, r=table(b, rho, (elements(b, rho).size,), "rho"))
     return b("torch.where(s > 0, 1.0, -1.0)", s=scores) if one_class else scores
 
@@ -89,9 +88,8 @@ def svm_classifier(
     names = classlabels_strings or classlabels_ints or []
     if not names or rho is None:
         raise b.error("it has no labels or no rho")
-    x = rows(b, X)
     if not sum(vectors_per_class or []):
-        index, scores = _linear(b, x, coefficients, rho, len(names), prob_a is not None, post_transform)
+        index, scores = _linear(b, X, coefficients, rho, len(names), prob_a is not None, post_transform)
         return [labels(b, index, classlabels_ints, classlabels_strings), scores]
     counts, classes = vectors_per_class or [], len(names)
     if len(counts) != classes or classes < 2 or support_vectors is None:
@@ -99,7 +97,7 @@ def svm_classifier(
     total, pairs = sum(counts), classes * (classes - 1) // 2
     if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
         raise b.error("its coefficients or rho are not as many as its classes and support vectors need")
-    kernel = _kernel(b, x, support_vectors, total, kernel_type, kernel_params)
+    kernel = _kernel(b, rows(b, X), support_vectors, total, kernel_type, kernel_params)
     weights = table(b, coefficients, (classes - 1, total), "coefficients")
     offsets = table(b, rho, (pairs,), "rho")
     scores = b.let(b.call("pair_scores", kernel, weights, counts, offsets), "scores")
@@ -110,14 +108,14 @@ def svm_classifier(
         return [label, transformed(b, chances, post_transform)]
     if classes > 2:
         return [label, transformed(b, scores, post_transform)]
-    return [label, second_class(b, scores, post_transform, mixed=post_transform in ("NONE", "LOGISTIC"))]
+    return [label, second_class(b, scores, post_transform, mixed=post_transform == "NONE")]
 
 
 def _linear(
-    b: Builder, x: ast.expr, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
+    b: Builder, X: Arg, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
 ) -> tuple[Any, ast.expr]:
     """The number of the class and the scores of a model without support vectors: a row of coefficients a class."""
-    made = product(b, x, coefficients, None, classes)
+    made = product(b, X, coefficients, None, classes)
     scores = b.let(b("s + r[0]", s=made, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
     best = b("s.argmax(1)", s=scores)
     if classes == 2 and not has_chances:  # onnxruntime: the second class wherever one of them is sure enough

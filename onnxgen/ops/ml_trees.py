@@ -40,7 +40,7 @@ class Ensemble:
         self.leaves = b.let(
             b.call(
                 "tree_leaves", rows(b, X, dtype), b.buffer(trees.features, "features"),
-                b.buffer(trees.thresholds, "thresholds"), b.buffer(trees.children, "children"),
+                b.buffer(trees.thresholds, "thresholds"), b.buffer(trees.children, "ways"),
                 b.buffer(trees.roots, "roots"), trees.depth,
                 b.buffer(trees.missing, "missing") if trees.missing.any() else OMIT,
             ), "leaves",

@@ -16,6 +16,7 @@ from onnxgen.propagate.float_sizes import FloatSizes
 from onnxgen.propagate.infer import STANDARD, declared, infer
 from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
 from onnxgen.propagate.node_facts import NONSENSE, NodeFacts, Symbols
+from onnxgen.reader.maps import MAP, MapType
 
 SMALL = 4096  # elements of a stored tensor whose values matter while generating
 
@@ -47,6 +48,9 @@ class _Propagation:
 
     def graph_input(self, value: ir.Value) -> Info:
         """What the file declares of a graph input."""
+        if MAP in value.meta:
+            held: MapType = value.meta[MAP]
+            return Info(held.value, None, None, held.kind, held.key)
         kind = "tensor"
         if isinstance(value.type, ir.SequenceType):
             kind = "sequence"

@@ -51,7 +51,7 @@ def infer(n: NodeFacts) -> list[Info]:
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:
     """`facts`, completed by the dtype and rank that the file declares for a value (its dims may be stale)."""
-    if facts.dtype is not None and facts.shape is not None:
+    if facts.dtype is not None and (facts.shape is not None or facts.kind in ("map", "maps")):
         return facts
     kind = facts.kind
     if isinstance(value.type, ir.SequenceType):

@@ -80,7 +80,25 @@ def _array_feature_extractor(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(), [*lead, count])]
 
 
+def _zip_map(n: NodeFacts) -> list[Info]:
+    return [Info(FLOAT, None, None, "maps", STRING if _has(n, "classlabels_strings") else INT64)]
+
+
+def _dict_vectorizer(n: NodeFacts) -> list[Info]:
+    name = "string_vocabulary" if _has(n, "string_vocabulary") else "int64_vocabulary"
+    return [tensor(n.dtype(), [1, len(n.node.attributes[name].value)])]
+
+
+def _cast_map(n: NodeFacts) -> list[Info]:
+    dtype = {"TO_STRING": STRING, "TO_INT64": INT64}.get(n.str_("cast_to", "TO_FLOAT"), FLOAT)
+    is_dense = n.str_("map_form", "DENSE") == "DENSE"
+    return [tensor(dtype, [1, n.fresh(1) if is_dense else n.int_("max_map", 1)])]
+
+
 RULES: dict[str, Rule] = {
+    "ZipMap": _zip_map,
+    "DictVectorizer": _dict_vectorizer,
+    "CastMap": _cast_map,
     "Binarizer": _same,
     "Imputer": _same,
     "Normalizer": _as_float,

@@ -22,13 +22,16 @@ class Info:
         shape: one `Dim` (int or symbolic) an axis; None where the rank is unknown.
         data: the elements, where they are known at generation. A numeric array for a constant; an object array of
             `Dim` for an integer tensor computed from shapes. Never there for trainable values.
-        kind: "tensor", "sequence" or "optional"; `dtype` and `shape` then speak of the elements.
+        kind: "tensor", "sequence" or "optional"; `dtype` and `shape` then speak of the elements. "map", and "maps" for
+            a sequence of maps; `dtype` is then that of the values.
+        key: the type of a map's keys.
     """
 
     dtype: ir.DataType | None = None
     shape: Shape | None = None
     data: NDArray[np.generic] | None = None
     kind: str = "tensor"
+    key: ir.DataType | None = None
 
     @property
     def rank(self) -> int | None:

@@ -14,6 +14,7 @@ from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.reader.check import check
 from onnxgen.reader.functions import check_functions, inline
+from onnxgen.reader.maps import map_types, note_maps
 from onnxgen.reader.normal import normalize
 from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
@@ -41,8 +42,10 @@ def read(path: Path, options: Options) -> ir.Model:
     folder = Path(os.path.abspath(path)).parent
     sorted_already = check(proto, folder, options.limits)
     check_functions(proto, options.limits)
+    maps = map_types(proto.graph)
     normalize(proto)
     model = _deserialize(proto)
+    note_maps(model.graph, maps)
     if not sorted_already:
         model.graph.sort()
         for function in model.functions.values():

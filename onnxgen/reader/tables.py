@@ -29,7 +29,7 @@ TABLES = {
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
     """What such a tensor is called: an attribute has no name of its own, but its node's output has."""
-    return f"{attribute}:{next((name for name in outputs if name), '')}"
+    return f"{next((name for name in outputs if name), '')}:{attribute}"
 
 
 def store_tables(model: ir.Model) -> None:

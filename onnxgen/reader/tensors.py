@@ -89,8 +89,8 @@ def _tensor_types(kind: onnx.TypeProto, depth: int) -> Iterator[tuple[onnx.Tenso
 def settle_type(info: onnx.ValueInfoProto) -> None:
     """Make a declared type one that onnx_ir can hold, never saying more than the file did.
 
-    Negative dims are unknown ones, as in onnxruntime; map, opaque and incomplete sequence types are dropped (no
-    operator that PyTorch can express makes or takes one, so those operators are reported later, by name).
+    Negative dims are unknown ones, as in onnxruntime; map, opaque and incomplete sequence types are dropped (what maps
+    are of is noted: see `reader.maps`).
     """
     kind = info.type
     while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):

@@ -11,6 +11,7 @@ import ast
 from collections import Counter
 from dataclasses import dataclass, field
 
+from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import (
     Assign,
     If,
@@ -223,8 +224,7 @@ class Splitter:
         for argument in self.module.inputs:
             if argument.value == name:
                 return argument
-        kind = self.module.infos[name].kind
-        return Input(name, {"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(kind, "Tensor"))
+        return Input(name, annotation(self.module.infos[name]))
 
 
 class _Wanted:

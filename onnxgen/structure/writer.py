@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.names import printable
@@ -141,7 +142,7 @@ class ClassWriter:
             return "tuple[Tensor, ...]"
         for output in self.scope.outputs:
             facts = self.module.infos.get(output.value, Info()) if isinstance(output, Ref) else Info()
-            kinds.append({"sequence": "list[Tensor]", "optional": "Tensor | None"}.get(facts.kind, "Tensor"))
+            kinds.append(annotation(facts))
         if len(kinds) == 1:
             return kinds[0]
         return f"tuple[{', '.join(kinds)}]" if kinds else "None"

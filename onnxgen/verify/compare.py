@@ -59,6 +59,8 @@ def describe(value: Any) -> str:
     """Dtype and shape of a value: `float32 [2, 10]`."""
     if value is None:
         return "none"
+    if isinstance(value, dict):
+        return f"map of {len(value)}"
     if isinstance(value, list):
         inner = sorted({describe(v) for v in value})
         return f"list of {len(value)}" + (f": {inner[0]}" if len(inner) == 1 else "")
@@ -73,6 +75,10 @@ def compare(
 
     With `values=False` only shape and dtype count. `slack` is added to what each element of an array may differ by.
     """
+    if isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
+        return _nested(list(expected.values()), [got[key] for key in expected], tolerance, values)
+    if isinstance(expected, dict) or isinstance(got, dict):
+        return Difference(why=f"{describe(got)} instead of {describe(expected)}, or of other keys")
     if expected is None or got is None or isinstance(expected, list) or isinstance(got, list):
         return _nested(expected, got, tolerance, values)
     expected, got = widened(expected), widened(got)

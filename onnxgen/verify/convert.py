@@ -1,7 +1,7 @@
 """Values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
 
-A value is an array, a list of values (sequence) or None (absent optional). Types that torch lacks (int4, uint4, int2,
-float4) travel in the next wider one, strings stay numpy object arrays.
+A value is an array, a list of values (sequence), None (absent optional) or a dict (map). Types that torch lacks (int4,
+uint4, int2, float4) travel in the next wider one, strings stay numpy object arrays.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def to_torch(value: Any) -> Any:
         return None
     if isinstance(value, list):
         return [to_torch(v) for v in value]
+    if isinstance(value, dict):
+        return dict(value)  # its numbers may be plain ones
     array = widened(np.asarray(value))
     if array.dtype == object:
         return array.copy()
@@ -62,6 +64,10 @@ def to_numpy(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [to_numpy(v) for v in value]
+    if isinstance(value, dict):
+        return {key: to_numpy(held) for key, held in value.items()}
+    if isinstance(value, str):
+        return np.array(value, object)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"a {type(value).__name__}, not a tensor")
     return _array(value)

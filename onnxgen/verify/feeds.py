@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.propagate.dims import Dim, evaluate, symbols
+from onnxgen.propagate.info import Info
 from onnxgen.verify.graph import Graph, Role
 
 Sizes = dict[str, int]
@@ -95,13 +96,25 @@ def draw(graph: Graph, candidate: Sizes, spread: str, seed: int) -> dict[str, An
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
         shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, seed))
         dtype = facts.dtype or ir.DataType.FLOAT
-        if facts.kind == "sequence" or isinstance(type_, ir.SequenceType):
+        if facts.kind in ("map", "maps"):
+            found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
+            feeds[name] = found if facts.kind == "maps" else found[0]
+        elif facts.kind == "sequence" or isinstance(type_, ir.SequenceType):
             feeds[name] = [_array(rng, shape, dtype, Role(), candidate, spread) for _ in range(3)]
         elif (facts.kind == "optional" or isinstance(type_, ir.OptionalType)) and seed % 2:
             feeds[name] = None
         else:
             feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread, seed)
     return feeds
+
+
+def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict[Any, Any]:
+    """A dict of most keys that it is asked for, and one that it is not asked for."""
+    other: Any = "?" if facts.key == ir.DataType.STRING else 99
+    keys = [key for key in role.keys if rng.random() < 0.8] + [other]
+    if facts.dtype == ir.DataType.STRING:
+        return {key: str(int(rng.integers(0, 9))) for key in keys}
+    return dict(zip(keys, _array(rng, (len(keys),), facts.dtype or ir.DataType.FLOAT, Role(), {}, spread).tolist()))
 
 
 def _shape(shape: tuple[Dim, ...] | None, seed: int) -> tuple[Dim, ...]:

@@ -48,6 +48,7 @@ class Role:
         mode: they switch training mode.
         compared: integers to try because a branch may hang on them: constants that they are compared with, first, and
             neighbours of these.
+        keys: that a map is asked for.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Role:
     size: bool = False
     mode: bool = False
     compared: list[int] = field(default_factory=list)
+    keys: list[str] | list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -205,6 +207,8 @@ def _role(value: ir.Value) -> Role:
             elif INDEXES.get(node.op_type) == position:
                 role.indexes = True
                 role.bounds.extend(_bounds(node))
+            elif node.op_type in ("DictVectorizer", "CastMap"):
+                role.keys = _keys(node)
             elif node.op_type in COMPARISONS:
                 for constant in _integer(node.inputs[1 - position]):
                     constants[constant] = None
@@ -215,6 +219,13 @@ def _role(value: ir.Value) -> Role:
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
+
+
+def _keys(node: ir.Node) -> list[str] | list[int]:
+    """The keys that an operator takes out of a map, as far as it says so."""
+    if "string_vocabulary" in node.attributes:
+        return list(node.attributes["string_vocabulary"].as_strings())
+    return _ints(node, "int64_vocabulary") or list(range(_int(node, "max_map") or 3))
 
 
 CARRIERS = set(

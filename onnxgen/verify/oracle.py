@@ -79,7 +79,7 @@ class Onnxruntime:
         try:
             if any(kind in _EXOTIC for kind in self.types.values()):
                 return self._run_raw(feeds, options)
-            return list(self.session.run(None, dict(feeds), options))
+            return [_maps(v) for v in self.session.run(None, dict(feeds), options)]
         except Exception as error:
             raise Refused(_line(error)) from None
         finally:
@@ -96,6 +96,14 @@ class Onnxruntime:
             plain = self.ort.OrtValue.ortvalue_from_numpy
             values[name] = plain(array) if exotic is None else make(_bits(array), int(exotic))
         return [_from_ort(v) for v in self.session.run_with_ort_values(None, values, options)]
+
+
+def _maps(value: Any) -> Any:
+    """A value whose maps hold arrays: onnxruntime hands out their numbers as Python's."""
+    if isinstance(value, dict):
+        kinds = {float: np.float32, int: np.int64, str: object}
+        return {key: np.asarray(held, kinds.get(type(held))) for key, held in value.items()}
+    return [_maps(v) for v in value] if isinstance(value, list) else value
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:
@@ -149,6 +157,8 @@ class Reference:
 def _tidy(value: Any) -> Any:
     if value is None or isinstance(value, np.ndarray):
         return value
+    if isinstance(value, dict):
+        return {key: np.asarray(held) for key, held in value.items()}
     return [_tidy(v) for v in value] if isinstance(value, list) else np.asarray(value)
 
 

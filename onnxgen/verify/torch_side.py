@@ -138,8 +138,8 @@ def _flat(values: Any) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _flat(value)
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _flat(value.values() if isinstance(value, dict) else value)
 
 
 def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:

@@ -77,6 +77,8 @@ def to_torch(value: Value) -> Any:
         return value
     if isinstance(value, list):
         return [to_torch(v) for v in value]
+    if isinstance(value, dict):
+        return dict(value)
     array = np.asarray(value)
     if array.dtype.kind in "OUS":
         return array.astype(object)
@@ -94,6 +96,8 @@ def to_numpy(value: Any) -> Value:
     """The way back."""
     if isinstance(value, (list, tuple)):
         return [to_numpy(v) for v in value]
+    if isinstance(value, dict):
+        return {key: to_numpy(held) for key, held in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().cpu()
@@ -236,6 +240,11 @@ def assert_same(actual: Value, expected: Value, rtol: float | None = None, atol:
         return
     if expected is None:
         assert actual is None, actual
+        return
+    if isinstance(expected, dict):
+        assert isinstance(actual, dict) and actual.keys() == expected.keys(), (actual, expected)
+        for key, held in expected.items():  # onnxruntime hands out numbers as Python's
+            assert_same(actual[key], np.asarray(held, np.float32) if isinstance(held, float) else held, rtol, atol)
         return
     expected, actual = np.asarray(expected), np.asarray(actual)
     assert actual.shape == expected.shape, f"shape {actual.shape}, not {expected.shape}"

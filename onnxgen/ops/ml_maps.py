@@ -1,0 +1,62 @@
+"""Maps of ai.onnx.ml: rows of numbers to dicts, and dicts to rows."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import TORCH_DTYPES, quote
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.ml_scores import ML, matrix
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+STRING = ir.DataType.STRING
+CASTS = {"TO_FLOAT": ir.DataType.FLOAT, "TO_INT64": ir.DataType.INT64, "TO_STRING": STRING}
+
+
+@op("ZipMap", domain=ML)
+def zip_map(
+    b: Builder, X: Arg, *, classlabels_strings: list[str] | None = None, classlabels_int64s: list[int] | None = None
+) -> ast.expr:
+    """A list of dicts, one a row."""
+    keys = classlabels_strings or classlabels_int64s
+    if not keys or (classlabels_strings and classlabels_int64s):
+        raise b.error("it needs labels, either text or numbers")
+    matrix(b, X)
+    if X.shape is not None and isinstance(X.shape[-1], int) and X.shape[-1] != len(keys):
+        raise b.error(f"it has {len(keys)} labels for {X.shape[-1]} columns")
+    return b.call("zip_map", X, keys)
+
+
+def _row(b: Builder, values: ast.expr, dtype: ir.DataType) -> ast.expr:
+    if dtype == STRING:
+        return b("text_row(v)", v=values)
+    return b("number_row(v, d)", v=values, d=quote(f"torch.{TORCH_DTYPES[dtype]}"))
+
+
+@op("DictVectorizer", domain=ML)
+def dict_vectorizer(
+    b: Builder, X: Arg, *, string_vocabulary: list[str] | None = None, int64_vocabulary: list[int] | None = None
+) -> ast.expr:
+    """A row of what a map has for each key of the vocabulary, 0 or no text for those that it has not."""
+    keys = string_vocabulary or int64_vocabulary
+    if not keys or X.dtype is None:
+        raise b.error("it has no vocabulary, or a map of unknown type")
+    if X.info.kind != "map" or (X.info.key == STRING) != bool(string_vocabulary):
+        raise b.error("its input is no map of the keys that its vocabulary has")
+    return _row(b, b("held(x, k, d)", x=X, k=keys, d="" if X.dtype == STRING else 0), X.dtype)
+
+
+@op("CastMap", domain=ML)
+def cast_map(b: Builder, X: Arg, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> ast.expr:
+    """A row of what a map has by rising keys (dense), or for each key below `max_map`, 0 for those it has not."""
+    if cast_to not in CASTS or map_form not in ("DENSE", "SPARSE"):
+        raise b.error("its cast_to or map_form is unknown")
+    default = "0.f" if cast_to == "TO_STRING" else 0  # this text is onnxruntime's
+    keys = None if map_form == "DENSE" else b("list(range(n))", n=max_map)
+    return _row(b, b("held(x, k, d)", x=X, k=keys, d=default), CASTS[cast_to])

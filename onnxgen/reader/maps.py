@@ -1,0 +1,50 @@
+"""Maps, which onnx_ir has no type for: what the file declares its inputs and outputs to be.
+
+Only classical models (ai.onnx.ml) have them. At run time they are dicts, of text and numbers to numbers or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+MAP = "map"  # in `value.meta`
+
+
+@dataclass(frozen=True)
+class MapType:
+    """The types of a map's keys and values; `listed` if it is a sequence of such maps."""
+
+    key: ir.DataType
+    value: ir.DataType
+    listed: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "maps" if self.listed else "map"
+
+
+def map_types(graph: onnx.GraphProto) -> dict[str, MapType]:
+    """The maps among a graph's inputs and outputs, by name."""
+    found = {info.name: _map_type(info.type) for info in (*graph.input, *graph.output)}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _map_type(kind: onnx.TypeProto) -> MapType | None:
+    listed = kind.WhichOneof("value") == "sequence_type"
+    if listed:
+        kind = kind.sequence_type.elem_type
+    if kind.WhichOneof("value") != "map_type":
+        return None
+    key, value = kind.map_type.key_type, kind.map_type.value_type.tensor_type.elem_type
+    return MapType(ir.DataType(key), ir.DataType(value), listed)
+
+
+def note_maps(graph: ir.Graph, types: Mapping[str, MapType]) -> None:
+    """Note them in the values' `meta`."""
+    for value in (*graph.inputs, *graph.outputs):
+        if (value.name or "") in types:
+            value.meta[MAP] = types[value.name or ""]
