@@ -275,6 +275,7 @@ def tree_ensemble(
     nodes_hitrates: ir.TensorProtocol | None = None,
 ) -> ast.expr:
     """Inner nodes and leaves are counted apart; a tree that is a leaf has a node whose two ways lead to it."""
+    given = dict(locals())
     if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
         raise b.error("its aggregate_function or post_transform is unknown")
     if post_transform in (1, 2):  # onnxruntime 1.31 has them the other way round
@@ -283,33 +284,38 @@ def tree_ensemble(
             f"{POST_TRANSFORMS[3 - post_transform]} in onnxruntime",
             "put a node of that operator behind it",
         )
-    dtype = X.dtype or FLOAT
-    modes = nodes_modes.numpy().reshape(-1).astype(np.int64)
+    nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, **_tables(given))
+    nodes.members = _members(nodes.modes, membership_values)
+    ensemble = _ensemble(b, X, nodes, leaf_weights, n_targets, X.dtype or FLOAT)
+    aggregate, transform = AGGREGATES[aggregate_function], POST_TRANSFORMS[post_transform]
+    return _regressed(ensemble, None, aggregate, transform, ensemble.dtype)
+
+
+def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], **given: Any) -> Nodes:
+    """Nodes as version 5 has them; leaves follow the inner nodes."""
+    modes = given["nodes_modes"].numpy().reshape(-1).astype(np.int64)
     if (modes >= LEAF).any():
         raise b.error(f"it has nodes of the unknown mode {modes.max()}")
-    inner, leaves = len(modes), len(leaf_targetids)
-    ways = [
-        np.asarray(numbers, np.int64) + inner * (np.asarray(are_leaves, np.int64) != 0)
-        for numbers, are_leaves in ((nodes_truenodeids, nodes_trueleafs), (nodes_falsenodeids, nodes_falseleafs))
-    ]
+    inner, leaves = len(modes), len(targets)
+    true, false = (
+        np.asarray(given[f"nodes_{way}nodeids"], np.int64)
+        + inner * (np.asarray(given[f"nodes_{way}leafs"], np.int64) != 0)
+        for way in ("true", "false")
+    )
     nothing = np.zeros(leaves, np.int64)
-    splits = nodes_splits.numpy().reshape(-1)
-    missing = np.asarray(nodes_missing_value_tracks_true or [0] * inner) == 1
+    splits = given["nodes_splits"].numpy().reshape(-1)
+    missing = np.asarray(given["nodes_missing_value_tracks_true"] or [0] * inner) == 1
     own = inner + np.arange(leaves)
-    nodes = Nodes(
+    return Nodes(
         np.concatenate([modes, np.full(leaves, LEAF)]),
-        np.concatenate([np.asarray(nodes_featureids, np.int64), nothing]),
+        np.concatenate([np.asarray(given["nodes_featureids"], np.int64), nothing]),
         np.concatenate([splits, nothing.astype(splits.dtype)]),
         np.concatenate([missing, nothing.astype(bool)]),
-        np.concatenate([ways[0], own]),
-        np.concatenate([ways[1], own]),
-        np.asarray(tree_roots, np.int64),
-        np.stack([own, np.asarray(leaf_targetids, np.int64), np.arange(leaves)], 1),
-        _members(modes, membership_values),
+        np.concatenate([true, own]),
+        np.concatenate([false, own]),
+        roots,
+        np.stack([own, np.asarray(targets, np.int64), np.arange(leaves)], 1),
     )
-    ensemble = _ensemble(b, X, nodes, leaf_weights, n_targets, dtype)
-    aggregate, transform = AGGREGATES[aggregate_function], POST_TRANSFORMS[post_transform]
-    return _regressed(ensemble, None, aggregate, transform, dtype)
 
 
 def _members(modes: np.ndarray[Any, Any], values: ir.TensorProtocol | None) -> dict[int, Any]:
