@@ -124,7 +124,7 @@ def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, s
             if problem := _problem(entry, path, real, sources, taken, root):
                 wrong(f"{entry.key}.{name}", f"{entry.shown(path)} {problem}")
                 break  # the sidecar lies beside the module: most that is wrong with one is with the other
-            taken[os.path.normcase(real)] = (entry, name)
+            taken[real.casefold()] = (entry, name)
         templates = entry.options.templates
         if templates is not None and _is_in(real_path(entry.output), os.path.realpath(templates)):
             wrong(f"{entry.key}.templates", f"the folder {entry.shown(templates)} holds the output, too")
@@ -148,9 +148,10 @@ def _problem(
         return f"lies outside the project: a link leads to {real}"
     if real in sources:
         return f"is the source of {sources[real].key}"
-    if os.path.normcase(real) in taken:
-        other, what = taken[os.path.normcase(real)]
+    if real.casefold() in taken:  # on every system: a wheel may be installed where case makes no difference
+        other, what = taken[real.casefold()]
         same = "this model" if other is entry else other.key
         which = f" for {other.shown(other.source)}" if other is not entry and other.key == entry.key else ""
-        return f"is the {what} of {same}{which}, too"
+        case = "" if getattr(other, what).name == path.name else ", where case does not count"
+        return f"is the {what} of {same}{which}, too{case}"
     return "is a folder" if os.path.isdir(path) else ""

@@ -312,6 +312,16 @@ def test_two_files_of_one_glob_with_one_name(root: Path) -> None:
     assert any(expected in problem for problem in problems(root, text))
 
 
+def test_names_that_differ_in_case_alone(root: Path) -> None:
+    """One of them would replace the other where a wheel is installed on macOS or Windows."""
+    text = ONE + ONE.replace("models/a.onnx", "models/b-2.onnx").replace("a.py", "A.py")
+    (problem,) = problems(root, text)
+    assert problem == (
+        "pyproject.toml: tool.onnxgen.models[1].output: src/pkg/A.py is the output of tool.onnxgen.models[0], too, "
+        "where case does not count"
+    )
+
+
 def test_all_problems_at_once(root: Path) -> None:
     text = '[tool.onnxgen]\nflat = 1\n[[tool.onnxgen.models]]\nsource = "x"\noutput = "/y"\nzz = 1\n' + ONE
     text += 'output2 = "x"\n'
