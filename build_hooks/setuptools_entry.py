@@ -35,8 +35,11 @@ def _may_have_models(file: str) -> bool:
     """Whether a pyproject.toml may have `[tool.onnxgen]`, however it is spelled; it is parsed later, if at all."""
     try:
         with open(file, "rb") as opened:
-            text = opened.read().translate(None, b" \t\"'")
+            text = opened.read()
     except (OSError, ValueError):  # setuptools says what is wrong with it, if that matters to anyone
         return False
-    apart = b"onnxgen" in text and (b"[tool]" in text or b"tool={" in text)
+    if b"onnxgen" not in text:  # of most projects; what follows takes far longer of a large file
+        return False
+    text = text.translate(None, b" \t\"'")
+    apart = b"[tool]" in text or b"tool={" in text
     return apart or b"tool.onnxgen" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,17 @@ def test_it_takes_less_than_a_millisecond(builder: Path, tmp_path: Path) -> None
     (tmp_path / "pyproject.toml").write_text(f"{PROJECT}\n" + "# a comment\n" * 2000)
     quickest = min(float(str(watch(builder, tmp_path)["milliseconds"])) for _ in range(5))
     assert quickest < 1
+
+
+def test_nor_does_it_of_a_large_file(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text('# a comment\nx = "some text"\n' * 40_000)  # a megabyte
+    spent = []
+    for _ in range(20):
+        begun = time.process_time()
+        assert not _may_have_models(str(file))
+        spent.append(time.process_time() - begun)
+    assert min(spent) < 0.001
 
 
 @pytest.mark.slow
