@@ -23,6 +23,7 @@ from setuptools.errors import SetupError
 from onnxgen.errors import OnnxgenError, Problem
 
 from .settings import Entry, entries_from, read_project
+from .setuptools_leftovers import remove_leftovers
 from .setuptools_places import installed, leave_out, onnx_files, package_of, place_of_output
 
 NAME = "build_onnxgen"
@@ -103,15 +104,16 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
 
     def initialize_options(self) -> None:
         self.build_lib: Any = None
+        self.build_temp: Any = None
         self.editable_mode = False
 
     def finalize_options(self) -> None:
         # Not of `build_py`: of a project without modules of its own, setuptools lets that keep an older folder.
-        self.set_undefined_options("build", ("build_lib", "build_lib"))
+        self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
 
     def run(self) -> None:
         """Write what is not fresh; one error has the problems of all models."""
-        errors = []
+        errors, others = [], self._others()
         with _failing():
             for entry in models(self.distribution):
                 try:
@@ -120,6 +122,15 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
                     errors.append(error)
             if errors:
                 raise OnnxgenError(*(problem for error in errors for problem in error.problems))
+        if not self.editable_mode:
+            remove_leftovers(Path(self.build_temp), Path(self.build_lib), self.get_outputs(), others)
+
+    def _others(self) -> list[str]:
+        """What `build_py` puts into the build folder."""
+        if self.editable_mode or not self.distribution.has_pure_modules():
+            return []
+        found: list[str] = self.get_finalized_command("build_py").get_outputs(include_bytecode=False)
+        return found
 
     def _build(self, entry: Entry) -> None:
         from .build import build

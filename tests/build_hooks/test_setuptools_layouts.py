@@ -268,3 +268,19 @@ def test_a_module_that_is_mine_takes_its_weights_along(builder: Path, tmp_path: 
     site = unpack(wheel, tmp_path / "site")
     for name in ("one.py", "one.safetensors"):
         assert (site / "pkg" / name).read_bytes() == (module.parent / name).read_bytes()
+
+
+def test_nothing_of_an_earlier_build_goes_into_a_wheel(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    """setuptools keeps its build folder; what is a module of the package by now stays all the same."""
+    project = write_project(tmp_path / "project", LAYOUTS["src"], settings="include-onnx = true")
+    wheel = backend("build_wheel", project, tmp_path / "one", builder, env)
+    assert {"pkg/one.safetensors", "pkg/nets/two.onnx", "pkg/nets/two.data"} < members(wheel)
+    file = project / "pyproject.toml"
+    text = file.read_text().replace('one.py"', 'one.py"\nembed = true').replace("nets/two.py", "nets/three.py")
+    file.write_text(text.replace("include-onnx = true", ""))
+    (project / "src/pkg/nets/two.py").write_text("mine = 1\n")
+    wheel = backend("build_wheel", project, tmp_path / "two", builder, env)
+    modules = {f"pkg/{name}" for name in ("one.py", "nets/two.py", "nets/three.py", "nets/three.safetensors")}
+    assert members(wheel) == modules | {"pkg/__init__.py", "pkg/nets/__init__.py"}
+    check_record(wheel)
+    assert (unpack(wheel, tmp_path / "site") / "pkg/nets/two.py").read_text() == "mine = 1\n"

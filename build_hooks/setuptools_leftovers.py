@@ -1,0 +1,36 @@
+"""What the last build put into setuptools' build folder and this one does not.
+
+setuptools never empties that folder, and all of it goes into the wheel: the weights of a module that holds them itself
+now, or a module that has another name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+NAME = "onnxgen.txt"
+
+
+def remove_leftovers(temporary: Path, build_lib: Path, files: Iterable[str], others: Iterable[str]) -> None:
+    """Remove what the last build wrote and nobody did this time, and note for the next one what this one wrote.
+
+    Args:
+        temporary: setuptools' folder for what does not go into a wheel; has the notes.
+        build_lib: the folder that goes into the wheel. Notes about another one do not count.
+        files: what this build wrote there.
+        others: what other commands wrote there.
+    """
+    notes, folder = temporary / NAME, os.path.abspath(build_lib)
+    now = {os.path.relpath(file, folder) for file in files}
+    kept = now | {os.path.relpath(file, folder) for file in others}
+    before: list[str] = []
+    with suppress(OSError, ValueError):
+        before = notes.read_text(encoding="utf-8").splitlines()
+    if before[:1] == [folder]:
+        for name in set(before[1:]) - kept:
+            Path(folder, name).unlink(missing_ok=True)
+    notes.parent.mkdir(parents=True, exist_ok=True)
+    notes.write_text("\n".join([folder, *sorted(now)]), encoding="utf-8")
