@@ -15,7 +15,7 @@ from onnxgen.errors import EditedError, OnnxgenError
 from .cache import Cache
 from .freshness import Content, content_of, read, recorded
 from .settings import Entry, Project
-from .standing import is_adopted, outputs, stands
+from .standing import is_adopted, lacks_weights, outputs, stands
 
 __all__ = ["BuildError", "Built", "build", "build_project", "check_entry", "outputs"]
 
@@ -111,7 +111,7 @@ def build(
         EditedError: the module was edited by hand and its source changed too.
     """
     begun, cache = time.perf_counter(), cache or Cache()
-    content = content_of(entry, cache)
+    content = _content(entry, cache)
     if to is None and (not force or is_adopted(entry)) and (status := stands(entry, content, cache)):
         return _built(status, entry, content, begun)
     from .elsewhere import build_elsewhere, build_folder, moved_to
@@ -138,13 +138,23 @@ def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
         EditedError: the module was edited by hand and its source changed too.
     """
     begun, cache = time.perf_counter(), cache or Cache()
-    content = content_of(entry, cache)
+    content = _content(entry, cache)
     status = stands(entry, content, cache) or ("stale" if not read(entry.output).strip() else "")
     if not status:
         from .making import look
 
         status = look(entry, content, cache)
     return _built(status, entry, content, begun)
+
+
+def _content(entry: Entry, cache: Cache) -> Content:
+    """What the module is made of; of one that is adopted and complete, nothing that can't be told."""
+    try:
+        return content_of(entry, cache)
+    except OnnxgenError:
+        if not is_adopted(entry) or lacks_weights(entry):
+            raise
+        return Content("", "", "", ())
 
 
 def _built(

@@ -171,7 +171,8 @@ def _tree(folder: Path, cache: Cache) -> list[list[str]]:
             continue
         seen.add(os.path.realpath(place))
         folders[:] = sorted(name for name in folders if name != "__pycache__")
-        paths = [Path(place, name) for name in sorted(names)]
+        # A link to nothing is what some editors lock files with.
+        paths = [Path(place, name) for name in sorted(names) if os.path.exists(os.path.join(place, name))]
         found += [[path.relative_to(folder).as_posix(), digest(path, cache)] for path in paths]
     return found
 

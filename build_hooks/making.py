@@ -99,10 +99,14 @@ def carry(
 
 def restore_weights(entry: Entry, moved: Entry, content: Content, progress: Progress | None) -> str:
     """Write the sidecar that an adopted module lacks where `moved` has it; returns why it can't be, if so."""
-    generated = in_memory(entry, content, progress)
+    lacks = f"{entry.shown(entry.output)} is adopted and lacks its weights, and"
+    try:
+        generated = in_memory(entry, content, progress)
+    except OnnxgenError as error:
+        return f"{lacks} its source gives none: {error.problems[0]}"
     with named(entry, "weights"):
         if not Output(entry.output, entry.options).is_of(generated):
-            return f"{entry.shown(entry.output)} is adopted and lacks its weights, and those of its source do not fit"
+            return f"{lacks} those of its source do not fit"
         make_folders(moved)
         tensors, metadata = generated.tensors, generated.metadata
         write_pair(moved.output, None, moved.weights, tensors, metadata, entry.options.shard_size)

@@ -323,6 +323,19 @@ def test_an_adopted_module_is_never_regenerated(root: Path, generates_nothing: C
     assert tree(root) == {**before, "models/net.onnx": tree(root)["models/net.onnx"]}
 
 
+def test_an_adopted_module_whose_source_is_broken(root: Path) -> None:
+    (root / "pyproject.toml").write_text(SETTINGS + 'edited = "mine"\n')
+    module, sidecar = one(root).files
+    (root / "models/net.bin").unlink()
+    assert one(root).status == "kept" and one(root, check=True).status == "kept"
+    there = one(root, to=root / "there", base=root / "src").files
+    assert [file.read_bytes() for file in there] == [module.read_bytes(), sidecar.read_bytes()]
+    (root / "models/net.onnx").write_bytes(b"this is no model")
+    sidecar.unlink()
+    built = one(root)
+    assert built.status == "kept" and "lacks its weights, and its source gives none" in built.note
+
+
 def test_an_adopted_module_gets_the_weights_that_it_lacks(root: Path, generates_nothing: Callable[[], None]) -> None:
     (root / "pyproject.toml").write_text(MINE)
     built = one(root)

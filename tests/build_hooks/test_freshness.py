@@ -163,6 +163,8 @@ def test_a_key_changes_with_the_templates(entry: Entry, cache: Cache) -> None:
     (entry.root / "linked" / "text").write_text("four")
     keys.append(key_of(found, cache))
     assert len({key[:32] for key in keys}) == 5
+    (folder / ".#module.py.jinja").symlink_to("somebody@somewhere.1")  # by it, Emacs locks a file
+    assert key_of(found, cache) == keys[-1]
     shutil.rmtree(folder)
     with pytest.raises(OnnxgenError, match=r"^pyproject\.toml: models\[0\]\.templates: frame"):
         key_of(found, cache)
