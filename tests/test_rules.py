@@ -271,6 +271,15 @@ def test_no_exception_outlives_its_reason() -> None:
     assert sorted(set(LONG_FUNCTIONS) - set(long_functions())) == []
 
 
+# Terms that no person calls a size or a variable of a layer by.
+TERMS = frozenset("dft distinct extreme float4 ordered probit resize stft unordered".split())
+
+
+def test_helpers_take_no_name_that_a_person_would_choose() -> None:
+    """A helper's name is no local variable's or argument's in any generated file."""
+    assert sorted(name for name in helper_names() - TERMS if "_" not in name) == []
+
+
 # ---- the same input makes the same bytes -----------------------------------------------------------------------------
 
 

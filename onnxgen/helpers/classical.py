@@ -46,14 +46,14 @@ def row_maxima(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), lowest).amax(-1, keepdim=True).clamp(min=lowest)
 
 
-def imputed(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
+def fill_missing(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
     """x with `replaced` (NaN for NaN) changed to the value of its column, or to the first if there are not as many."""
     found = x.isnan() if replaced != replaced else x == replaced
     columns = x.shape[-1] if x.dim() < 3 else -1
     return torch.where(found, values if values.numel() == columns else values[0], x)
 
 
-def places(x: Tensor, keys: Tensor) -> Tensor:
+def places_of(x: Tensor, keys: Tensor) -> Tensor:
     """For each element its place among sorted keys, `len(keys)` for what is none of them; NaN is equal to NaN."""
     at = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
     found = keys[at] == x
@@ -75,7 +75,7 @@ def is_known(place: Tensor, count: int) -> Tensor:
     return place
 
 
-def features(x: Tensor, count: int | None) -> Tensor:
+def feature_rows(x: Tensor, count: int | None) -> Tensor:
     """x as float32 rows of `count` numbers: cut, or filled up with zeros."""
     x = x.float().unsqueeze(0) if x.dim() == 1 else x.float().flatten(1)
     return x if count is None else torch.nn.functional.pad(x[:, :count], (0, max(count - x.shape[1], 0)))

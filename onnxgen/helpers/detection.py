@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def corners(boxes: Tensor, centered: bool) -> Tensor:
+def box_corners(boxes: Tensor, centered: bool) -> Tensor:
     """Boxes [..., 4] as the lower corner, then the upper one.
 
     Args:
@@ -18,7 +18,7 @@ def corners(boxes: Tensor, centered: bool) -> Tensor:
     return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
 
 
-def overlaps(box: Tensor, boxes: Tensor, threshold: float) -> Tensor:
+def overlaps_box(box: Tensor, boxes: Tensor, threshold: float) -> Tensor:
     """Whether the intersection of a box with each of `boxes` is more than `threshold` of their union, bool [n].
 
     Args:
@@ -52,7 +52,7 @@ def select_boxes(
     Returns:
         int64 [kept, 3]: batch, class, box; by batch, then by class, then best first.
     """
-    boxes = corners(boxes, centered)
+    boxes = box_corners(boxes, centered)
     kept: list[list[int]] = []
     for i in range(scores.shape[0] if most > 0 else 0):
         for label, score in enumerate(scores[i]):
@@ -64,5 +64,5 @@ def select_boxes(
             while len(order) and count < most:
                 kept.append([i, label, int(order[0])])
                 count += 1
-                order = order[1:][~overlaps(boxes[i, order[0]], boxes[i, order[1:]], iou_threshold)]
+                order = order[1:][~overlaps_box(boxes[i, order[0]], boxes[i, order[1:]], iou_threshold)]
     return torch.tensor(kept, dtype=torch.int64, device=scores.device).reshape(-1, 3)

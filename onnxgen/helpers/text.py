@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def texts(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
+def text_array(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
     """An array of strings; numpy itself takes a string for a sequence of letters."""
     made = np.empty(len(items), dtype=object)
     made[:] = items
@@ -20,7 +20,7 @@ def texts(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
 
 def read_texts(encoded: Tensor, shape: Sequence[int]) -> np.ndarray:
     """An array of strings that a sidecar has as JSON: the bytes of a list, uint8."""
-    return texts(json.loads(bytes(encoded.tolist())), shape)
+    return text_array(json.loads(bytes(encoded.tolist())), shape)
 
 
 def text_codes(*arrays: np.ndarray, device: torch.device) -> list[np.ndarray | Tensor]:
@@ -59,7 +59,7 @@ def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np
     width = max(map(len, pieces), default=0)
     filled = [piece for found in pieces for piece in [*found, *[""] * (width - len(found))]]
     counts = torch.tensor([len(found) for found in pieces], dtype=torch.int64).reshape(x.shape)
-    return texts(filled, [*x.shape, width]), counts
+    return text_array(filled, [*x.shape, width]), counts
 
 
 def changed_case(text: str, upper: bool) -> str:
@@ -73,7 +73,7 @@ def changed_case(text: str, upper: bool) -> str:
     return "".join(made)
 
 
-def normalized(
+def normalized_words(
     x: np.ndarray, case: str = "NONE", stopwords: Sequence[str] = (), case_sensitive: bool = False
 ) -> np.ndarray:
     """ONNX StringNormalizer (10): without some words, and in lower or upper case.
@@ -94,7 +94,7 @@ def normalized(
         if (text if case_sensitive else changed_case(text, case == "UPPER")) not in compared:
             kept.append(changed)
     kept = kept or [""]
-    return texts(kept, [*x.shape[:-1], len(kept)])
+    return text_array(kept, [*x.shape[:-1], len(kept)])
 
 
 def full_match(x: np.ndarray, pattern: str) -> Tensor:
@@ -110,7 +110,7 @@ def numbers_as_text(x: Tensor) -> np.ndarray:
         made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
     else:
         made = [str(int(number)) for number in x.flatten().tolist()]
-    return texts(made, x.shape)
+    return text_array(made, x.shape)
 
 
 def floats_in(x: np.ndarray, device: torch.device) -> Tensor:

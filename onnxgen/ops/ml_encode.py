@@ -33,7 +33,7 @@ def _place(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]:
         return b("text_places(x, k)", x=X, k=[keys[i] for i in order]), order
     array = np.asarray(keys, X.dtype.numpy())
     _, found = np.unique(array, return_index=True)  # sorted, the first of equal ones; of NaN one, at the end
-    return b("places(x, k)", x=X, k=b.buffer(array[found], "keys")), [int(i) for i in found]
+    return b("places_of(x, k)", x=X, k=b.buffer(array[found], "keys")), [int(i) for i in found]
 
 
 def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtype: ir.DataType) -> ast.expr:
@@ -163,7 +163,7 @@ def one_hot_encoder(
         inverse = b.buffer(np.asarray([*order, count], np.int64), "columns")
         keys = b.buffer(np.asarray(categories, np.int64)[order], "categories")
         x = X if X.dtype == INT64 else b("x.long()", x=X)
-        place = b("c[places(x, k)]", c=inverse, x=x, k=keys)
+        place = b("c[places_of(x, k)]", c=inverse, x=x, k=keys)
     if not zeros:
         place = b("is_known(p, n)", p=place, n=count)
     return b("F.one_hot(p, n)[..., :m].float()", p=place, n=count + 1, m=count)

@@ -73,7 +73,7 @@ def imputer(
         raise b.error(f"it has a value a column, but its input is of rank {X.rank}")
     replaced = replaced_value_float if is_float else replaced_value_int64
     array = np.asarray(values, np.float32 if is_float else np.int64).astype(X.dtype.numpy())
-    return b("imputed(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
+    return b("fill_missing(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
 
 
 @op("Binarizer", domain=ML)
@@ -88,7 +88,7 @@ def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = 
     if inputdimensions is not None and len(inputdimensions) != len(X):
         raise b.error(f"it has {len(X)} inputs and {len(inputdimensions)} inputdimensions")
     counts: Sequence[int | None] = inputdimensions or [None] * len(X)
-    return b("torch.cat(x, 1)", x=[b("features(x, n)", x=x, n=n) for x, n in zip(X, counts)])
+    return b("torch.cat(x, 1)", x=[b("feature_rows(x, n)", x=x, n=n) for x, n in zip(X, counts)])
 
 
 @op("ArrayFeatureExtractor", domain=ML)

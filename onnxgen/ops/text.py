@@ -59,7 +59,7 @@ def string_normalizer(
         if language in PECULIAR or locale in ASCII_ONLY:
             raise b.error(f"letters change case in a way of their own in its locale {locale}", "use en_US")
     return b.call(
-        "normalized",
+        "normalized_words",
         X,
         case=unless(case_change_action, "NONE"),
         stopwords=unless(words, []),
