@@ -272,7 +272,7 @@ def test_no_exception_outlives_its_reason() -> None:
 
 
 # Terms that no person calls a size or a variable of a layer by.
-TERMS = frozenset("dft distinct extreme float4 ordered probit resize stft unordered".split())
+TERMS = frozenset("dft distinct extreme float4 ordered probit requantize resize stft unordered".split())
 
 
 def test_helpers_take_no_name_that_a_person_would_choose() -> None:

@@ -16,7 +16,7 @@ def zip_map(x: Tensor, keys: list[Any]) -> list[dict[Any, Tensor]]:
     return [dict(zip(keys, row)) for row in (x.unsqueeze(0) if x.dim() == 1 else x)]
 
 
-def held(x: dict[Any, Any], keys: list[Any] | None, default: Any) -> list[Any]:
+def map_values(x: dict[Any, Any], keys: list[Any] | None, default: Any) -> list[Any]:
     """What a dict has for keys, `default` for those that it has not; all that it has, by rising keys, for None."""
     return [x[key] for key in sorted(x)] if keys is None else [x.get(key, default) for key in keys]
 

@@ -49,7 +49,7 @@ def dict_vectorizer(
         raise b.error("it has no vocabulary, or a map of unknown type")
     if X.info.kind != "map" or (X.info.key == STRING) != bool(string_vocabulary):
         raise b.error("its input is no map of the keys that its vocabulary has")
-    return _row(b, b("held(x, k, d)", x=X, k=keys, d="" if X.dtype == STRING else 0), X.dtype)
+    return _row(b, b("map_values(x, k, d)", x=X, k=keys, d="" if X.dtype == STRING else 0), X.dtype)
 
 
 @op("CastMap", domain=ML)
@@ -59,4 +59,4 @@ def cast_map(b: Builder, X: Arg, *, cast_to: str = "TO_FLOAT", map_form: str = "
         raise b.error("its cast_to or map_form is unknown")
     default = "0.f" if cast_to == "TO_STRING" else 0  # this text is onnxruntime's
     keys = None if map_form == "DENSE" else b("list(range(n))", n=max_map)
-    return _row(b, b("held(x, k, d)", x=X, k=keys, d=default), CASTS[cast_to])
+    return _row(b, b("map_values(x, k, d)", x=X, k=keys, d=default), CASTS[cast_to])
