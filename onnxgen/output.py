@@ -125,11 +125,17 @@ class Output:
         return "lost" if same and self._may_write_weights(generated) else "edited"
 
     def _may_write_weights(self, generated: Generated) -> bool:
-        """Whether writing the sidecar loses nothing: it is missing or broken, or lacks only what builds record."""
-        if is_lost(generated.weights):
+        """Whether writing the sidecar loses nothing: it is missing, broken, or of another module than this one, as when
+        a person brought the code up to date; or it lacks only what builds record."""
+        if is_lost(generated.weights) or self._is_of_another(generated):
             return True
         metadata = {k: v for k, v in generated.metadata.items() if k != DATA} | self._recorded_data(generated)
         return self._same_content(generated, metadata)
+
+    def _is_of_another(self, generated: Generated) -> bool:
+        """Whether the sidecar says that it belongs to another module, so that this one would refuse to load it."""
+        metadata, _ = read_header(sidecar_files(generated.weights)[0])
+        return metadata.get("fingerprint", generated.metadata["fingerprint"]) != generated.metadata["fingerprint"]
 
     def _sign(self, generated: Generated) -> None:
         """Let a module that is fresh say which build it is of; it is as good as before, however it is formatted."""

@@ -273,6 +273,22 @@ def test_edited_and_stale(root: Path, what: str) -> None:
     assert one(root, force=True).status == "written" and one(root).status == "fresh"
 
 
+def test_edits_that_were_brought_up_to_date(root: Path) -> None:
+    """Who put the edits into what lay beside has said all there is to say: the weights follow."""
+    one(root)
+    edit(root)
+    net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
+    with pytest.raises(BuildError):
+        one(root)
+    (root / "src/pkg/net.py.new").replace(root / "src/pkg/net.py")
+    text = edit(root)
+    assert one(root, check=True).status == "stale"
+    built = one(root)
+    assert built.status == "kept" and built.files[0].read_text() == text
+    assert stored(built.files[1]).shape == weights(root / "models/net.onnx").shape
+    assert one(root).status == "fresh"
+
+
 def test_edited_and_its_sidecar_lost(root: Path) -> None:
     """As in a fresh checkout, where git has the edited module and not its weights."""
     built = one(root)
