@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,16 +30,20 @@ class Output:
 
     def text(self) -> str | None:
         """The module that is there; an empty file is nobody's work and counts as none."""
+        self._refuse_folders()
         try:
-            if not stat.S_ISREG(self.out.stat().st_mode):
-                what = "a folder" if self.out.is_dir() else "no regular file"
-                raise OnnxgenError(Problem(f"cannot write {self.out}: it is {what}", help="name a file for the module"))
             text = self.out.read_bytes().decode("utf-8-sig", "replace")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise OnnxgenError(f"cannot write {self.out}: {error.strerror}") from None
         return text.replace("\r\n", "\n").replace("\r", "\n") if text.strip() else None
+
+    def _refuse_folders(self) -> None:
+        """Whatever is forced, a folder or a pipe is no place for a module."""
+        if os.path.exists(self.out) and not os.path.isfile(self.out):
+            what = "a folder" if os.path.isdir(self.out) else "no regular file"
+            raise OnnxgenError(Problem(f"cannot write {self.out}: it is {what}", help="name a file for the module"))
 
     def is_edited(self, text: str) -> bool:
         """Whether a person changed what the module does: its AST without docstrings is not what was generated."""
@@ -87,6 +91,7 @@ class Output:
             EditedError: it was edited and its source changed too.
             OnnxgenError: it can't be written; the old files are as they were.
         """
+        self._refuse_folders()
         self._refuse_sources(generated)
         status = "stale" if force else self.standing(generated)
         if status == "edited":
