@@ -94,11 +94,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Project:
-    """What `[tool.onnxgen]` says: the project's folder, the file, and its models in order."""
+    """What `[tool.onnxgen]` says: the project's folder, the file, and its models in order.
+
+    `missing` says what the file lacks for its back end to build them; empty if nothing that is known of.
+    """
 
     root: Path
     file: Path
     entries: tuple[Entry, ...]
+    missing: str = ""
 
 
 def read_project(root: Path | str) -> Project | None:
@@ -108,7 +112,8 @@ def read_project(root: Path | str) -> Project | None:
         OnnxgenError: the file can't be read, or something in `[tool.onnxgen]` is wrong: all of it at once.
     """
     root = Path(os.path.abspath(root))
-    table = _tool_table(root / FILE)
+    document = _document(root / FILE)
+    table = _own_table(document)
     if table is None:
         return None
     found = _Found(root, FILE, inside=True)
@@ -118,7 +123,7 @@ def read_project(root: Path | str) -> Project | None:
         found.wrong(f"{TABLE}.models", "is one table, and models are a list", "write [[tool.onnxgen.models]]")
         models = []
     found.models(models, f"{TABLE}.models", defaults)
-    return Project(root, root / FILE, found.finish())
+    return Project(root, root / FILE, found.finish(), _missing(document))
 
 
 def nearest(folder: Path) -> Path | None:
@@ -147,30 +152,62 @@ def entries_from(
     return found.finish()
 
 
-def _tool_table(file: Path) -> dict[str, Any] | None:
+def _document(file: Path) -> dict[str, Any]:
+    """All of a file that may have something of ours; else nothing."""
     try:
         text = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise OnnxgenError(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if b"onnxgen" not in text:  # most projects, and what parses their files is not even imported
-        return None
+        return {}
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        table = tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise OnnxgenError(f"{file} is no TOML file: {error}") from None
-    tool = table.get("tool")
+
+
+def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    tool = document.get("tool")
     if not isinstance(tool, dict) or "onnxgen" not in tool:
         return None
     found = tool["onnxgen"]
     if not isinstance(found, dict):
         raise OnnxgenError(f"{FILE}: {TABLE} must be a table, not {values.shown(found)}")
     return found
+
+
+def _missing(document: Mapping[str, Any]) -> str:
+    """What setuptools and hatchling need in the file to build the models, and would leave them out without a word."""
+    system = document.get("build-system")
+    requires = system.get("requires") if isinstance(system, Mapping) else None
+    if not isinstance(system, Mapping) or not isinstance(requires, list):
+        return ""
+    backend = str(system.get("build-backend", "setuptools"))
+    if not backend.startswith(("setuptools", "hatchling")):
+        return ""
+    if not any(str(name).strip().lower().startswith("onnxgen") for name in requires):
+        return 'build-system.requires has no "onnxgen": what is built there has no modules'
+    if backend.startswith("hatchling") and not _mentions_hook(document.get("tool")):
+        return "there is no [tool.hatch.build.hooks.onnxgen]: what is built there has no modules"
+    return ""
+
+
+def _mentions_hook(tool: object) -> bool:
+    build: Any = tool
+    for name in ("hatch", "build"):
+        build = build.get(name) if isinstance(build, Mapping) else None
+    if not isinstance(build, Mapping):
+        return False
+    targets = build.get("targets")
+    places = [build, *(targets.values() if isinstance(targets, Mapping) else ())]
+    hooks = [place.get("hooks") for place in places if isinstance(place, Mapping)]
+    return any(isinstance(found, Mapping) and "onnxgen" in found for found in hooks)
 
 
 class _Found:

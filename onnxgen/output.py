@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from onnxgen.code.render import code_digest
@@ -111,6 +112,15 @@ class Output:
                 self.options.shard_size,
                 force,
             )
+        if status == "stale":
+            self._forget_new()
+
+    def _forget_new(self) -> None:
+        """Remove what an earlier run wrote beside an edited module: the module itself is newer now."""
+        new = self.out.with_name(self.out.name + ".new")
+        with suppress(OSError):
+            if _fingerprint(new.read_text(encoding="utf-8", errors="replace")) is not None:
+                new.unlink()
 
     def standing(self, generated: Generated) -> str:
         """How what is there stands to what was generated.
@@ -174,8 +184,11 @@ class Output:
             text.splitlines(), generated.source.splitlines(), self.out.name, new or "generated", lineterm="", n=1
         )
         head = "\n".join(_plain(line) for _, line in zip(range(20), diff))
+        overwrite = "--force" if new else "`onnxgen build --force`"
+        if not new and way_out == "merge the two":
+            way_out = "`onnxgen build` writes the new one beside it: merge the two"
         return EditedError(
-            Problem(f"{self.out} {why}; {kept}", help=f"{way_out}, or overwrite it with --force\n{head}".rstrip())
+            Problem(f"{self.out} {why}; {kept}", help=f"{way_out}, or overwrite it with {overwrite}\n{head}".rstrip())
         )
 
 

@@ -52,6 +52,8 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
 
     project = read(root)
     silent = quiet or as_json
+    if project.missing and not quiet:
+        print(f"note: {project.file.name}: {project.missing}", file=sys.stderr)
     try:
         with progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
             built = build_project(project, check=check, force=force, progress=begin)

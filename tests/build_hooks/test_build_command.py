@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onnxgen.cli import run
-from tests.build_hooks.projects import LAYOUTS, save_model, write_project
+from tests.build_hooks.projects import LAYOUTS, SETUPTOOLS, save_model, write_project
 from tests.conftest import ROOT
 
 Out = pytest.CaptureFixture[str]
@@ -259,30 +257,31 @@ def test_a_build_that_writes_does_import_it(root: Path) -> None:
     assert {"onnx", "numpy", "black", "jinja2"} <= modules and "torch" not in modules
 
 
-def test_ten_models_cost_a_tenth_of_a_second(tmp_path: Path) -> None:
-    """The processor's time of the whole process, the least of several; files are read only once they have changed."""
-    root = tmp_path / "ten"
-    (root / "models").mkdir(parents=True)
-    save_model(root / "models/m0.onnx", 0, hidden=400_000)  # 13 MB
-    for number in range(1, 10):
-        shutil.copy(root / "models/m0.onnx", root / f"models/m{number}.onnx")
-    (root / "pyproject.toml").write_text('[[tool.onnxgen.models]]\nsource = "models/*.onnx"\noutput = "nets/"\n')
-    long_ago = time.time() - 60  # a file that has just changed is read again, to be sure
-    for path in (root / "models").iterdir():
-        os.utime(path, (long_ago, long_ago))
+OF_SETUPTOOLS, OF_HATCHLING = 'build-backend = "setuptools.build_meta"', 'build-backend = "hatchling.build"'
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [
+        ('requires = ["setuptools", "onnxgen>=0.1"]', ""),
+        (f'requires = ["setuptools"]\n{OF_SETUPTOOLS}', 'build-system.requires has no "onnxgen"'),
+        (f'requires = ["hatchling", "onnxgen"]\n{OF_HATCHLING}', "tool.hatch.build.hooks.onnxgen"),
+        ('requires = ["pdm-backend"]\nbuild-backend = "pdm.backend"', ""),
+    ],
+)
+def test_a_back_end_that_would_leave_the_modules_out_is_named(system: str, said: str, root: Path, capsys: Out) -> None:
+    file = root / "pyproject.toml"
+    assert SETUPTOOLS in file.read_text()
+    file.write_text(file.read_text().replace(SETUPTOOLS, f"[build-system]\n{system}\n"))
+    assert call(root) == 0
+    printed = capsys.readouterr().err
+    assert said in printed and ("note:" in printed) == bool(said)
+
+
+def test_the_new_file_goes_when_the_module_is_newer(root: Path) -> None:
     assert call(root, "-q") == 0
-    spent = []
-    for _ in range(5):
-        begun = os.times()
-        done = child("-m", "onnxgen", "build", str(root), "--check")
-        ended = os.times()
-        assert done.returncode == 0 and done.stdout.count("is fresh") == 10, done.stdout + done.stderr
-        spent.append(ended.children_user - begun.children_user + ended.children_system - begun.children_system)
-    bare = []
-    for _ in range(3):
-        begun = os.times()
-        child("-c", "import click, pathlib, hashlib")
-        ended = os.times()
-        bare.append(ended.children_user - begun.children_user + ended.children_system - begun.children_system)
-    print(f"fresh: {min(spent):.3f} s of processor time, of which Python and click {min(bare):.3f}")
-    assert min(spent) < min(bare) + 0.05
+    edit(root / ONE)
+    save_model(root / "models/one.onnx", 5, hidden=9)
+    new = root / f"{ONE}.new"
+    assert call(root, "-q") == 3 and new.exists()
+    assert call(root, "-q", "--force") == 0 and not new.exists()

@@ -24,7 +24,7 @@ READ = """
 import json, sys
 import digits, torch
 images = torch.tensor(json.loads(sys.stdin.read()))
-print(json.dumps({"file": digits.network().__class__.__module__, "read": digits.read(images)}))
+print(json.dumps({"file": digits.trained().__class__.__module__, "read": digits.read(images)}))
 """
 
 

@@ -15,7 +15,7 @@ from digits.network import Model
 
 
 @functools.cache
-def network() -> Model:
+def trained() -> Model:
     """The trained network, read when it is first needed."""
     return Model.from_pretrained().eval()
 
@@ -23,4 +23,4 @@ def network() -> Model:
 def read(images: Tensor) -> list[int]:
     """What is drawn in images [n, 8, 8], whose values go from 0 (paper) to 1 (ink)."""
     with torch.inference_mode():
-        return network()(images.unsqueeze(1)).argmax(1).tolist()
+        return trained()(images.unsqueeze(1)).argmax(1).tolist()
