@@ -30,7 +30,7 @@ for cases in found.values():
         if name.endswith("_cuda"):
             delattr(cases, name)
         elif name.removesuffix("_cpu") in TODO:
-            setattr(cases, name, pytest.mark.xfail(strict=False)(function))
+            setattr(cases, name, pytest.mark.xfail(strict=True)(function))
 globals().update(found)
 
 
