@@ -29,8 +29,9 @@ def read_state(path: Path) -> dict[str, Array]:
         raise OnnxgenError(f"there is no file {path}")
     if path.is_file():
         with open(path, "rb") as file:
-            head = file.read(2)
-        if head in (b"PK", b"\x80\x02"):
+            head = file.read(9)
+        # A safetensors file begins with the length of its header, which may be any two bytes, and then the header.
+        if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
             what = f"{path} is a checkpoint of PyTorch or Lightning, not safetensors"
             way_out = "take best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
             raise OnnxgenError(Problem(what, help=way_out))

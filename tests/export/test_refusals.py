@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import onnxgen
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.state import read_state
 from tests.conftest import ROOT
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -129,3 +130,11 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "-v", "--no-verify"]) == 0 and "changed: fc2.bias" in capsys.readouterr().out
     assert run(["export", str(folder / "nothing.py"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_a_header_whose_length_begins_like_a_pickle(tmp_path: Path) -> None:
+    """A safetensors header of 640 bytes begins with the two bytes that torch's old checkpoints begin with."""
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(640)
+    file = tmp_path / "best.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\x80?")
+    assert file.read_bytes()[:2] == b"\x80\x02" and float(read_state(file)["x"][0]) == 1.0
