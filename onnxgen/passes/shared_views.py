@@ -40,6 +40,8 @@ def _share_out(graph: ir.Graph, node: ir.Node, order: dict[ir.Node, int]) -> Non
         if user.graph is not graph or _role(place) != _role(scope):
             return
         elsewhere.setdefault(place, []).append((user, index))
+    if sum(map(len, elsewhere.values())) == len(value.uses()):
+        return  # its own scope hands it on: one layer of a sequence
     for place, users in elsewhere.items():
         own = _copy(node, place)
         first = min((user for user, _ in users), key=lambda user: order[user])
