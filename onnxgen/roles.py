@@ -24,7 +24,8 @@ VIEWS = frozenset(
 MADE = {"cos": "cos", "sin": "sin", "arange": "positions"}
 BACK = frozenset("q k v qkv mask positions angles scores".split())  # roles that go back through arithmetic
 OF_BUFFER = {"positions": "position_ids", "angles": ""}  # as authors call a buffer that is one
-KEPT = frozenset("cos sin positions mask".split())  # roles that views of a value have too
+# what a layer reads beside its input; views of it have the role, too
+BESIDE = frozenset("cos sin positions mask".split())
 INDEXED = frozenset("index_select gather take_along_dim".split())
 STEPS = 8  # how far back from a softmax its product of queries and keys is looked for
 
@@ -68,13 +69,14 @@ class _Roles:
         self.infos, self.roles = infos, roles
         self.statements: list[Statement] = list(_flattened(body))
         self.buffers: dict[str, Member] = {}
+        self.assigned: set[str] = set()
         self.made: dict[str, Assign] = {}
         self.uses: dict[str, list[Assign | None]] = defaultdict(list)  # None: a use that says nothing
         self.operands: dict[int, dict[str, None]] = {}
         self._collect(outputs)
 
     def _collect(self, outputs: Iterable[ast.expr]) -> None:
-        seen: set[str] = set()
+        seen = self.assigned
         for statement in self.statements:
             for name in assigned(statement):
                 if name in seen:  # a branch or a loop assigns it too
@@ -141,7 +143,7 @@ class _Roles:
             self._give(target, MADE[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
             role = self.roles.get(self._id(base))
-            if role in KEPT:
+            if role in BESIDE:
                 self._give(target, role)
         else:
             says = facts.kind == "tensor" and facts.dtype == ir.DataType.BOOL and bool(facts.rank)
@@ -242,6 +244,11 @@ class _Roles:
                 self._from_uses(target, inside)
         for name in self.buffers:
             self._from_uses(name, inside)
+        for name in self.uses:
+            if name not in self.buffers and name not in self.assigned:  # the network's inputs
+                self._from_uses(name, inside)
+                if self.roles.get(name) not in BESIDE:
+                    self.roles.pop(name, None)
         self._biases()
 
     def _biases(self) -> None:

@@ -491,3 +491,38 @@ def test_layers_that_an_exporter_let_share_a_view_are_one_class(case: Case, tmp_
     found = classes(made(Masked, tmp_path, masked, case))
     assert len([name for name in found if "Layer" in name]) == 1
     assert len([name for name in found if "Attention" in name]) == 1
+
+
+class MaskedLayer(nn.Module):
+    """Prepares the mask before it looks at its input, as each of its siblings does: exporters write that once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = (1.0 - mask[:, None, :]) * -10000.0
+        scores = self.q(x) @ self.k(x).transpose(-2, -1) / 8**0.5
+        return torch.softmax(scores + hidden, -1) @ self.v(x)
+
+
+class MaskedLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([MaskedLayer(), MaskedLayer()])
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return x
+
+
+def masked_rows(batch: int = 2) -> tuple[Tensor, ...]:
+    return *rows(batch), torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0, 0.0]]).repeat(batch, 1)[:batch]
+
+
+@pytest.mark.parametrize("case", [LEGACY, Case("dynamo", 18, False)], ids=["legacy", "dynamo"])
+def test_layers_that_prepare_one_mask_are_one_class(tmp_path: Path, case: Case) -> None:
+    source = made(MaskedLayers, tmp_path, masked_rows, case)
+    assert source.count("(nn.Module)") == 2, source
+    assert source.count("def forward(self, x: Tensor, mask: Tensor) -> Tensor:") == 2, source

@@ -31,7 +31,7 @@ from onnxgen.passes.repeats import repeats
 from onnxgen.passes.roll import roll
 from onnxgen.passes.rotary import rotary
 from onnxgen.passes.sequences import sequences
-from onnxgen.passes.shared_views import shared_views
+from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
@@ -79,7 +79,7 @@ PASSES: list[Pass] = [
     attention,  # before Linear, which also starts from MatMul
     views,  # what Einsum's orders of axes leave of the heads' own
     slices,  # a Slice for each axis
-    shared_views,  # chains are as short as they get
+    shared_nodes,  # chains are as short as they get
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
     place_silent,  # for what is left; idioms are single nodes now

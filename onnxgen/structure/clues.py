@@ -80,10 +80,9 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
     hints = {v: _commonest(module.hints.get(its, its) for its in column) for v, column in columns.items()}
     graph = {argument.value for argument in module.inputs}
     given = frozenset(v for v, column in columns.items() if graph.issuperset(column))
-    own_names = {v: own_name(hint) for v, hint in hints.items()}
-    return Clues(
-        {v: role for v, role in roles.items() if role}, hints, {v: name for v, name in own_names.items() if name}, given
-    )
+    own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
+    sure = {v: role for v, role in roles.items() if role and not (v in given and v in own_names)}
+    return Clues(sure, hints, own_names, given)
 
 
 def _commonest(texts: Iterator[str]) -> str:

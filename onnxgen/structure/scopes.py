@@ -30,6 +30,7 @@ from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import module_part, printable
+from onnxgen.roles import BESIDE
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
 
@@ -201,7 +202,8 @@ class Splitter:
         assert path is not None
         several = self.repeated[path]
         if several is not None and path in self.built:
-            again: list[ast.expr] = [Ref(name) for name in several.inputs[unit.call]]
+            names = zip(several.inputs[0], several.inputs[unit.call], strict=True)
+            again: list[ast.expr] = [Ref(its) for _, its in sorted(names, key=lambda pair: self._is_side(pair[0]))]
             return Assign(tuple(outputs), ast.Call(MemberRef(self.built[path]), again, []), path[:-1])
         made: set[str] = set()
         inputs: dict[str, None] = {}
@@ -210,6 +212,7 @@ class Splitter:
             made.update(statement.targets)
         if several is not None:
             inputs = dict.fromkeys(several.inputs[unit.call])
+        inputs = dict.fromkeys(sorted(inputs, key=self._is_side))
         child = Scope(path, [], [], [self._input(name) for name in inputs], [Ref(name) for name in outputs])
         child.varies = self._owner(path[:-1]).varies or (several is not None and several.varies)
         self.owners[path] = child
@@ -219,6 +222,10 @@ class Splitter:
         self._owner(path[:-1]).members.append(member)
         arguments: list[ast.expr] = [Ref(name) for name in inputs]
         return Assign(tuple(outputs), ast.Call(MemberRef(member), arguments, []), path[:-1])
+
+    def _is_side(self, name: str) -> bool:
+        """Whether a value is what a layer reads beside its input (a mask, positions): arguments that come last."""
+        return self.module.roles.get(name) in BESIDE
 
     def _input(self, name: str) -> Input:
         for argument in self.module.inputs:
