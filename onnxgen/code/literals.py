@@ -141,7 +141,9 @@ class _Form:
         for offset in (0, 0.5):
             scale = array[1] if offset == 0 else array[0] * 2
             numbers = (np.arange(array.size) + offset).astype(array.dtype)
-            if np.isfinite(scale) and bool((numbers * scale == array).all()):
+            with np.errstate(over="ignore"):
+                is_product = np.isfinite(scale) and bool((numbers * scale == array).all())
+            if is_product:
                 template = "x * s" if offset == 0 else "(x + 0.5) * s"
                 return quote(template, x=counts, s=_nested(scale.item(), self.dtype))
         return None
