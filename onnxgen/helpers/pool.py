@@ -80,7 +80,17 @@ def max_pool_with_indices(
     return y, index + plane.reshape(x.shape[0], x.shape[1], *[1] * n)
 
 
-def max_unpool(x: Tensor, index: Tensor, sizes: Sequence[int]) -> Tensor:
-    """ONNX MaxUnpool: zeros of shape `sizes` with x at the positions `index` in the flattened result."""
-    flat = x.new_zeros(math.prod(sizes))
-    return flat.scatter(0, index.flatten(), x.flatten()).reshape(list(sizes))
+def max_unpool(x: Tensor, index: Tensor, shape: Sequence[int], windows: Sequence[int] | None = None) -> Tensor:
+    """ONNX MaxUnpool: zeros of a shape, with x at the positions `index`.
+
+    Args:
+        x: [batch, channels, size...].
+        index: of x's shape, int64: positions in the flattened result.
+        windows: the shape that all windows together cover. Where the result is larger, it is zeros at the ends, and
+            `index` counts without them.
+    """
+    counted = shape if windows is None else [min(pair) for pair in zip(shape, windows)]
+    made = x.new_zeros(math.prod(counted)).scatter(0, index.flatten(), x.flatten()).reshape(list(counted))
+    if windows is None:
+        return made
+    return F.pad(made, [s for pair in zip(shape[::-1], counted[::-1]) for s in (0, pair[0] - pair[1])])

@@ -23,6 +23,7 @@ def resize(
     roi: Sequence[float] | None = None,
     outside: float = 0.0,
     policy: str = "stretch",
+    whole: bool = False,
 ) -> Tensor:
     """ONNX Resize (19) of the axes given, each to a size or by a scale.
 
@@ -37,13 +38,16 @@ def resize(
         roi: with "tf_crop_and_resize" the starts, then the ends, of the region in [0, 1].
         outside: the value of points outside the input, with "tf_crop_and_resize".
         policy: ONNX's keep_aspect_ratio_policy ("stretch", "not_larger", "not_smaller").
+        whole: "align_corners" is between whole sizes, as in PyTorch, also where a scale gives a fraction.
     """
     n = len(axes)
     old = [x.shape[a] for a in axes]
     starts, ends = (list(roi[:n]), list(roi[n:])) if roi is not None else ([0.0] * n, [1.0] * n)
     cropped = coordinates == "tf_crop_and_resize"
+    exact: Sequence[float] | None = None
     if scales is not None:
         sizes = [scale_size(d, s) for d, s in zip(old, scales)]  # of the whole axis with a roi, too, as in onnxruntime
+        exact = None if whole else [single_precision(d * single_precision(s)) for d, s in zip(old, scales)]
     elif sizes is not None and policy != "stretch":
         choose = min if policy == "not_larger" else max
         scale = choose(s / d for s, d in zip(sizes, old))
@@ -54,10 +58,10 @@ def resize(
     if mode != "nearest" and dtype not in (torch.float32, torch.float64):
         x = x.float()
     missed = torch.zeros([1] * x.dim(), dtype=torch.bool, device=x.device)
-    for axis, before, size, scale, start, end in zip(axes, old, sizes, scales, starts, ends):
+    for axis, before, size, width, scale, start, end in zip(axes, old, sizes, exact or sizes, scales, starts, ends):
         if scale == 1 and size == before and not cropped:
             continue
-        at = resize_coordinates(size, before, scale, coordinates, start, end, x.device)
+        at = resize_coordinates(size, before, scale, coordinates, start, end, width, x.device)
         if cropped:
             shape = [size if a == axis % x.dim() else 1 for a in range(x.dim())]
             missed = missed | ((at < 0) | (at > before - 1)).reshape(shape)
@@ -72,9 +76,12 @@ def resize(
 
 
 def resize_coordinates(
-    size: int, before: int, scale: float, mode: str, start: float, end: float, device: torch.device
+    size: int, before: int, scale: float, mode: str, start: float, end: float, width: float, device: torch.device
 ) -> Tensor:
-    """Where in the input each output point lies (float32 [size]), by ONNX's coordinate_transformation_mode."""
+    """Where in the input each output point lies (float32 [size]), by ONNX's coordinate_transformation_mode.
+
+    `width` is the size before it was rounded down.
+    """
     i = torch.arange(size, dtype=torch.float32, device=device)
     by = torch.tensor(scale, dtype=torch.float32, device=device)
     if mode == "asymmetric":
@@ -82,7 +89,7 @@ def resize_coordinates(
     if mode == "tf_half_pixel_for_nn":
         return (i + 0.5) / by
     if mode == "align_corners":
-        return i * (before - 1) / max(size - 1, 1)
+        return i * (before - 1) / max(width - 1, 1)
     if mode == "tf_crop_and_resize":
         if size > 1:
             return start * (before - 1) + i * (end - start) * (before - 1) / (size - 1)

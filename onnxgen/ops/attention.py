@@ -20,6 +20,8 @@ from onnxgen.passes.views import LONGEST, VIEWS
 from onnxgen.propagate.dims import Dim, floordiv
 from onnxgen.propagate.info import info
 
+# what an exporter's steps in a dtype leave of a scale, relatively
+NEAR = {ir.DataType.FLOAT: 3e-7, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 2e-2}
 KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
 
 
@@ -143,8 +145,8 @@ def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
 
 
 def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> Any:
-    """The scale, unless it is the inverse root of the head size; in float32 to the roundings of an exporter's steps."""
-    near = 3e-7 if dtype == ir.DataType.FLOAT else 1e-12
+    """The scale, unless it is the inverse root of the head size, to the roundings of an exporter's steps."""
+    near = 1e-12 if dtype is None else NEAR.get(dtype, 1e-12)
     if scale is None or (isinstance(size, int) and math.isclose(scale, default_scale(size), rel_tol=near)):
         return OMIT
     digits = (float(f"{scale:.{n}g}") for n in range(1, 18))

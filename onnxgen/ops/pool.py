@@ -11,7 +11,9 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
 from onnxgen.ops.registry import op
+from onnxgen.passes.match import made_by
 from onnxgen.propagate.dims import Dim, dim_min
+from onnxgen.propagate.info import info
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -184,17 +186,31 @@ def max_unpool(
     strides: list[int] | None = None,
 ) -> ast.expr:
     """Values back at the places they were taken from, in a tensor of `output_shape` or of the size that was pooled."""
-    if output_shape is not None:
-        return b("max_unpool(x, i, s)", x=X, i=I, s=output_shape.as_ints())
     if not kernel_shape or X.shape is None:
         raise b.error("its kernel_shape or the shape of its input is unknown", "fix the shape with --input-shape")
     n = len(kernel_shape)
     stride, pad = strides or [1] * n, pads or [0] * 2 * n
-    sizes = [
-        (X.shape[i + 2] - 1) * stride[i] + kernel_shape[i] - pad[i] - pad[n + i]  # MaxUnpool-11, without output_shape
-        for i in range(n)
-    ]
-    return b("max_unpool(x, i, s)", x=X, i=I, s=(*X.shape[:2], *sizes))
+    sizes = [(X.shape[i + 2] - 1) * stride[i] + kernel_shape[i] for i in range(n)]
+    if output_shape is None:
+        pooled = [s - pad[i] - pad[n + i] for i, s in enumerate(sizes)]
+        return b("max_unpool(x, i, s)", x=X, i=I, s=(*X.shape[:2], *pooled))
+    counted = OMIT if _counts_in(I, output_shape.ints, sizes) else (*X.shape[:2], *sizes)
+    return b.call("max_unpool", X, I, output_shape.as_ints(), counted)
+
+
+def _counts_in(index: Arg, shape: list[Dim] | None, sizes: list[Dim]) -> bool:
+    """Whether indices are those of a tensor of this shape.
+
+    The standard generates pads where the shape is smaller than all the windows together. Where it is larger, its test
+    fills up with zeros at the ends, and counts in what the windows cover: this can't be where the indices come from a
+    pool of that very shape.
+    """
+    if shape is None:
+        return False
+    node = made_by(index.value, "MaxPool")
+    if node is not None and info(node.inputs[0]).shape == tuple(shape):
+        return True
+    return all(isinstance(s, int) and isinstance(w, int) and s <= w for s, w in zip(shape[2:], sizes))
 
 
 # ------------------------------------------------------------------------------------------------- average and Lp

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
+WHOLE = ("pytorch", "tf2onnx")  # exporters of frameworks that align corners between whole sizes
 SAMPLE = 1024  # input sizes over which two ways to round are compared where the size is dynamic
 
 
@@ -40,6 +41,7 @@ class Request:
     mode: str
     coordinates: str
     rounding: str
+    whole: bool = True
 
 
 @op("Resize", since=11)
@@ -78,6 +80,7 @@ def resize(
         whole, None if sizes is None else sizes.ints, None if scales is None else _scales(scales), mode,
         coordinate_transformation_mode, nearest_mode,
     )  # fmt: skip
+    request.whole = scales is None or _between_whole_sizes(b, X, request)
     if not cropped and policy is OMIT:
         _drop_unchanged(request, X)
     if not request.axes:
@@ -109,6 +112,26 @@ def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, m
     scales = Arg(b, Info(ir.DataType.FLOAT, (4,), np.array([1, 1, height_scale, width_scale], np.float32)))
     made: ast.expr = resize_simply(b, X, scales, mode=mode)
     return made
+
+
+def _between_whole_sizes(b: Builder, X: Arg, r: Request) -> bool:
+    """Whether corners are aligned between sizes that are whole, or were rounded down before.
+
+    The text of the standard has it so, and so do onnxruntime and the frameworks that files come from; its tests and its
+    reference take what the scale gives, unrounded (`output_width` of Resize-19).
+    """
+    if r.coordinates != "align_corners" or b.lowering.model.producer_name in WHOLE:
+        return True
+    shape = X.shape
+    if r.scales is not None and shape is not None and all(_is_whole(shape[a], s) for a, s in zip(r.axes, r.scales)):
+        return True
+    b.note("a Resize with align_corners to a fraction of a pixel follows ONNX's reference; onnxruntime rounds it down")
+    return False
+
+
+def _is_whole(dim: Dim, scale: float) -> bool:
+    width = scale if not isinstance(dim, int) else float(np.float32(dim) * np.float32(scale))
+    return width == int(width)
 
 
 def _given(arg: Arg | None) -> Arg | None:
@@ -161,8 +184,14 @@ def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | Non
         "resize", X, tuple(r.axes), sizes=size, scales=scale, mode=unless(r.mode, "nearest"),
         coordinates=unless(r.coordinates, "half_pixel"),
         rounding=OMIT if r.mode != "nearest" else unless(r.rounding, "round_prefer_floor"),
+        whole=_whole(r, scales),
         **special,
     )  # fmt: skip
+
+
+def _whole(r: Request, scales: Arg | None) -> Any:
+    """Said only where it makes a difference."""
+    return True if r.whole and r.coordinates == "align_corners" and scales is not None else OMIT
 
 
 # ------------------------------------------------------------------------------------------------- F.interpolate
@@ -172,6 +201,8 @@ def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
     """`F.interpolate`, or None where it does not compute exactly this."""
     rank = X.known_rank
     if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or (r.scales is None and r.sizes is None):
+        return None
+    if not r.whole:
         return None
     shape = X.shape or ()
     if 0 in (b.out().shape or ()):  # torch refuses sizes of 0

@@ -39,7 +39,7 @@ from onnxgen.passes.steps import insert
 from onnxgen.propagate.dims import Call, Dim, atoms, dim_min
 from onnxgen.propagate.info import Info, Shape, info, set_info
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 HIDING = -1e30  # what is added to a score, or stands for it, so that nothing of it is left
 
 

@@ -1,6 +1,7 @@
 """Nodes that change nothing are dropped: they only hide patterns from the idioms.
 
-Identity, casts to the type that a value already has, products with 1, sums with 0, and their like of truth values.
+Identity, casts to the type that a value already has, products with 1, sums with 0, and their like of truth values; a
+choice by a condition that is known to be the same everywhere.
 
 A cast to the type of another tensor is a plain cast where that type is known: it is no use of that tensor's elements.
 
@@ -68,6 +69,12 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
     if node.op_type == "CastLike":  # PyTorch's dynamo exporter makes sure of a mask's type so
         dtype = info(source).dtype
         return source if dtype is not None and dtype == info(node.inputs[1]).dtype else None
+    if node.op_type == "Where":
+        condition = info(node.inputs[0]).constant
+        if condition is None or not condition.size or condition.all() != condition.any():
+            return None
+        chosen = node.inputs[1 if condition.all() else 2]
+        return chosen if _same(chosen, output) else None
     if node.op_type in NEUTRAL and len(node.inputs) == 2:
         neutral, either = NEUTRAL[node.op_type]
         first, second = node.inputs

@@ -1,28 +1,31 @@
-"""ONNX's own backend tests, as the installed `onnx` has them, by ONNX's own runner: every one that it does not exclude.
+"""ONNX's own backend tests, as the installed `onnx` has them, by ONNX's own runner.
 
-Its comparison is strict on shape and dtype, and on values to what each test says.
+Its comparison is strict on shape and dtype, and on values to what each test says. A test is left out only if
+onnxruntime and ONNX's reference both differ from what it states; `test_excluded.py` holds the list to that.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import onnx.backend.test
 import pytest
 
 from tests.backend.road import Road
-from tests.ops.harness import backend_cases, run_case
 
-suite = onnx.backend.test.BackendTest(Road, __name__)
+# What is left out, by the reason. ONNX's own runs of its reference leave them out, too.
+EXCLUDED = {
+    "test_bernoulli": "random numbers, which no two implementations draw alike: six tests",
+    "test_loop16_seq_none": "the runner compares no list of scalars; test_excluded.py compares it",
+}
 
-# Random numbers, which no two implementations draw alike. ONNX's own runs exclude these, too.
-suite.exclude("test_bernoulli")
+# What the test states is numpy's transform in single precision, made anew in each run. Where the result is 0, numpy's
+# rounding errors are left, up to 4e-7 of values up to 100; torch's are smaller. ONNX's own runs allow as much.
+ROUNDED = {"test_dft_inverse": {"atol": 1e-6}, "test_dft_inverse_opset19": {"atol": 1e-6}}
 
-# ONNX's comparison takes no list of scalars; see below.
-suite.exclude("test_loop16_seq_none")
+TODO = ("test_gradient_of_add", "test_gradient_of_add_and_mul")  # what does not pass yet
 
-# What does not pass yet. A name that does is to be taken off.
-TODO = frozenset(Path(__file__).with_name("todo.txt").read_text().split())
+suite = onnx.backend.test.BackendTest(Road, __name__, test_kwargs=ROUNDED)
+for pattern in EXCLUDED:
+    suite.exclude(pattern)
 
 found = suite.test_cases
 for cases in found.values():
@@ -32,8 +35,3 @@ for cases in found.values():
         elif name.removesuffix("_cpu") in TODO:
             setattr(cases, name, pytest.mark.xfail(strict=True)(function))
 globals().update(found)
-
-
-def test_a_loop_that_makes_a_list_of_scalars() -> None:
-    (case,) = [case for case in backend_cases("Loop") if case.name == "test_loop16_seq_none"]
-    run_case(case)

@@ -120,6 +120,7 @@ def node_model(
     initializers: set[int] | frozenset[int] = frozenset(),
     dynamic: bool = False,
     domain: str = "",
+    producer: str = "",
 ) -> onnx.ModelProto:
     """A model of one node; `outputs` names them or says how many ("" for one that is left out).
 
@@ -140,7 +141,7 @@ def node_model(
         [tensor_proto(inputs[i], names[i]) for i in sorted(initializers)],
     )
     imports = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10, producer_name=producer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return onnx.shape_inference.infer_shapes(model)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import backend_cases, run_case, run_model, run_node, unbound_names
+from tests.ops.harness import (
+    assert_same,
+    backend_cases,
+    run_case,
+    run_model,
+    run_node,
+    run_onnxruntime,
+    unbound_names,
+)
 
 OPS = (
     "MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool MaxUnpool RoiAlign MaxRoiPool"
@@ -133,6 +141,35 @@ def test_max_unpool(kernel: list[int], given_shape: bool) -> None:
     agree("MaxUnpool", inputs, {"kernel_shape": kernel, "strides": kernel}, opset=11, dynamic=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("size", [(5, 7), (6, 5)])
+def test_max_unpool_of_an_odd_size(size: tuple[int, int], dynamic: bool) -> None:
+    """Windows leave over the last row: indices count in the shape that was pooled, as in onnxruntime."""
+    dims = ["n", "c", "h", "w"] if dynamic else [2, 3, *size]
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["y", "index"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("MaxUnpool", ["y", "index", "shape"], ["z"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, dims)], [helper.make_tensor_value_info("z", 1, dims)]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8)
+    x = floats(2, 3, *size)
+    assert_same(run_model(model, {"x": x}).outputs, run_onnxruntime(model, {"x": x}))
+
+
+def test_max_unpool_to_less_than_its_windows() -> None:
+    """Pads are generated then, and indices do not count them. onnxruntime refuses it; PyTorch's has no pads at all."""
+    x = torch.from_numpy(floats(1, 1, 7, 7))
+    y, index = torch.nn.functional.max_pool2d(x, 2, 2, 1, return_indices=True)
+    expected = torch.zeros(49).scatter(0, index.flatten(), y.flatten()).reshape(1, 1, 7, 7).numpy()
+    inputs = [y.numpy(), index.numpy(), np.array([1, 1, 7, 7], np.int64)]
+    attrs = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    run_node("MaxUnpool", inputs, attrs, 11, initializers={2}, expected=[expected])
+    run_node("MaxUnpool", inputs, attrs, 11, dynamic=True, expected=[expected])
+
+
 @given(
     st.sampled_from(["avg", "max"]),
     st.integers(0, 3),
@@ -169,8 +206,7 @@ def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
 
 
-# onnxruntime counts MaxUnpool's indices in the given output_shape, which that case does not
-CASES = [c for c in backend_cases(*OPS) if c.name != "test_maxunpool_export_with_output_shape"]
+CASES = backend_cases(*OPS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
