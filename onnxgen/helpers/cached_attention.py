@@ -1,4 +1,8 @@
-"""Attention of few key heads with a cache of keys and values (onnxruntime's GroupQueryAttention)."""
+"""Attention of few key heads with a cache of keys and values (onnxruntime's GroupQueryAttention).
+
+Rows of a batch may have several lengths: of each, `lengths` is how many keys it has, the new ones among them. A row
+with fewer keys than there are queries is padded at its end.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,24 @@ import torch
 from torch import Tensor
 
 
+def row_places(lengths: Tensor, count: int, given: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+    """The places [batch, count] of a row's queries: the last of its `lengths` keys, or those that are `given`.
+
+    Of a prompt, which has as many queries as keys in `total`, only the first place is looked at.
+    """
+    numbers = torch.arange(count, device=lengths.device)
+    if given is None or total is None:
+        return (lengths - count).clamp(min=0)[:, None] + numbers
+    prompt = (given.flatten()[0] + numbers).expand(lengths.shape[0], count)
+    return torch.where(total.flatten() == count, prompt, given.reshape(-1, count))
+
+
 def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
     """`x` [batch, heads, length, size] turned by the angles of positions [batch, length]; caches [positions, half].
 
     Halves of the first `2 * half` elements are turned with each other, or neighbours if `interleaved`.
     """
+    positions = positions[:, : x.shape[2]]
     cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     if interleaved:
@@ -24,9 +41,10 @@ def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, int
     return torch.cat([parts, rest], -1)
 
 
-def append_cache(past: Tensor | None, new: Tensor, before: Tensor, length: int) -> Tensor:
-    """A cache of `length` with new entries after the first `before` [batch] of each row; zeros behind them."""
+def append_cache(past: Tensor | None, new: Tensor, lengths: Tensor, length: int) -> Tensor:
+    """A cache of `length` with new entries at the end of the `lengths` [batch] of each row; zeros behind them."""
     batch, heads, count, size = new.shape
+    before = (lengths - count).clamp(min=0)
     cache = new.new_zeros(batch, heads, length, size)
     if past is not None:
         kept = torch.arange(past.shape[2], device=new.device) < before[:, None]
@@ -36,46 +54,118 @@ def append_cache(past: Tensor | None, new: Tensor, before: Tensor, length: int) 
     return cache.scatter(2, places[:, None, :, None].expand(new.shape), new)
 
 
-def group_query_attention(
+def resident_keys(lengths: Tensor, capacity: int, window: int) -> Tensor:
+    """How many of a row's keys a cache of the last keys has: room is made for `capacity - window + 1` at once."""
+    step = capacity - window + 1
+    return lengths - ((lengths - capacity).clamp(min=0) + step - 1) // step * step
+
+
+def window_lengths(lengths: Tensor, count: int, capacity: int, window: int) -> Tensor:
+    """How many keys a row has in such a cache, and of `count` new ones behind it."""
+    before = (lengths - count).clamp(min=0)
+    return resident_keys(before, capacity, window) + lengths - before
+
+
+def slide_cache(cache: Tensor, lengths: Tensor, kept: Tensor, capacity: int) -> Tensor:
+    """The last `kept` [batch] entries of each row's first `lengths` in a cache of `capacity`; zeros behind them."""
+    numbers = torch.arange(capacity, device=cache.device)
+    places = ((lengths - kept)[:, None] + numbers).clamp(max=cache.shape[2] - 1)[:, None, :, None]
+    moved = cache.gather(2, places.expand(*cache.shape[:2], -1, cache.shape[3]))
+    return torch.where((numbers < kept[:, None])[:, None, :, None], moved, torch.zeros_like(moved))
+
+
+def slide_bias(bias: Tensor, start: Tensor, count: int) -> Tensor:
+    """Of each row of the batch the `count` columns from its `start` [batch] on; zeros behind the last."""
+    places = start[:, None] + torch.arange(count, device=bias.device)
+    shape = (start.shape[0], *bias.shape[1:3], count)
+    bias = torch.nn.functional.pad(bias, (0, 1))
+    places = places.clamp(max=bias.shape[-1] - 1)[:, None, None]
+    return bias.expand(start.shape[0], -1, -1, -1).gather(3, places.expand(shape))
+
+
+def quantize_cache(x: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """Keys or values as int8, or two numbers of 4 bits in each byte."""
+    half = 2 ** (bits - 1)
+    rounded = torch.round(x / scale).clamp(-half, half - 1)
+    if bits == 8:
+        return rounded.to(torch.int8)
+    pairs: Tensor = (rounded + half).to(torch.uint8).unflatten(-1, (-1, 2))
+    return pairs[..., 0] | pairs[..., 1] << 4
+
+
+def dequantize_cache(cache: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """The way back."""
+    if bits == 4:
+        cache = torch.stack([cache & 15, cache >> 4], -1).flatten(-2).float() - 8
+    return cache * scale
+
+
+def grouped_scores(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
-    before: Tensor,
+    lengths: Tensor,
     scale: float | None = None,
     window: int = -1,
     softcap: float = 0.0,
     bias: Tensor | None = None,
-    sink: Tensor | None = None,
     is_causal: bool = True,
 ) -> Tensor:
-    """Each query attends to the keys up to its own place, which is `before` [batch] plus its number.
-
-    Args:
-        q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose heads are shared.
-        before: how many keys of a row come before its queries.
-        scale: of the products; None is the inverse root of the size.
-        window: how many keys a query sees, -1 is all.
-        softcap: a bound that scores approach, 0 is none.
-        bias: added to the scores.
-        sink: [heads], a score for attending to nothing.
-    """
-    shared = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    """Scores [batch, heads, queries, keys], -inf where a query does not see a key. Arguments as below."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-1, -2)).to(wide) * (scale or 1 / math.sqrt(q.shape[-1]))
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
-        scores = scores + bias
-    rows = (before[:, None] + torch.arange(q.shape[2], device=q.device))[:, None, :, None]
+        scores = scores + torch.nn.functional.pad(bias, (0, k.shape[2] - bias.shape[3]))
+    rows = (lengths - 1)[:, None]
+    if is_causal:
+        places = (lengths - q.shape[2]).clamp(min=0)[:, None] + torch.arange(q.shape[2], device=q.device)
+        rows = torch.minimum(places, rows)
+    rows = rows[:, None, :, None]
     columns = torch.arange(k.shape[2], device=q.device)
-    if not is_causal:
-        rows = before[:, None, None, None] + q.shape[2] - 1
     shown = columns <= rows
     if window > 0:
         shown = shown & (columns > rows - window)
-    scores = scores.masked_fill(~shown, -math.inf)
+    return scores.masked_fill(~shown, -math.inf)
+
+
+def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Softmax over the keys and, with a sink [heads], over a key of that score and no value."""
     if sink is None:
-        return scores.softmax(-1).to(q.dtype) @ v
-    nothing = sink.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, nothing], -1).softmax(-1)[..., :-1].to(q.dtype) @ v
+        return scores.softmax(-1)
+    nothing = sink.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, nothing], -1).softmax(-1)[..., :-1]
+
+
+def grouped_values(weights: Tensor, v: Tensor) -> Tensor:
+    """Sums of values [batch, key heads, keys, size], whose heads are shared."""
+    return weights.to(v.dtype) @ v.repeat_interleave(weights.shape[1] // v.shape[1], 1)
+
+
+def group_query_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    is_causal: bool = True,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Each query attends to the keys of its row up to its own place, which counts from the end of the row.
+
+    Args:
+        q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose heads are shared.
+        lengths: [batch], how many keys a row has; the last are those of the queries.
+        scale: of the products; None is the inverse root of the size.
+        window: how many keys a query sees, -1 is all.
+        softcap: a bound that scores approach, 0 is none.
+        bias: [batch or 1, heads or 1, queries, keys], added to the scores; the last keys may be left out.
+        is_causal: without, a query sees all keys of its row.
+        sink: [heads], a score for attending to nothing.
+    """
+    scores = grouped_scores(q, k, lengths, scale, window, softcap, bias, is_causal)
+    return grouped_values(sink_softmax(scores, sink), v)

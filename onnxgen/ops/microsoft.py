@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.code.quote import OMIT, literal
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 
@@ -155,75 +155,3 @@ def qlinear_softmax(
         int(zero) if isinstance(zero, (int, float)) else zero, -1 if flat else axis,
     )  # fmt: skip
     return b("y.reshape(x.shape)", y=made, x=X) if flat else made
-
-
-# ---- attention with a cache ------------------------------------------------------------------------------------------
-
-
-@op("GroupQueryAttention", domain=MICROSOFT)
-def group_query_attention(
-    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
-    seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
-    position_ids: Arg | None = None, attention_bias: Arg | None = None, head_sink: Arg | None = None,
-    k_scale: Arg | None = None, v_scale: Arg | None = None, q_norm_weight: Arg | None = None,
-    k_norm_weight: Arg | None = None, *,
-    num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0, scale: float = 0.0,
-    local_window_size: int = -1, softcap: float = 0.0, smooth_softmax: int = -1, causal: int = 1,
-    qk_output: int = 0, kv_cache_bit_width: int = 0, k_quant_type: str = "NONE", v_quant_type: str = "NONE",
-    qk_norm_epsilon: float = 1e-6, sliding_window_cache: int = 0,
-) -> list[ast.expr | None]:  # fmt: skip
-    """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
-    quantised = k_quant_type != "NONE" or v_quant_type != "NONE" or kv_cache_bit_width
-    if quantised or sliding_window_cache or b.wants(3) or k_norm_weight or q_norm_weight or k_scale or v_scale:
-        raise b.error("a quantised or sliding cache, norms of q and k, and scores as an output are not handled", ANEW)
-    if kv_num_heads < 1 or num_heads % kv_num_heads:
-        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}", "fix the file")
-    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
-    before = b.let(b("(n.flatten().long() + 1 - q.shape[2]).clamp(min=0)", n=seqlens_k, q=q), "before")
-    if do_rotary:
-        q, k = _rotated(b, (q, k), before, cos_cache, sin_cache, position_ids, bool(rotary_interleaved))
-    caches = _cached(b, ((past_key, k, "k"), (past_value, v, "v")), before, total_sequence_length)
-    sink: Any = OMIT if head_sink is None else head_sink
-    if head_sink is None and smooth_softmax > 0:
-        sink = b("q.new_zeros(n)", q=q, n=num_heads)
-    made = b.call(
-        "group_query_attention", q, *caches, before, scale=scale or OMIT, window=unless(local_window_size, -1),
-        softcap=softcap or OMIT, bias=OMIT if attention_bias is None else attention_bias, sink=sink,
-        is_causal=unless(bool(causal), True),
-    )  # fmt: skip
-    return [b("y.transpose(1, 2).flatten(2)", y=made), *caches]
-
-
-def _rotated(
-    b: Builder, operands: tuple[ast.expr, ast.expr], before: ast.expr, cos: Arg | None, sin: Arg | None,
-    position_ids: Arg | None, interleaved: bool,
-) -> list[ast.expr]:  # fmt: skip
-    """q and k turned by the angles of their places, given or counted."""
-    if cos is None or sin is None:
-        raise b.error("its cos_cache or sin_cache is missing", "fix the file")
-    places = b("p.unsqueeze(1) + torch.arange(q.shape[2], device=q.device)", p=before, q=operands[0])
-    positions = b.let(places if position_ids is None else position_ids.expr, "positions")
-    turn = "rotate_positions(x, cos, sin, p, i)"
-    return [b.let(b(turn, x=x, cos=cos, sin=sin, p=positions, i=interleaved), name) for x, name in zip(operands, "qk")]
-
-
-def _cached(
-    b: Builder, parts: tuple[tuple[Arg | None, ast.expr, str], ...], before: ast.expr, total: Arg
-) -> list[ast.expr]:
-    """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
-    past, new, _ = parts[0]
-    length: Any = b("k.shape[2]", k=new)
-    if past is not None:
-        length = b.let(b("max(p.shape[2], n)", p=past, n=total.as_int()), "length")
-    return [b.let(b("append_cache(p, x, n, m)", p=p, x=x, n=before, m=length), name) for p, x, name in parts]
-
-
-def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int) -> list[ast.expr]:
-    """q, k and v as [batch, heads, length, size]; they may come side by side."""
-    split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
-    if key is None or value is None:
-        whole = b.let(b(split, x=query, n=heads + 2 * shared), "qkv")
-        parts = b("x.split(s, dim=1)", x=whole, s=(heads, shared, shared))
-        return [b.let(b("x[i]", x=parts, i=i), name) for i, name in enumerate("qkv")]
-    pairs = ((query, heads, "q"), (key, shared, "k"), (value, shared, "v"))
-    return [b.let(b(split, x=x, n=n), name) for x, n, name in pairs]

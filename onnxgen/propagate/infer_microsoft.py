@@ -114,8 +114,13 @@ def _packed_attention(n: NodeFacts) -> list[Info]:
 def _group_query_attention(n: NodeFacts) -> list[Info]:
     x, heads, shared = n.shape(0), n.int_("num_heads"), n.int_("kv_num_heads")
     size = floordiv(x[2], heads) if n.has(1) else floordiv(x[2], heads + 2 * shared)
-    cache = [x[0], shared, n.fresh(2, 1), size] if len(n.node.outputs) > 1 else None
-    return [tensor(n.dtype(0), [*x[:2], size * heads]), *[tensor(n.dtype(0), cache)] * 2]
+    past, several = n.input(3), len(n.node.outputs) > 1
+    size_stored = size if past.shape is None else past.shape[3]  # of 4 bits, two numbers are a byte
+    length = past.shape[2] if past.shape is not None and n.int_("sliding_window_cache") else None
+    cache = [x[0], shared, length or n.fresh(2, 1), size_stored] if several else None
+    stored = tensor(past.dtype or n.dtype(0), cache)
+    scores = [x[0], heads, x[1], n.fresh(3, 3)] if len(n.node.outputs) > 3 else None
+    return [tensor(n.dtype(0), [*x[:2], size * heads]), stored, stored, tensor(n.dtype(0), scores)]
 
 
 def _nhwc(rule: Rule) -> Rule:

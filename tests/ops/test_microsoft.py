@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from onnxgen.helpers.blocked import dequantize_blocks, unpack_bits
-from onnxgen.helpers.cached_attention import group_query_attention, rotate_positions
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, refusal, run_node
 
@@ -76,8 +75,6 @@ def test_nonsense_is_refused() -> None:
     attrs = {"K": 64, "N": 6, "block_size": 0}
     inputs = [floats(3, 64), np.zeros((6, 2, 16), np.uint8), floats(12)]
     assert "blocks of 0 elements" in refusal("MatMulNBits", inputs, attrs, domain="com.microsoft")
-    heads = {"num_heads": 4, "kv_num_heads": 0}
-    assert "share 0" in refusal("GroupQueryAttention", grouped(5, 0), heads, domain="com.microsoft")
 
 
 def test_groups_of_columns() -> None:
@@ -110,80 +107,3 @@ def test_gradients_of_scales() -> None:
     packed = torch.randint(0, 256, (2, 2, 8), dtype=torch.uint8)
     scales = torch.rand(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: dequantize_blocks(packed, s, None, 30, 4), (scales,))
-
-
-# ---- attention with a cache ------------------------------------------------------------------------------------------
-
-
-def caches(length: int = 32, half: int = 8) -> list[Any]:
-    angles = np.random.default_rng(1).uniform(0, 6, (length, half))
-    return [np.cos(angles).astype(F), np.sin(angles).astype(F)]
-
-
-def grouped(
-    new: int, past: int, batch: int = 2, lengths: list[int] | None = None, packed: bool = False, size: int = 16
-) -> list[Any]:
-    """4 heads of queries, 2 of keys."""
-    x = [floats(batch, new, heads * size, seed=s) for s, heads in enumerate((4, 2, 2))]
-    query = [np.concatenate(x, -1), None, None] if packed else x
-    cache = [floats(batch, 2, past, size, seed=s) for s in (3, 4)] if past else [None, None]
-    counts = np.array(lengths or [new + past] * batch, np.int32) - 1
-    return [*query, *cache, counts, np.array(new + past, np.int32)]
-
-
-HEADS = {"num_heads": 4, "kv_num_heads": 2}
-
-
-@pytest.mark.parametrize("new, past", [(5, 0), (1, 6), (3, 4)])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("rotary", [0, 1, 2])
-def test_group_query_attention(new: int, past: int, packed: bool, rotary: int) -> None:
-    batch = 1 if new > 1 and past else 2
-    inputs = grouped(new, past, batch, packed=packed)
-    attrs: dict[str, Any] = dict(HEADS)
-    if rotary:
-        inputs += caches()
-        attrs |= {"do_rotary": 1, "rotary_interleaved": rotary - 1}
-    ran = run("GroupQueryAttention", inputs, attrs, outputs=3, initializers={7, 8} if rotary else set())
-    assert list(ran.model.parameters()) == []
-
-
-@pytest.mark.parametrize(
-    "attrs", [{"softcap": 5.0}, {"local_window_size": 3}, {"scale": 0.5}, {"smooth_softmax": 1}], ids=str
-)
-@pytest.mark.parametrize("new, past", [(5, 0), (1, 6)])
-def test_group_query_options(attrs: dict[str, Any], new: int, past: int) -> None:
-    run("GroupQueryAttention", grouped(new, past), HEADS | attrs, outputs=3)
-
-
-def test_rows_of_several_lengths() -> None:
-    run("GroupQueryAttention", grouped(1, 6, lengths=[7, 4]), HEADS, outputs=3)
-    inputs = [*grouped(1, 6, lengths=[7, 4]), *caches()]
-    run("GroupQueryAttention", inputs, HEADS | {"do_rotary": 1}, outputs=3)
-
-
-def test_a_cache_that_has_room() -> None:
-    """Of a fixed length, of which the first elements are used."""
-    inputs = grouped(1, 12, lengths=[5, 8])
-    inputs[6] = np.array(8, np.int32)
-    run("GroupQueryAttention", inputs, HEADS, outputs=3)
-
-
-def test_a_bias_and_a_sink() -> None:
-    inputs = [*grouped(5, 0), None, None, None, floats(2, 4, 5, 5, seed=9)]
-    run("GroupQueryAttention", inputs, HEADS, outputs=3)
-    inputs = [*grouped(5, 0), None, None, None, None, floats(4, seed=9)]
-    run("GroupQueryAttention", inputs, HEADS, outputs=3, initializers={11})
-
-
-def test_gradients_of_grouped_attention() -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, h, 3, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
-    cos, sin = (torch.randn(4, 2, dtype=torch.float64) for _ in range(2))
-    before = torch.zeros(1, dtype=torch.long)
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        turned = rotate_positions(q, cos, sin, torch.arange(3)[None], False)
-        return group_query_attention(turned, k, v, before, softcap=3.0)
-
-    assert torch.autograd.gradcheck(attend, (q, k, v))

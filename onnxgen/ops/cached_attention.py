@@ -1,0 +1,163 @@
+"""Attention of onnxruntime with a cache of keys and values, whose rows may be of several lengths."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.code.quote import OMIT, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+MICROSOFT = "com.microsoft"
+QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
+
+
+@op("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
+    seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    position_ids: Arg | None = None, attention_bias: Arg | None = None, head_sink: Arg | None = None,
+    k_scale: Arg | None = None, v_scale: Arg | None = None, q_norm_weight: Arg | None = None,
+    k_norm_weight: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0, scale: float = 0.0,
+    local_window_size: int = -1, softcap: float = 0.0, smooth_softmax: int = -1, causal: int = 1,
+    qk_output: int = 0, kv_cache_bit_width: int = 0, k_quant_type: str = "NONE", v_quant_type: str = "NONE",
+    qk_norm_epsilon: float = 1e-6, sliding_window_cache: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
+    if kv_num_heads < 1 or num_heads % kv_num_heads:
+        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}", "fix the file")
+    if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
+        raise b.error("its window is empty, or its qk_output does not say which scores it hands out", "fix the file")
+    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
+    q, k = _normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
+    if do_rotary:
+        given = (OMIT, OMIT) if position_ids is None else (position_ids, total_sequence_length)
+        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *given), "positions")
+        q, k = _rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
+    types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
+    k, v = _stored(b, (k, v), types)
+    bias: Any = OMIT if attention_bias is None else attention_bias
+    pasts = past_key, past_value
+    if sliding_window_cache:
+        k, v, lengths, bias, *present = _slid(b, q, (k, v), pasts, lengths, bias, local_window_size)
+    else:
+        k, v = present = _appended(b, (k, v), pasts, lengths, total_sequence_length)
+    options = {"scale": scale or OMIT, "window": unless(local_window_size, -1), "softcap": softcap or OMIT}
+    options |= {"bias": bias, "is_causal": unless(bool(causal), True)}
+    sink: Any = OMIT if head_sink is None else head_sink
+    if head_sink is None and smooth_softmax > 0:
+        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    made = _attended(b, (q, *_read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
+    return [made[0], *present, *made[1:]]
+
+
+def _attended(
+    b: Builder, operands: tuple[ast.expr, ...], lengths: ast.expr, options: dict[str, Any], sink: Any, total: Arg,
+    qk_output: int,
+) -> list[ast.expr]:  # fmt: skip
+    """The result; and scores before (1) or after (2) the softmax where those are wanted."""
+    q, k, v = operands
+    if not b.wants(3):
+        made = b.call("group_query_attention", q, k, v, lengths, **options, sink=sink)
+        return [b("y.transpose(1, 2).flatten(2)", y=made)]
+    scores = b.let(b.call("grouped_scores", q, k, lengths, **options), "scores")
+    weights = b.let(b.call("sink_softmax", scores, sink), "weights")
+    made = b("grouped_values(w, v).transpose(1, 2).flatten(2)", w=weights, v=v)
+    shown = weights if qk_output == 2 else b("s.masked_fill(s == -math.inf, 0.0)", s=scores)
+    return [made, b("s[..., :n].to(q.dtype)", s=shown, n=total.as_int(), q=q)]
+
+
+def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int) -> list[ast.expr]:
+    """q, k and v as [batch, heads, length, size]; they may come side by side."""
+    split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
+    if key is None or value is None:
+        whole = b.let(b(split, x=query, n=heads + 2 * shared), "qkv")
+        parts = b("x.split(s, dim=1)", x=whole, s=(heads, shared, shared))
+        return [b.let(b("x[i]", x=parts, i=i), name) for i, name in enumerate("qkv")]
+    pairs = ((query, heads, "q"), (key, shared, "k"), (value, shared, "v"))
+    return [b.let(b(split, x=x, n=n), name) for x, n, name in pairs]
+
+
+def _normalized(
+    b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilon: float
+) -> list[ast.expr]:
+    """q and k over the root mean square of each head."""
+    made = []
+    for x, weight, name in zip(operands, weights, "qk"):
+        form = "F.rms_norm(x, x.shape[-1:], w, e)"
+        made.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
+    return made
+
+
+def _rotated(
+    b: Builder, operands: tuple[ast.expr, ast.expr], places: ast.expr, cos: Arg | None, sin: Arg | None,
+    interleaved: bool,
+) -> list[ast.expr]:  # fmt: skip
+    """q and k turned by the angles of their places."""
+    if cos is None or sin is None:
+        raise b.error("its cos_cache or sin_cache is missing", "fix the file")
+    turn = "rotate_positions(x, cos, sin, p, i)"
+    return [b.let(b(turn, x=x, cos=cos, sin=sin, p=places, i=interleaved), name) for x, name in zip(operands, "qk")]
+
+
+def _appended(
+    b: Builder, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg
+) -> list[ast.expr]:
+    """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
+    length: Any = b("k.shape[2]", k=new[0])
+    if pasts[0] is not None:
+        length = b.let(b("max(p.shape[2], n)", p=pasts[0], n=total.as_int()), "length")
+    form = "append_cache(p, x, n, m)"
+    return [b.let(b(form, p=p, x=x, n=lengths, m=length), name) for p, x, name in zip(pasts, new, "kv")]
+
+
+def _slid(
+    b: Builder, q: ast.expr, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr,
+    bias: Any, window: int,
+) -> list[ast.expr]:  # fmt: skip
+    """What the queries see of caches that keep the last keys only, how many keys that are, and the new caches.
+
+    Keys are numbered from the oldest that is still there, and so are the columns of the bias.
+    """
+    if pasts[0] is None or pasts[1] is None or window < 1:
+        raise b.error("its window or its cache is missing, of which it keeps the last keys", "fix the file")
+    count, room = b("q.shape[2]", q=q), b("p.shape[2]", p=pasts[0])
+    inside = b.let(b("window_lengths(n, s, c, w)", n=lengths, s=count, c=room, w=window), "inside")
+    kept = b.let(b("resident_keys(n, c, w)", n=lengths, c=room, w=window), "kept")
+    form = "append_cache(p, x, n, p.shape[2] + s)"
+    joined = [b.let(b(form, p=p, x=x, n=inside, s=count), name) for p, x, name in zip(pasts, new, "kv")]
+    form = "slide_cache(x, n, kept, c)"
+    present = [b.let(b(form, x=x, n=inside, kept=kept, c=room), "cache") for x in joined]
+    if bias is not OMIT:
+        bias = b("slide_bias(x, n, m)", x=bias, n=b("n - m", n=lengths, m=inside), m=b("k.shape[2]", k=joined[0]))
+    return [*joined, inside, bias, *present]
+
+
+Quantised = tuple[Arg | None, str, int]
+
+
+def _stored(b: Builder, operands: tuple[ast.expr, ast.expr], types: list[Quantised]) -> list[ast.expr]:
+    """New keys and values as the caches have them: perhaps as integers of 8 or 4 bits."""
+    return [
+        x if kind == "NONE" else b.let(b("quantize_cache(x, s, n)", x=x, s=_scale(b, scale, kind), n=bits), "stored")
+        for x, (scale, kind, bits) in zip(operands, types)
+    ]
+
+
+def _read(b: Builder, caches: tuple[ast.expr, ast.expr], types: list[Quantised]) -> list[ast.expr]:
+    return [
+        x if kind == "NONE" else b.let(b("dequantize_cache(x, s, n)", x=x, s=_scale(b, scale, kind), n=bits), name)
+        for x, (scale, kind, bits), name in zip(caches, types, "kv")
+    ]
+
+
+def _scale(b: Builder, scale: Arg | None, kind: str) -> ast.expr:
+    if scale is None or kind not in QUANTISED:
+        raise b.error("its quantised cache has no scale, or is of another kind", "fix the file")
+    return scale.expr
