@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,14 +118,14 @@ def node_model(
     opset: int = 21,
     outputs: int | Sequence[str] = 1,
     initializers: set[int] | frozenset[int] = frozenset(),
-    dynamic: bool = False,
+    dynamic: bool | Container[int] = False,
     domain: str = "",
     producer: str = "",
 ) -> onnx.ModelProto:
     """A model of one node; `outputs` names them or says how many ("" for one that is left out).
 
     Inputs whose index is in `initializers` are stored in the file; the others are graph inputs, of named dims if
-    `dynamic`.
+    `dynamic`, or only along the axes in it.
     """
     names = ["" if v is None else f"i{n}" for n, v in enumerate(inputs)]
     while names and not names[-1]:
@@ -154,12 +154,13 @@ def tensor_proto(value: Any, name: str) -> TensorProto:
     return ir.serde.serialize_tensor(ir.Tensor(array, name=name))
 
 
-def _declared(name: str, value: Value, dynamic: bool) -> onnx.ValueInfoProto:
+def _declared(name: str, value: Value, dynamic: bool | Container[int]) -> onnx.ValueInfoProto:
     first = np.asarray(value[0] if isinstance(value, list) and value else value)
     kind = TensorProto.STRING if first.dtype.kind in "OUS" else int(ir.DataType.from_numpy(first.dtype))
     if isinstance(value, list):
         return helper.make_tensor_sequence_value_info(name, kind, None)
-    shape = [f"{name}_{axis}" if dynamic else d for axis, d in enumerate(first.shape)]
+    named = range(first.ndim * dynamic) if isinstance(dynamic, bool) else dynamic
+    shape = [f"{name}_{axis}" if axis in named else d for axis, d in enumerate(first.shape)]
     return helper.make_tensor_value_info(name, kind, shape)
 
 
