@@ -2,7 +2,8 @@
 
 The *key* of an entry is a digest of all that a generated module depends on. A build writes it into the module's header
 (`Build`), and into the sidecar the digests of what its weights were read from. A pair is fresh if both say what is
-asked for now. The key has two halves: what a person chose (source, external data, options, templates, names), and
+asked for now. The key has two halves: what a person chose (source, external data, options, templates, plugins,
+names), and
 that with what onnxgen brings (its version, its templates). A module that was edited by hand is kept as long as the
 first half is unchanged.
 
@@ -26,6 +27,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.paths import templates_dir
 
 from .cache import Cache, digest
+from .plugin_files import plugin_digests
 from .settings import Entry
 from .sidecar import belongs
 
@@ -61,14 +63,15 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
     """What an entry's module is made of, now.
 
     Raises:
-        OnnxgenError: the source, its external data or a template can't be read; named as in the settings.
+        OnnxgenError: the source, its external data, a template or a plugin can't be read; named as in the settings.
     """
     cache = cache or Cache()
     source = _digest(entry, "source", entry.source, cache)
     locations = _locations(entry, source, cache)
     files = [entry.source.parent / location for location in locations]
     data = [[location, _digest(entry, "source", file, cache)] for location, file in zip(locations, files)]
-    chosen = [entry.source.name, entry.output.name, source, data, _options(entry), _templates(entry, cache)]
+    chosen: list[Any] = [entry.source.name, entry.output.name, source, data, _options(entry), _templates(entry, cache)]
+    chosen.append(plugin_digests(entry, cache))
     asked = _short(chosen)
     made = _short([asked, __version__, _ours(templates_dir())])
     return Content(asked + made, source, _short(data) if data else "", (entry.source, *files))
@@ -139,7 +142,7 @@ def _short(content: Any) -> str:
 def _options(entry: Entry) -> dict[str, Any]:
     """Options as they shape the output: no path is absolute, so that every checkout has the same key."""
     found = dict(vars(entry.options))
-    del found["templates"]  # their content counts
+    del found["templates"], found["plugins"]  # their content counts
     found["limits"] = dict(vars(entry.options.limits))
     weights = entry.weights
     found["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()

@@ -83,6 +83,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
     def _sources(self, project: Project) -> dict[str, str]:
         """What modules are made from, by its place in the sdist, even if the version control ignores it."""
         from .freshness import source_files
+        from .plugin_files import own_files
         from .standing import is_adopted, is_edited, outputs
 
         found: set[Path] = set()
@@ -90,6 +91,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
             found.update(source_files(entry))
             if (folder := entry.options.templates) is not None:
                 found.update(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+            found.update(own_files(entry))
             if is_adopted(entry):
                 found.update(path for path in outputs(entry) if path.exists())
             elif is_edited(entry):

@@ -14,7 +14,7 @@ from onnxgen.weights import write_pair
 
 from .cache import Cache
 from .freshness import Content, content_of, settle
-from .settings import OPTIONS, Entry
+from .settings import OPTIONS, SPELLED, Entry
 from .standing import is_adopted, is_edited, stands
 
 Progress = Callable[[str], None]
@@ -137,8 +137,9 @@ def named(entry: Entry, key: str) -> Iterator[None]:
 def _named(entry: Entry, key: str, problem: Problem) -> Problem:
     what = str(Problem(problem.what, problem.node, problem.op, problem.opset))
     option = re.search(r"--([a-z-]+)", what)
-    if option is not None and option[1] in OPTIONS:
-        key = option[1]
+    spelled = {command: name for name, command in SPELLED.items()}
+    if option is not None and (name := spelled.get(option[1], option[1])) in OPTIONS:
+        key = name
     source, output = entry.source.name, entry.output.name
     about = "" if source in what or output in what else f"{entry.shown(entry.source)}: "
     return Problem(f"{entry.at(key)}: {about}{what}", help=problem.help)

@@ -133,6 +133,10 @@ class ModelGen:
         """A folder with Jinja templates that override onnxgen's own."""
         return self._option("templates", Path(folder).as_posix())
 
+    def plugins(self, names: Sequence[str | os.PathLike[str]]) -> ModelGen:
+        """Modules with operators of your own: `.py` files, folders of packages, or dotted names."""
+        return self._option("plugins", [n if isinstance(n, str) else Path(n).as_posix() for n in names])
+
     def limits(self, limits: Limits) -> ModelGen:
         """Sizes past which a file is refused; see `onnxgen.Limits`."""
         self._limits = limits

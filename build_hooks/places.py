@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxgen.names import identifier
+from onnxgen.plugins.finding import is_path
 
 from .values import shown
 
@@ -89,6 +90,10 @@ class Paths:
         if not os.path.isdir(path):
             raise ValueError(f"{shown(text)} is no folder")
         return Path(path)
+
+    def plugins(self, names: Sequence[str], source: Path) -> tuple[str, ...]:
+        """Plugins: paths absolute, dotted names as they are. Whether they are there is asked when they are needed."""
+        return tuple(self._absolute(name) if is_path(name) else name for name in names)
 
 
 def _filled(text: object, source: Path) -> object:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,9 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "dropout": ("dropout", values.rates),
     "shard-size": ("shard_size", values.size),
     "templates": ("templates", None),
+    "plugins": ("plugins", values.names),
 }
+SPELLED = {"plugins": "plugin"}  # options that the command says by another name, once each
 ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.flag}  # what is no option of a generation
 PLACES = ("source", "output")
 
@@ -322,10 +324,17 @@ class _Found:
             Options(**alone)
         return found
 
+    def _places(self) -> list[tuple[str, Callable[[Any, Path], Any]]]:
+        return [
+            ("weights", self.paths.weights),
+            ("templates", self.paths.folder),
+            ("plugins", self.paths.plugins),
+        ]
+
     def _options(self, chosen: Mapping[str, Any], source: Path, key: str) -> Options | None:
         chosen = dict(chosen)
         try:
-            for name, find in (("weights", self.paths.weights), ("templates", self.paths.folder)):
+            for name, find in self._places():
                 if name in chosen:
                     chosen[name] = find(chosen[name], source)
             return Options(**chosen)

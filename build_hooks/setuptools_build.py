@@ -171,6 +171,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         Of these, only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
         """
         from .freshness import source_files
+        from .plugin_files import own_files
         from .standing import is_adopted, outputs
 
         found: list[Path] = []
@@ -179,6 +180,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
                 found += source_files(entry)
                 if (folder := entry.options.templates) is not None:
                     found += [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+                found += own_files(entry)
                 kept = outputs(entry) if is_adopted(entry) else [entry.output]
                 found += [path for path in kept if path.is_file()]
         return sorted({os.path.relpath(path) for path in found})

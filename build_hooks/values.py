@@ -35,6 +35,13 @@ def text(value: object) -> str:
     raise ValueError("a text")
 
 
+def names(value: object) -> tuple[str, ...]:
+    """`["plugins/ops.py", "acme.ops"]`."""
+    if isinstance(value, (list, tuple)) and all(isinstance(n, str) and n and n.isprintable() for n in value):
+        return tuple(value)
+    raise ValueError('a list like ["plugins/ops.py"]')
+
+
 def flag(value: object) -> bool:
     if isinstance(value, bool):
         return value

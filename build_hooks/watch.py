@@ -18,6 +18,7 @@ from onnxgen.errors import OnnxgenError, Problem
 
 from .build import BuildError, Built, build_project
 from .freshness import source_files
+from .plugin_files import watched
 from .settings import Entry, Project
 
 QUIET = 0.3  # seconds for which files must not change: an exporter writes for seconds
@@ -119,6 +120,7 @@ def _files(entry: Entry) -> Iterator[Path]:
     if entry.options.templates is not None:
         yield entry.options.templates
         yield from entry.options.templates.rglob("*")
+    yield from watched(entry)
 
 
 def _stamp(path: Path) -> object:

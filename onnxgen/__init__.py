@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from onnxgen.export import ExportReport, export
     from onnxgen.generated import Generated, Report
     from onnxgen.load import load
+    from onnxgen.ops.arg import Arg
+    from onnxgen.ops.builder import Builder
+    from onnxgen.ops.registry import op
     from onnxgen.options import Limits, Options
     from onnxgen.pipeline import generate
     from onnxgen.reload import reload
@@ -36,6 +39,8 @@ if not os.path.isdir(os.path.join(__path__[0], "build_hooks")):
     __path__.append(os.path.dirname(__path__[0]))
 
 __all__ = [
+    "Arg",
+    "Builder",
     "EditedError",
     "ExportReport",
     "Generated",
@@ -50,6 +55,7 @@ __all__ = [
     "export",
     "generate",
     "load",
+    "op",
     "reload",
     "verify",
 ]
@@ -68,6 +74,9 @@ _HOME = {
     "VerifyReport": "verify",
     "ExportReport": "export",
     "ModelGen": "build_hooks.model_gen",
+    "op": "ops.registry",
+    "Arg": "ops.arg",
+    "Builder": "ops.builder",
 }
 
 

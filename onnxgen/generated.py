@@ -38,6 +38,7 @@ from onnxgen.weights import embed_bytes, index_path, is_sharded
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
+_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins")  # what they change is in the code, if anything
 CODE_LINE, BUILD_LINE = "Code", "Build"
 
 
@@ -189,7 +190,7 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     very same module, which either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
-    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in ("weights", "limits", "templates", "annotate")}
+    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in _NO_MATTER}
     text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -27,6 +27,7 @@ from onnxgen.ops.builder import Builder, Unpack
 from onnxgen.options import Options
 from onnxgen.passes.contrib import REFUSED
 from onnxgen.passes.trainable import KEPT
+from onnxgen.plugins.calling import lowered
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
@@ -197,8 +198,12 @@ class Lowering:
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:
             raise builder.error(*node.meta.get(REFUSED, UNSUPPORTED))
+        builder.plugin = operator.plugin
         positional, keywords = bind(builder, operator)
-        made = operator.function(builder, *positional, **keywords)
+        if operator.plugin is not None:
+            made = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
+        else:
+            made = operator.function(builder, *positional, **keywords)
         self._assign(builder, made)
 
     def _assign(self, b: Builder, made: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class Options:
             `dropout.matches`; of several patterns that match one module the last counts).
         shard_size: bytes past which the sidecar is written as several files with an index.
         templates: a folder with Jinja templates that override onnxgen's own.
+        plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
+            (`plugins/ops/`), or dotted names.
         limits: see `Limits`.
     """
 
@@ -67,6 +70,7 @@ class Options:
     dropout: Mapping[str, float] = field(default_factory=dict)
     shard_size: int = 5_000_000_000
     templates: Path | None = None
+    plugins: Sequence[str] = ()
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
@@ -78,6 +82,8 @@ class Options:
                 re.compile(pattern or "")
             except (re.error, OverflowError, RecursionError) as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+        if isinstance(self.plugins, (str, os.PathLike)):
+            raise OnnxgenError(f"plugins are a list: [{os.fspath(self.plugins)!r}]")
         if self.batch_axes and not self.dynamic_batch:
             raise OnnxgenError("--batch-axis belongs to --dynamic-batch")
         for scope, p in self.dropout.items():

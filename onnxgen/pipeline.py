@@ -23,6 +23,7 @@ from onnxgen.notes import inference_notes
 from onnxgen.options import Options
 from onnxgen.output import Output
 from onnxgen.passes import simplify
+from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.structure import structure
 
@@ -33,8 +34,9 @@ Progress = Callable[[str], None]  # told the name of each stage as it begins
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
     """The graph as the rest of the road sees it (see `reader.read` for what may be wrong with a file)."""
-    model = read(path, options)
-    simplify(model, options)
+    with plugged(options):
+        model = read(path, options)
+        simplify(model, options)
     return model
 
 
@@ -48,19 +50,20 @@ def build(
     """
     report = Report()
     report.progress = progress
-    with timed(report, "read"):
-        model = read(path, options)
-    with timed(report, "simplify"):
-        simplify(model, options)
-        find_blocks(model, options)
-        report.notes += inference_notes(model, options)
-    with timed(report, "lower"):
-        module = lower(model, options, _class_name(model, path, options))
-    with timed(report, "structure"):
-        add_dropout(module, options.dropout)
-        classes = structure(module, options)
-    with timed(report, "render"):
-        return compose(model, module, classes, path, out, options, report, record)
+    with plugged(options):
+        with timed(report, "read"):
+            model = read(path, options)
+        with timed(report, "simplify"):
+            simplify(model, options)
+            find_blocks(model, options)
+            report.notes += inference_notes(model, options)
+        with timed(report, "lower"):
+            module = lower(model, options, _class_name(model, path, options))
+        with timed(report, "structure"):
+            add_dropout(module, options.dropout)
+            classes = structure(module, options)
+        with timed(report, "render"):
+            return compose(model, module, classes, path, out, options, report, record)
 
 
 def generate(

@@ -29,17 +29,8 @@ BODIES = {
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Operators that shall be unknown to the registry during a test."""
     names: list[str] = []
-    registry.operators()
-    original = registry._REGISTRY
-
-    class Without(dict):
-        def __contains__(self, key: object) -> bool:
-            return key[1] not in names and super().__contains__(key)
-
-        def get(self, key: object, default: object = None) -> object:
-            return super().get(key, default) if key in self else default
-
-    monkeypatch.setattr(registry, "_REGISTRY", Without(original))
+    original = registry._own()
+    monkeypatch.setattr(registry, "_own", lambda: {key: v for key, v in original.items() if key[1] not in names})
     yield names
 
 

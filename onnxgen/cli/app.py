@@ -11,7 +11,7 @@ import click
 from onnxgen._version import __version__
 from onnxgen.cli.building import build
 from onnxgen.cli.group import DEFAULT, EXIT_CODES, SETTINGS, DefaultGroup
-from onnxgen.cli.options import generation_options, saying_options, take_options
+from onnxgen.cli.options import generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import HELP, given_settings, train_options
 
 
@@ -127,6 +127,7 @@ def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
 
 
 @_command("ops", "List the supported operators.")
+@plugin_option
 @saying_options
 def ops(**given: Any) -> int:
     """List the supported operators."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,25 +174,30 @@ def _row(value: dict[str, Any]) -> tuple[str, str, str]:
     return value["name"], kind + value["dtype"], f"[{dims}]"
 
 
-def ops_command(*, quiet: bool, verbose: bool, as_json: bool) -> int:
-    """List the operators that have a function of their own, from the registry."""
+def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> int:
+    """List the operators that have a function of their own, from the registry, and those of plugins."""
     from onnxgen.ops.registry import operators
+    from onnxgen.plugins import plugged
 
+    with plugged(Options(plugins=plugins)):
+        known = operators()
     found = [
         {
             "name": name,
             "domain": domain or "ai.onnx",
             "since": [version.since for version in versions],
             "parameters": list(versions[-1].parameters),
+            "plugin": next((v.plugin.name for v in versions if v.plugin is not None), None),
         }
-        for (domain, name), versions in sorted(operators().items())
+        for (domain, name), versions in sorted(known.items())
         if not domain.startswith("onnxgen")  # what a pass made of standard operators
     ]
     if as_json:
         print(json.dumps(found))
     elif not quiet:
-        rows = [(str(o["name"]), str(o["domain"]), _since(o["since"])) for o in found]
-        table(f"{len(rows)} supported operators", ("operator", "domain", "opsets"), rows)
+        heads = ("operator", "domain", "opsets", *(["plugin"] if plugins else []))
+        rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]
+        table(f"{len(rows)} supported operators", heads, [row[: len(heads)] for row in rows])
     return 0
 
 

@@ -59,6 +59,13 @@ def size(_: object, __: object, given: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+plugin_option = click.option(
+    "--plugin",
+    "plugins",
+    metavar="MODULE",
+    multiple=True,
+    help="Operators of your own: a .py file, a package's folder or a module's name; may be repeated.",
+)
 _GENERATION = [
     click.option("--class-name", metavar="NAME", help="Name of the root class."),
     click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Where to write the weights."),
@@ -109,6 +116,7 @@ _GENERATION = [
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         help="Jinja templates that override onnxgen's own.",
     ),
+    plugin_option,
 ]
 _SAYING = [
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
+from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Operator
@@ -42,7 +43,8 @@ def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]
     """(parameter name, is variadic) for each input of the node, in order."""
     found = schema(operator.domain, operator.name, opset)
     if found is None:
-        positional = [p for p in operator.parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        positional = [p for p in operator.parameters.values() if p.kind not in named]
         return tuple((p.name, p.kind is inspect.Parameter.VAR_POSITIONAL) for p in positional)
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in found.inputs)
@@ -82,13 +84,21 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
     for i, value in enumerate(builder.node.inputs):
         name, variadic = names[min(i, len(names) - 1)] if names else ("", False)
         if i >= len(names) and not variadic:
-            raise builder.error(f"it has {len(builder.node.inputs)} inputs, but its schema knows {len(names)}")
+            raise _too_many(builder, operator, len(names))
         arg = None if value is None else Arg(builder, info(value), value, i)
         if variadic:
             bound.setdefault(name, []).append(arg)
         else:
             bound[name] = arg
     return bound
+
+
+def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
+    given = len(builder.node.inputs)
+    if operator.plugin is None or schema(operator.domain, operator.name, builder.opset) is not None:
+        return builder.error(f"it has {given} inputs, but its schema knows {known}")
+    what = f"it has {given} inputs, but its function in plugin {operator.plugin.name} takes {known}"
+    return builder.error(what, "give the function another parameter, or *more")
 
 
 def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
@@ -98,12 +108,16 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
     given = {k: plain(a.value) for k, a in builder.node.attributes.items()}
     for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
         given.setdefault(name, plain(default))
+    rest = next((p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    others: dict[str, Any] = {}  # what a plugin's function takes as **attributes
     for name, value in given.items():
         name = operator.renames.get(name, name)
         parameter = parameters.get(name)
         if name in MEANINGLESS:
             continue
-        if parameter is None:
+        if rest is not None and (parameter is None or name == rest):
+            others[name] = value
+        elif parameter is None:
             _refuse_unknown(builder, operator, name, value)
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             bound[name] = value
@@ -112,7 +126,8 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
     for name in [n for n in bound if n not in parameters]:
         if bound.pop(name) is not None:
             raise builder.error(f"its input {name!r} is not handled", "please report this model")
-    return _arguments(builder, parameters, bound)
+    positional, keywords = _arguments(builder, parameters, bound)
+    return positional, {**keywords, **others}
 
 
 def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
@@ -122,6 +137,9 @@ def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any)
     runs it all the same, ignores such attributes, and so do we, saying so.
     """
     if schema(operator.domain, operator.name, builder.opset) is None:
+        if operator.plugin is not None:
+            what = f"its attribute {name} is no parameter of its function in plugin {operator.plugin.name}"
+            raise builder.error(what, "give the function a keyword of that name (see renames=), or **attributes")
         builder.note(f"attribute {printable(name)} of {operator.name} has no meaning at opset {builder.opset}: ignored")
         return
     default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
@@ -139,10 +157,13 @@ def _arguments(
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             positional.extend(value or [])
             continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
         if value is None:
             value = None if parameter.default is MISSING else parameter.default
             if parameter.default is MISSING and not str(parameter.annotation).endswith("| None"):
-                raise builder.error(f"its {parameter.name!r} is missing")
+                way_out = f"give {parameter.name} a default if it may be left out" if builder.plugin else ""
+                raise builder.error(f"its {parameter.name} is missing", way_out)
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             keywords[parameter.name] = value
         else:

@@ -28,6 +28,7 @@ from onnxgen.wayback import Source
 
 if TYPE_CHECKING:
     from onnxgen.lower import Lowering
+    from onnxgen.plugins.loading import Plugin
 
 
 class Unpack:
@@ -49,6 +50,7 @@ class Builder:
     def __init__(self, lowering: Lowering, node: ir.Node, opset: int) -> None:
         self.lowering, self.node, self.opset = lowering, node, opset
         self.scope: tuple[str, ...] = node.meta.get("scope", ())
+        self.plugin: Plugin | None = None  # that the function comes from
 
     @property
     def nodes(self) -> tuple[str, ...]:

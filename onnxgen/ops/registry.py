@@ -3,6 +3,9 @@
 An operator is one small function whose parameters are those of its ONNX schema: inputs first, then, keyword-only,
 attributes. A second function for an operator exists only where its meaning changed; `find` takes the newest one that is
 not newer than the model's opset.
+
+`op` only notes a function in the module that has it. A *layer* is what some modules have: onnxgen's own families make
+one, and the plugins of a generation another, which is looked into first and is gone after it (see `onnxgen.plugins`).
 """
 
 from __future__ import annotations
@@ -10,14 +13,21 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+if TYPE_CHECKING:
+    from onnxgen.plugins.loading import Plugin
+    from onnxgen.propagate.node_facts import Rule
+
 Lowering = Callable[..., Any]
+NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +40,8 @@ class Operator:
         function: called as `function(b, *inputs, **attributes)`, see `ops.builder.Builder`.
         renames: schema names of other opsets that mean one of the function's parameters.
         takes: whether the function can take a node; others are replaced by the standard's function body.
-        differentiable: False where no gradient flows through it, whatever the dtype.
+        infer: the rule for dtypes and shapes of its outputs, where it brings one.
+        plugin: what it comes from; None if it is onnxgen's own.
     """
 
     name: str
@@ -39,6 +50,12 @@ class Operator:
     function: Lowering
     renames: Mapping[str, str] = field(default_factory=dict)
     takes: Callable[[ir.Node], bool] = lambda node: True
+    infer: Rule | None = None
+    plugin: Plugin | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.domain, self.name, self.since
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -48,7 +65,7 @@ class Operator:
         return found
 
 
-_REGISTRY: dict[tuple[str, str], list[Operator]] = {}
+Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest meaning first
 
 
 def op(
@@ -57,12 +74,25 @@ def op(
     domain: str = "",
     renames: Mapping[str, str] | None = None,
     takes: Callable[[ir.Node], bool] | None = None,
+    infer: Rule | None = None,
 ) -> Callable[[Lowering], Lowering]:
-    """Register a function as the meaning of one or more operators from opset `since` on."""
+    """Register a function as the meaning of one or more operators from opset `since` on.
+
+    A plugin's function counts in generations that name its module (`onnxgen.Options.plugins`), and nowhere else.
+
+    Args:
+        names: the operators (`op_type`).
+        since: the first version of the domain that has this meaning.
+        domain: the operators' domain; "" is ai.onnx.
+        renames: other names of inputs and attributes, by which the function's parameters are meant.
+        takes: says of a node whether the function can take it; default: any.
+        infer: says of a node (`propagate.node_facts.NodeFacts`) what is known of its outputs: a `propagate.info.Info`
+            each. Default: onnxgen's own rule, or what the file declares.
+    """
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            register_function(name, function, since=since, domain=domain, renames=renames, takes=takes)
+            register_function(name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer)
         return function
 
     return register
@@ -76,33 +106,78 @@ def register_function(
     domain: str = "",
     renames: Mapping[str, str] | None = None,
     takes: Callable[[ir.Node], bool] | None = None,
+    infer: Rule | None = None,
 ) -> None:
     """What `op` does, for operators that come from a table."""
-    versions = _REGISTRY.setdefault((domain, name), [])
-    if any(v.since == since for v in versions):
-        raise ValueError(f"{name} is registered twice from opset {since} on")
-    versions.append(Operator(name, domain, since, function, renames or {}, takes or (lambda node: True)))
-    versions.sort(key=lambda v: v.since)
+    domain = "" if domain == "ai.onnx" else domain
+    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer)
+    noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
+    if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
+        noted[:] = [o for o in noted if o.key != made.key]
+    noted.append(made)
 
 
-def _import_families() -> None:
+def noted_in(module: object) -> list[Operator]:
+    """What the functions of one module are registered for."""
+    found: list[Operator] = vars(module).get(NOTED, [])
+    return found
+
+
+def layer(operators: Iterable[Operator]) -> Layer:
+    """Operators by (domain, name). Raises `ValueError` if one is there twice."""
+    found: Layer = {}
+    for operator in operators:
+        versions = found.setdefault((operator.domain, operator.name), [])
+        if any(v.since == operator.since for v in versions):
+            domain = f"{operator.domain}." if operator.domain else ""
+            raise ValueError(f"{domain}{operator.name} is registered twice from opset {operator.since} on")
+        versions.append(operator)
+        versions.sort(key=lambda v: v.since)
+    return found
+
+
+@cache
+def _own() -> Layer:
+    """onnxgen's own operators."""
     package = importlib.import_module("onnxgen.ops")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"onnxgen.ops.{module.name}")
+    modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    return layer(operator for module in modules for operator in noted_in(module))
 
 
-def operators() -> dict[tuple[str, str], list[Operator]]:
-    """Every registered operator, by (domain, name), oldest meaning first."""
-    _import_families()
-    return dict(_REGISTRY)
+# Of a thread or a task: generations beside this one have plugins of their own.
+_plugged: ContextVar[Layer | None] = ContextVar("plugged", default=None)
+
+
+@contextmanager
+def plugged_in(found: Layer) -> Iterator[None]:
+    """Let these operators come before onnxgen's own, while the context lasts."""
+    token = _plugged.set(found)
+    try:
+        yield
+    finally:
+        _plugged.reset(token)
+
+
+def operators() -> Layer:
+    """Every registered operator, by (domain, name), oldest meaning first; plugins' where they are plugged in."""
+    found = {key: list(versions) for key, versions in _own().items()}
+    for key, versions in (_plugged.get() or {}).items():
+        newer = {v.since for v in versions}
+        kept = [v for v in found.get(key, []) if v.since not in newer]
+        found[key] = sorted([*kept, *versions], key=lambda v: v.since)
+    return found
 
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """The function for an operator as opset `opset` means it, or None."""
-    if (domain, name) not in _REGISTRY:
-        _import_families()
-    found = None
-    for version in _REGISTRY.get((domain, name), []):
-        if version.since <= opset:
-            found = version
-    return found
+    return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
+
+
+def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that a plugin of this generation has for an operator, or None."""
+    found = _plugged.get()
+    return _newest(found, domain, name, opset) if found else None
+
+
+def _newest(found: Layer, domain: str, name: str, opset: int) -> Operator | None:
+    return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.ops.registry import of_plugins
 from onnxgen.propagate import (
     infer_conv,
     infer_elementwise,
@@ -38,6 +39,11 @@ def infer(n: NodeFacts) -> list[Info]:
     """The facts of every output of a node (without elements); what is unknown is `UNKNOWN`. Never raises for a node
     that makes no sense: nothing is recorded then."""
     count = len(n.node.outputs)
+    operator = of_plugins(n.node.domain, n.op, n.opset)
+    if operator is not None and operator.infer is not None and operator.plugin is not None:
+        from onnxgen.plugins.calling import inferred
+
+        return (inferred(n, operator.plugin, operator.infer) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
     rule = RULES.get(n.op) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
     try:

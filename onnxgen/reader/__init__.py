@@ -11,6 +11,7 @@ from onnx_ir import external_data
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
+from onnxgen.ops.registry import of_plugins
 from onnxgen.options import Options
 from onnxgen.reader.check import check
 from onnxgen.reader.functions import check_functions, inline
@@ -50,6 +51,7 @@ def read(path: Path, options: Options) -> ir.Model:
         model.graph.sort()
         for function in model.functions.values():
             function.sort()
+    _leave_to_plugins(model)
     inline(model)
     store_tables(model)
     external_data.set_base_dir(model.graph, folder)
@@ -59,6 +61,13 @@ def read(path: Path, options: Options) -> ir.Model:
     note_origin(model)
     note_nodes(model)
     return model
+
+
+def _leave_to_plugins(model: ir.Model) -> None:
+    """Local functions that a plugin has a function for are not inlined: it was named, and so it wins."""
+    for key, function in list(model.functions.items()):
+        if of_plugins(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
+            del model.functions[key]
 
 
 def _deserialize(proto: onnx.ModelProto) -> ir.Model:

@@ -137,7 +137,7 @@ def test_every_option_is_among_those_changes(entry: Entry) -> None:
     tried = [change(entry).options for name, change in CHANGES.items() if "source" not in name]
     default = Options()
     same = [name for name in vars(default) if all(getattr(o, name) == getattr(default, name) for o in tried)]
-    assert same == ["templates"], "has a test of its own"
+    assert same == ["templates", "plugins"], "have tests of their own"
 
 
 def test_a_key_has_the_order_of_dropouts(entry: Entry, cache: Cache) -> None:

@@ -106,6 +106,7 @@ SAID = {
     "dropout": {"fc1": 0.5},
     "shard_size": 1000,
     "templates": "templates",
+    "plugins": ("acme.ops",),
     "limits": Limits(nodes=7),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from onnxgen.build_hooks.settings import LIMIT, OPTIONS, Entry, entries_from, read_project
+from onnxgen.build_hooks.settings import LIMIT, OPTIONS, SPELLED, Entry, entries_from, read_project
 from onnxgen.cli.options import _GENERATION, take_options
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
@@ -77,7 +77,7 @@ def test_every_option_of_the_command_is_a_key() -> None:
         option(command)
     parameters = command.__click_params__  # type: ignore[attr-defined]
     named = {p.opts[0].removeprefix("--"): p.name for p in parameters if isinstance(p, click.Option)}
-    assert {name: field for name, (field, _) in OPTIONS.items()} == named
+    assert {SPELLED.get(name, name): field for name, (field, _) in OPTIONS.items()} == named
     assert set(named.values()) == {f.name for f in fields(Options)} - {"limits"}
 
 
@@ -97,6 +97,7 @@ def test_every_option_of_the_command_is_a_key() -> None:
         ("restore-batchnorm = true", ["--restore-batchnorm"]),
         ('dropout = {"layer.*" = 0.1, head = 0}', ["--dropout", "layer.*=0.1", "--dropout", "head=0"]),
         ('shard-size = "500 MB"', ["--shard-size", "500MB"]),
+        ('plugins = ["acme.ops", "other"]', ["--plugin", "acme.ops", "--plugin", "other"]),
         ("shard-size = 4096", ["--shard-size", "4096"]),
     ],
 )

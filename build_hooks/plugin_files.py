@@ -1,0 +1,70 @@
+"""The plugins of an entry as files: what counts for its key, what an sdist must have, what is watched.
+
+No plugin is run or imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.plugins.finding import files_of, is_path, place_of
+
+from .cache import Cache, digest
+from .settings import Entry
+
+
+def plugin_digests(entry: Entry, cache: Cache) -> list[list[object]]:
+    """Each plugin of an entry: its name, and the digest of each of its files.
+
+    Raises:
+        OnnxgenError: one is not there, can't be read, or holds the module that it is to make.
+    """
+    return [_digests(entry, name, cache) for name in entry.options.plugins]
+
+
+def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
+    place = _place(entry, name)
+    if place is None:
+        return [name]
+    files = files_of(place)
+    if entry.output in files:
+        what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {entry.shown(entry.output)}, which is made by it"
+        raise OnnxgenError(Problem(what, help="name the file that has the operators"))
+    try:
+        found = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
+    except OSError as error:
+        what = f"{entry.at('plugins')}: {_shown(entry, name)} can't be read: {error.strerror}"
+        raise OnnxgenError(what) from None
+    return [place.name if is_path(name) else name, found]
+
+
+def own_files(entry: Entry) -> Iterator[Path]:
+    """The files of plugins that are named by their paths; others are installed."""
+    for name in entry.options.plugins:
+        if is_path(name):
+            yield from files_of(_place(entry, name) or Path(name))
+
+
+def watched(entry: Entry) -> Iterator[Path]:
+    """Where such files are or were: one that is missing may come back."""
+    for name in entry.options.plugins:
+        if is_path(name):
+            yield Path(name)
+            yield from files_of(Path(name)) if Path(name).exists() else ()
+
+
+def _place(entry: Entry, name: str) -> Path | None:
+    try:
+        return place_of(name)
+    except OnnxgenError as error:
+        (problem,) = error.problems
+        what = problem.what.removeprefix(f"--plugin {name}: ")
+        raise OnnxgenError(
+            Problem(f"{entry.at('plugins')}: {_shown(entry, name)}: {what}", help=problem.help)
+        ) from None
+
+
+def _shown(entry: Entry, name: str) -> str:
+    return entry.shown(Path(name)) if is_path(name) else name

@@ -1,0 +1,101 @@
+"""Where a plugin lies: a `.py` file, a folder that is a package, or a module by its dotted name.
+
+Nothing here runs a plugin, or imports onnx: builds ask whether anything changed before they know whether anything is
+to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError, Problem
+
+INIT = "__init__.py"
+
+
+def is_path(name: str) -> bool:
+    """Whether a plugin is named by its path (`ops.py`, `plugins/ops/`), not by its dotted name (`acme.ops`)."""
+    return name.endswith(".py") or "/" in name or os.sep in name
+
+
+def place_of(name: str) -> Path | None:
+    """The file of a plugin, or the folder if it is a package; None for a module that lies in no file.
+
+    Raises:
+        OnnxgenError: there is no such file, or no such module.
+    """
+    if is_path(name):
+        return _checked(Path(os.path.abspath(name)), name)
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+        raise _error(name, "is neither the path of a .py file nor the name of a module", "write plugins/ops.py or a.b")
+    spec = _spec(name)
+    if spec is None:
+        raise _error(name, "there is no such module", "install it, or name its file: path/to/plugin.py")
+    if not spec.has_location or spec.origin is None:
+        return None
+    file = Path(spec.origin)
+    return file.parent if file.name == INIT else file
+
+
+def _checked(path: Path, name: str) -> Path:
+    if path.is_dir():
+        if not (path / INIT).is_file():
+            raise _error(name, f"the folder has no {INIT}", "name a .py file in it")
+        return path
+    if not path.is_file():
+        raise _error(name, "there is no such file" if not path.exists() else "is no regular file")
+    if path.suffix != ".py":
+        raise _error(name, "is no .py file")
+    return path
+
+
+def files_of(place: Path) -> list[Path]:
+    """The file, or all Python files of a package."""
+    if place.is_file():
+        return [place]
+    found = []
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return found
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Of a submodule without importing what it lies in: that may be large."""
+    if name == "__main__":
+        found: ModuleSpec | None = getattr(sys.modules[name], "__spec__", None)
+        return found or ModuleSpec(name, None)
+    first, *rest = name.split(".")
+    with searching_here():
+        try:
+            spec = importlib.util.find_spec(first)
+        except (ImportError, ValueError):  # a module of which nothing says whence it came
+            spec = ModuleSpec(first, None) if first in sys.modules else None
+        for part in rest:
+            if spec is None or spec.submodule_search_locations is None:
+                return None
+            spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    return spec
+
+
+@contextmanager
+def searching_here() -> Iterator[None]:
+    """Modules are looked for in the current folder, too, as `python` does and an installed command does not."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+def _error(name: str, what: str, help: str = "") -> OnnxgenError:
+    return OnnxgenError(Problem(f"--plugin {name}: {what}", help=help))

@@ -1,0 +1,186 @@
+"""Runs plugins, and takes the operators that they have.
+
+A file is run under a name of its own, anew when it changed; a module by its dotted name is imported, and imported anew
+when its files changed since this did so. Whichever way, one generation has the operators of its own plugins alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.names import identifier, printable
+from onnxgen.ops.registry import Layer, layer, noted_in
+from onnxgen.plugins.finding import INIT, files_of, is_path, place_of, searching_here
+
+if TYPE_CHECKING:
+    from onnxgen.ops.registry import Operator
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A module with operators.
+
+    Attributes:
+        name: as the user named it.
+        place: its file, or its folder if it is a package; None if it lies in no file.
+        operators: what it has.
+    """
+
+    name: str
+    place: Path | None
+    operators: list[Operator] = field(default_factory=list, compare=False, repr=False)
+
+
+_lock = threading.RLock()
+_numbers = itertools.count(1)
+_run: dict[Path, tuple[str, ModuleType]] = {}  # plugins that were run as files, and what they were then
+_imported: dict[str, str] = {}  # those that were imported here, and what they were then
+
+
+def load(names: Sequence[str]) -> Layer:
+    """The operators of some plugins.
+
+    Raises:
+        OnnxgenError: a plugin can't be found or run, has no operator, or has one that another has, too.
+    """
+    found: dict[object, Plugin] = {}
+    for name in map(os.fspath, names):
+        found.setdefault(place_of(name) or name, plugin(name))
+    return together(found.values())
+
+
+def plugin(name: str) -> Plugin:
+    """One plugin, by its path or dotted name."""
+    place = place_of(name)
+    with _lock, _saying_why(name):
+        modules = _as_file(place) if place is not None and is_path(name) else _as_module(name, place)
+    noted = [operator for module in modules for operator in noted_in(module)]
+    if not noted:
+        way_out = 'decorate a function in it: @onnxgen.op("Name", domain="com.acme")'
+        raise OnnxgenError(Problem(f"--plugin {name}: it registers no operator", help=way_out))
+    for operator in noted:
+        if not inspect.signature(operator.function).parameters:
+            what = f"the function of {printable(operator.name)} takes nothing"
+            raise OnnxgenError(Problem(f"--plugin {name}: {what}", help="it takes a Builder, inputs and attributes"))
+    made = Plugin(name, place)
+    made.operators.extend(replace(operator, plugin=made) for operator in noted)
+    return made
+
+
+def together(plugins: Iterable[Plugin]) -> Layer:
+    """The operators of several plugins. Raises `OnnxgenError` where one is there twice."""
+    first: dict[tuple[str, str, int], Operator] = {}
+    for operator in (operator for plugin in plugins for operator in plugin.operators):
+        other = first.setdefault(operator.key, operator)
+        if other is not operator:
+            domain = f"{operator.domain}." if operator.domain else ""
+            names = dict.fromkeys(o.plugin.name for o in (other, operator) if o.plugin is not None)
+            what = f"{printable(domain + operator.name)} is registered twice from opset {operator.since} on"
+            way_out = "leave one of them, or give it another since="
+            raise OnnxgenError(Problem(f"--plugin {' and '.join(names)}: {what}", help=way_out))
+    return layer(first.values())
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def _as_file(place: Path) -> list[ModuleType]:
+    """Run a file, or the `__init__.py` of a folder, unless it is what it was when it was last run."""
+    digest = _digest(place)
+    known = _run.get(place)
+    if known is None or known[0] != digest:
+        module = _fresh(place)
+        sys.modules[module.__name__] = module
+        try:
+            exec(compile(_file(place).read_bytes(), str(_file(place)), "exec"), module.__dict__)
+        except BaseException:
+            _forget(module.__name__)
+            raise
+        if known is not None:
+            _forget(known[1].__name__)
+        _run[place] = digest, module
+    return _with_parts(_run[place][1])
+
+
+def _fresh(place: Path) -> ModuleType:
+    """An empty module for a file; imports that are relative to it find its folder."""
+    name = f"onnxgen_plugin_{next(_numbers)}_{identifier(place.stem)}"
+    spec = ModuleSpec(name, None, origin=str(_file(place)), is_package=place.is_dir())
+    if place.is_dir():
+        spec.submodule_search_locations = [str(place)]
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(_file(place))
+    return module
+
+
+def _as_module(name: str, place: Path | None) -> list[ModuleType]:
+    digest = _digest(place)
+    if _imported.get(name, digest) != digest:
+        _forget(name)
+    is_new = name not in sys.modules
+    with searching_here():
+        importlib.invalidate_caches()
+        module = importlib.import_module(name)
+    if is_new:
+        _imported[name] = digest
+    return _with_parts(module)
+
+
+def _with_parts(module: ModuleType) -> list[ModuleType]:
+    """A module, and what it imported of its own package."""
+    inside = f"{module.__name__}."
+    return [module, *(m for name, m in sorted(sys.modules.items()) if name.startswith(inside) and m is not None)]
+
+
+def _forget(name: str) -> None:
+    for found in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
+        del sys.modules[found]
+
+
+def _digest(place: Path | None) -> str:
+    found = hashlib.sha256()
+    for file in files_of(place) if place is not None else ():
+        found.update(f"{file}\0".encode(errors="surrogateescape") + file.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def _file(place: Path) -> Path:
+    return place / INIT if place.is_dir() else place
+
+
+@contextmanager
+def _saying_why(name: str) -> Iterator[None]:
+    """Whatever a plugin raises while it is run is a problem of one line."""
+    try:
+        yield
+    except OnnxgenError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OnnxgenError(f"--plugin {name}: {why(error)}") from error
+
+
+def why(error: BaseException) -> str:
+    """An error of a plugin: its kind, what it says, and the last line outside onnxgen that led to it."""
+    said = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}")
+    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_HERE, "<"))]
+    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+    return " ".join(said.split())[:300] + where
+
+
+_HERE = str(Path(__file__).resolve().parents[1]) + os.sep
