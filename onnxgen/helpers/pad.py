@@ -9,8 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def pad_with(x: Tensor, sides: Sequence[int], value: Tensor) -> Tensor:
+    """`F.pad` with a value that is a tensor of one element; a gradient reaches it."""
+    inside = F.pad(torch.ones_like(x, dtype=torch.bool), sides)
+    return torch.where(inside, F.pad(x, sides), value.reshape(()))
+
+
 def pad_axes(
-    x: Tensor, pads: Sequence[int], axes: Sequence[int] | None = None, mode: str = "constant", value: float = 0
+    x: Tensor,
+    pads: Sequence[int],
+    axes: Sequence[int] | None = None,
+    mode: str = "constant",
+    value: Tensor | float = 0,
 ) -> Tensor:
     """ONNX Pad: any axes, any rank, any dtype; negative pads crop.
 
@@ -25,7 +35,7 @@ def pad_axes(
         sides = [0] * (2 * x.dim())
         for axis, begin, end in zip(chosen, begins, ends):
             sides[2 * (x.dim() - 1 - axis)], sides[2 * (x.dim() - 1 - axis) + 1] = begin, end
-        return F.pad(x, sides, value=value)
+        return pad_with(x, sides, value) if isinstance(value, Tensor) else F.pad(x, sides, value=value)
     for axis, begin, end in zip(chosen, begins, ends):
         size = x.shape[axis]
         position = torch.arange(-begin, size + end, device=x.device)

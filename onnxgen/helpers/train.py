@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,12 @@ def batch_norm_update(
     return y, mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
+    """What numpy's generator of that seed draws first from [0, 1), float64 of that shape: the same at each call."""
+    return torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, tuple(shape)))
+
+
 def dropout_by_input(
     x: Tensor, ratio: Tensor | float, training: Tensor | bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -28,11 +36,12 @@ def dropout_by_input(
 
     With a seed it draws as the operator's reference does: from numpy's generator of that seed, anew at each call.
     """
-    if not bool(training) or float(ratio) == 0:
+    if training is False:
         return x, torch.ones_like(x, dtype=torch.bool)
+    chance = torch.as_tensor(ratio, dtype=torch.float64, device=x.device) * training
     if seed is None:
         drawn = torch.rand(x.shape, dtype=torch.float64, device=x.device)
     else:
-        drawn = torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, x.shape)).to(x.device)
-    mask = drawn >= float(ratio)
-    return x * mask / (1 - float(ratio)), mask
+        drawn = drawn_by_numpy(seed, x.shape).to(x.device)
+    mask = drawn >= chance
+    return x * mask / (1 - chance), mask

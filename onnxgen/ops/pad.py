@@ -45,6 +45,8 @@ def pad(
     }
     if not sides:
         return data.expr
+    if isinstance(value, Arg):
+        return b.call("pad_with", data, _from_last(sides, rank, min(sides)), value)
     if mode == "constant":
         return b.call("F.pad", data, _from_last(sides, rank, min(sides)), value=value)
     first = _spatial(data, sides, mode)
@@ -56,12 +58,12 @@ def pad(
 
 
 def _value(b: Builder, constant_value: Arg | None) -> Any:
-    """What to pad with; torch takes a Python number."""
+    """What to pad with: a Python number where it is known, else the tensor."""
     if constant_value is None:
         return OMIT
     if constant_value.scalar is not None:
         return unless(constant_value.number, OMIT) if constant_value.scalar != 0 else OMIT
-    return constant_value.as_int()
+    return constant_value if constant_value.number is None else constant_value.number
 
 
 def _from_last(sides: dict[int, tuple[Dim, Dim]], rank: int, first: int) -> tuple[Dim, ...]:

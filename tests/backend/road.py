@@ -41,7 +41,7 @@ class Road(Backend):
             path.write_bytes(model.SerializeToString())
             generate(path, path.with_suffix(".py"))
             module = imported(path.with_suffix(".py")).Model.from_pretrained().eval()
-        return Generated(module, [_narrow(o.type.tensor_type.elem_type) for o in model.graph.output])
+        return Generated(module, narrowed(model))
 
 
 class Generated(BackendRep):
@@ -59,6 +59,11 @@ class Generated(BackendRep):
             made = self.module(*map(to_torch, inputs))
         found = [to_numpy(m) for m in (made if isinstance(made, tuple) else (made,))]
         return [x if dtype is None else x.astype(dtype) for x, dtype in zip(found, self.dtypes, strict=True)]
+
+
+def narrowed(model: onnx.ModelProto) -> list[Any]:
+    """For each output the dtype in which it is compared, None for its own."""
+    return [_narrow(output.type.tensor_type.elem_type) for output in model.graph.output]
 
 
 def _narrow(elem_type: int) -> Any:
