@@ -121,6 +121,10 @@ class ModelGen:
         """Put back BatchNorm layers that the export folded into convolutions."""
         return self._option("restore-batchnorm", on)
 
+    def quantized(self, mode: str) -> ModelGen:
+        """What becomes of quantised operators: "keep" (integers), "float", "qat" or "qat-learned"."""
+        return self._option("quantized", mode)
+
     def dropout(self, probabilities: Mapping[str, float]) -> ModelGen:
         """Put a Dropout after modules: `{"encoder.*": 0.1}`, probability by pattern of module paths."""
         return self._option("dropout", dict(probabilities))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.options import Options
+from onnxgen.options import QUANTIZED, Options
 
 from . import values
 from .places import Paths, check_places
@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "dynamic-batch": ("dynamic_batch", values.flag),
     "batch-axis": ("batch_axes", values.axes),
     "restore-batchnorm": ("restore_batchnorm", values.flag),
+    "quantized": ("quantized", values.choice(*QUANTIZED)),
     "dropout": ("dropout", values.rates),
     "shard-size": ("shard_size", values.size),
     "templates": ("templates", None),

@@ -17,9 +17,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen._version import __version__
+from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, code_digest, render, with_fingerprint
+from onnxgen.dequantised import KEY as QUANTISED
+from onnxgen.dequantised import quantised
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
@@ -119,6 +122,8 @@ def compose(
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
+    if APPROXIMATION in model.meta:
+        origin[APPROXIMATION] = model.meta[APPROXIMATION].to_json()
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -146,10 +151,11 @@ def compose(
 
 def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:
     """The metadata that takes trained values back: what makes each ONNX tensor, who takes those that the file has once
-    for several keys, and in which local functions the others lie that are no tensor of the graph."""
+    for several keys, in which local functions the others lie that are no tensor of the graph, and which integers each
+    tensor stands for that is none of the file's."""
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
     local = {v.name: v.meta[LOCAL] for v in stored_values(model.graph) if LOCAL in v.meta and v.name in record}
-    found = {"wayback": record, "uses": shared, "functions": local}
+    found = {"wayback": record, "uses": shared, "functions": local, QUANTISED: quantised(model, record)}
     return {key: json.dumps(value) for key, value in found.items() if value or key == "wayback"}
 
 

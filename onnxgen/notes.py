@@ -8,6 +8,7 @@ from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, folded_layers
+from onnxgen.passes.quantized import NOTES
 from onnxgen.propagate.info import info
 
 SHOWN = 3  # names of inputs in one note
@@ -16,7 +17,8 @@ SHOWN = 3  # names of inputs in one note
 def inference_notes(model: ir.Model, options: Options) -> list[str]:
     """Sentences about what was lost or fixed because a file was exported for inference; after `simplify`."""
     freed: Freed | None = model.meta.get(FREED)
-    return [*_folded_norms(model), *(_fixed_batch(model, options) if freed is None else freed.notes)]
+    quantised: list[str] = model.meta.get(NOTES, [])
+    return [*quantised, *_folded_norms(model), *(_fixed_batch(model, options) if freed is None else freed.notes)]
 
 
 def _folded_norms(model: ir.Model) -> list[str]:

@@ -12,6 +12,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.names import is_class_name
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+QUANTIZED = ("keep", "float")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Options:
             for an input that has none.
         restore_batchnorm: put BatchNorm layers that an export for inference folded into convolutions back, as the
             identity (see `passes.folded`).
+        quantized: what becomes of quantised operators (see `passes.quantized`): "keep", integers exactly as the file
+            has them; or "float", the network of floats that was quantised.
         dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
             `dropout.matches`; of several patterns that match one module the last counts).
         shard_size: bytes past which the sidecar is written as several files with an index.
@@ -67,6 +70,7 @@ class Options:
     dynamic_batch: bool = False
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
     restore_batchnorm: bool = False
+    quantized: str = "keep"
     dropout: Mapping[str, float] = field(default_factory=dict)
     shard_size: int = 5_000_000_000
     templates: Path | None = None
@@ -76,6 +80,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise OnnxgenError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.quantized not in QUANTIZED:
+            raise OnnxgenError(f"quantized {self.quantized!r} is not one of {', '.join(QUANTIZED)}")
         for name in ("trainable", "frozen"):
             pattern = getattr(self, name)
             try:

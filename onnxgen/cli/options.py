@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from onnxgen.options import DTYPES, Options
+from onnxgen.options import DTYPES, QUANTIZED, Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -94,6 +94,13 @@ _GENERATION = [
     ),
     click.option(
         "--restore-batchnorm", is_flag=True, help="Put back BatchNorm layers that the export folded into convolutions."
+    ),
+    click.option(
+        "--quantized",
+        type=click.Choice(QUANTIZED),
+        default="keep",
+        show_default=True,
+        help="Quantised operators: integers as they are, floats, or floats with fake quantisation.",
     ),
     click.option(
         "--dropout",

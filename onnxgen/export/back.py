@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
+from onnxgen.export.integers import Integers
 from onnxgen.export.places import Array, Place, function_places, places, tensors_of
 from onnxgen.export.report import ExportReport
 from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
@@ -25,11 +26,15 @@ Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name 
 
 @dataclass(frozen=True)
 class Record:
-    """What the sidecar recorded: how each ONNX tensor is made of the state dict, and where the file has it."""
+    """What the sidecar recorded: how each ONNX tensor is made of the state dict, and where the file has it.
+
+    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.dequantised`).
+    """
 
     tensors: Mapping[str, Any]
     uses: Uses
     functions: Functions
+    quantised: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Array], report: ExportReport) -> None:
@@ -66,6 +71,14 @@ class _Writer:
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
         self.get = state.__getitem__
         self.sharing = Sharing(model, record.uses, self.get)
+        self.stored = {place.name: place for place in places(model)} if record.quantised else {}
+        self.integers = Integers(record.tensors, record.quantised, self.get, self._before)
+
+    def _before(self, name: str) -> Array:
+        """A tensor as the file has it."""
+        if name not in self.stored:
+            raise NoWayBack(f"the original graph has no tensor {printable(name)}")
+        return self.stored[name].read(self.folder).numpy()
 
     def run(self) -> None:
         found = list(self._places())
@@ -78,7 +91,7 @@ class _Writer:
         done: dict[int, onnx.TensorProto] = {}
         for place, names in found:
             content = place.read(self.folder)
-            if names:
+            if names or place.name in self.integers.products:
                 content = self._trained(place, names, content)
             if place.is_external and place.tensor is not None:
                 self.data.put(place.tensor, content)
@@ -90,8 +103,9 @@ class _Writer:
     def _places(self) -> Iterator[tuple[Place, list[str]]]:
         """Every stored tensor, and by which names the record knows it: one of a function has one a call."""
         for place in places(self.model):
-            is_known = place.name in self.record.tensors and place.name not in self.record.functions
-            yield place, [place.name] if is_known else []
+            name = self.integers.by_tensor.get(place.name, place.name)
+            is_known = name in self.record.tensors and name not in self.record.functions
+            yield place, [name] if is_known else []
         for function in self.model.functions:
             own = (function.domain, function.name, function.overload)
             for place in function_places(function):
@@ -100,8 +114,11 @@ class _Writer:
 
     def _trained(self, place: Place, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
         """The tensor as it is now; written in its place if that is in the protobuf itself."""
-        self.report.tensors += 1
+        self.report.tensors += bool(names)
         before = original.numpy()
+        if not names or place.name in self.integers.by_tensor:
+            value = self.integers.value(names[0]) if names else self.integers.now(place.name)
+            return self._put(place, value, original)
         if self._is_lossy(names[0], before):
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
@@ -110,7 +127,10 @@ class _Writer:
         entries = self.record.tensors[names[0]]
         for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
             self._add(name, other, original.dtype, place.is_external)
-        if same(value, before):
+        return self._put(place, value, original)
+
+    def _put(self, place: Place, value: Array, original: ir.TensorProtocol) -> ir.TensorProtocol:
+        if same(value, original.numpy()):
             return original
         self.report.changed.append(place.name)
         if not place.is_external and not place.write(value):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxgen.dequantised import KEY as QUANTISED
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.back import Record
 from onnxgen.names import printable
@@ -56,7 +57,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     """
     metadata = metadata_of(space)
     signature = recorded(metadata)
-    found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions")}
+    found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
     if signature is None or "wayback" not in metadata:
         what = f"the weights of {module} do not say which ONNX file they came from"
         raise OnnxgenError(Problem(what, help=AGAIN))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, MemberRef, unless
+from onnxgen.dequantised import DequantisedTensor
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
@@ -56,14 +57,16 @@ def linear_module(b: Builder, weight: Source | None, bias: Source | None, transp
     """`nn.Linear` for a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in].
 
     A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is
-    stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own.
+    stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own. Not where it was
+    quantised: onnxruntime's quantiser turns the matrix of a Gemm, and leaves it its name.
     """
     if weight is None or len(weight.shape) != 2:
         return None
     if transposed:
         weight = weight.transpose((1, 0))
     if len(weight.names) == 1 and param_path(weight.names[0]) is not None and not weight.is_identity:
-        return None
+        if not any(isinstance(piece.tensor, DequantisedTensor) for piece in weight.pieces):
+            return None
     columns, rows = weight.shape[1], weight.shape[0]
     dtype = unless(weight.dtype, ir.DataType.FLOAT)
     if bias is not None and bias.shape != (rows,):

@@ -26,6 +26,7 @@ from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
 from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
+from onnxgen.passes.quantized import quantized
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.roll import roll
@@ -49,7 +50,8 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 
 PASSES: list[Pass] = [
-    contrib,  # first: what onnxruntime fused, whose weights trainable knows by the standard's operators
+    quantized,  # first, if asked for: floats instead of integers; contrib has the integers of onnxruntime's operators
+    contrib,  # what onnxruntime fused, whose weights trainable knows by the standard's operators
     trainable,  # before all that folds: nothing that is trained may be
     _propagate,  # types, dims and constants, which the idioms' checks read
     expand,  # operators that only the standard's function bodies define; these may depend on types

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxgen.approximation import KEY as APPROXIMATION
+from onnxgen.approximation import Approximation
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.load import from_pretrained, imported, load
 from onnxgen.names import printable
@@ -23,7 +27,7 @@ from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
 from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
 from onnxgen.verify.graph import examine
-from onnxgen.verify.integrity import compare_weights, record_of
+from onnxgen.verify.integrity import approximation_of, compare_weights, record_of
 from onnxgen.verify.oracle import Oracle, Refused, oracles
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of
@@ -45,6 +49,7 @@ class Check:
     def __init__(self, path: Path, options: Options, *, rtol: float, atol: float) -> None:
         self.path, self.options = path, options
         self.freed: Freed | None = None
+        self.approximation: Approximation | None = None
         model = self._examined()
         tensors = (stored(v) for v in stored_values(model.graph))
         floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
@@ -110,10 +115,20 @@ class Check:
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """The report before the first run, when it is settled what is compared, and how."""
+        self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network)
         mode = "training" if self.graph.training else "eval"
-        return VerifyReport(str(self.path), shown, mode, str(self.tolerance), notes=self.notes)
+        tolerance = str(self.approximation or self.tolerance)
+        return VerifyReport(str(self.path), shown, mode, tolerance, notes=self.notes)
+
+    def _approximate(self, space: Mapping[str, Any]) -> None:
+        """Compare as floats compare with integers where the module was made of a quantised file (`--quantized`)."""
+        self.approximation = approximation_of(space)
+        if self.approximation is None and self.options.quantized != "keep":
+            self.approximation = read_and_simplify(self.path, self.options).meta[APPROXIMATION]
+        if self.approximation is not None:
+            self.options = replace(self.options, quantized=self.approximation.mode)
 
     @contextmanager
     def _opened(self, module: Path | str | nn.Module | None) -> Iterator[tuple[nn.Module, Mapping[str, Any]]]:
@@ -184,7 +199,8 @@ class Check:
         number = seed * 1000 + run
         for spread in drawing.spreads(run):
             for sizes in candidates:
-                yield sizes, number, drawing.draw(self.graph, sizes, spread, number)
+                feeds = drawing.draw(self.graph, sizes, spread, number)
+                yield sizes, number, feeds if self.approximation is None else self.approximation.within(feeds)
 
     def _own(self, feeds: Mapping[str, Any]) -> Iterator[_Input]:
         names = [name for name, _, _ in self.graph.inputs]
@@ -228,7 +244,7 @@ class Check:
             return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
         run.outputs.extend(self._output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
-        if any(o.why and o.got == o.expected for o in run.outputs):
+        if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
             self._allow_for_conditioning(run, given, expected, got)
         try:
             if backward is not None:
@@ -266,9 +282,20 @@ class Check:
 
     def _output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random
+        if self.approximation is not None:
+            return self._approximately(self.approximation, name, self.approximation.floats(name, expected), got)
         d = compare(expected, got, self.tolerance, values=not random, slack=slack)
         compared = "shape and dtype" if random else "values"
         return OutputCheck(printable(name), describe(expected), describe(got), d.absolute, d.relative, compared, d.why)
+
+    def _approximately(self, near: Approximation, name: str, expected: Any, got: Any) -> OutputCheck:
+        """An output of floats by how much quantising may change it; of others only shape and dtype count."""
+        is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
+        d = compare(expected, got, self.tolerance, values=False)
+        why = d.why or (near.problem(expected, got, self.tolerance.atol) if is_float and expected.size else "")
+        largest = float(np.abs(expected - got).max()) if is_float and expected.size and not d.why else 0.0
+        compared = "values" if is_float else "shape and dtype"
+        return OutputCheck(printable(name), describe(expected), describe(got), largest, 0.0, compared, why)
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
@@ -291,8 +318,6 @@ class Check:
         """
         if self.graph.branches or record is None:
             return set()
-        from dataclasses import replace
-
         try:
             model = read_and_simplify(self.path, replace(self.options, trainable=None, frozen=None))
         except OnnxgenError:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.approximation import KEY as APPROXIMATION
+from onnxgen.approximation import Approximation
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.verify.report import Integrity
@@ -34,6 +36,14 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
     except (OnnxgenError, KeyError, ValueError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
+    """How a generated file approximates a quantised one, as its sidecar recorded it; None if it does not."""
+    try:
+        return Approximation.from_json(metadata_of(space)[APPROXIMATION])
+    except (OnnxgenError, KeyError, ValueError):
+        return None
 
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:

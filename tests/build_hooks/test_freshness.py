@@ -116,6 +116,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "batch axes": with_options(dynamic_batch=True, batch_axes={"x": 1}),
     "no batch axis": with_options(dynamic_batch=True, batch_axes={"x": None}),
     "restore batchnorm": with_options(restore_batchnorm=True),
+    "quantized": with_options(quantized="float"),
     "dropout": with_options(dropout={"fc": 0.5}),
     "other dropout": with_options(dropout={"fc": 0.25}),
     "shard size": with_options(shard_size=100),

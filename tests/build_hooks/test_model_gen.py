@@ -103,6 +103,7 @@ SAID = {
     "dynamic_batch": True,
     "batch_axes": {"x": 1, "y": None},
     "restore_batchnorm": True,
+    "quantized": "float",
     "dropout": {"fc1": 0.5},
     "shard_size": 1000,
     "templates": "templates",

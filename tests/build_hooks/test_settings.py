@@ -95,6 +95,7 @@ def test_every_option_of_the_command_is_a_key() -> None:
             ["--dynamic-batch", "--batch-axis", "frames=1", "--batch-axis", "scale=none"],
         ),
         ("restore-batchnorm = true", ["--restore-batchnorm"]),
+        ('quantized = "float"', ["--quantized", "float"]),
         ('dropout = {"layer.*" = 0.1, head = 0}', ["--dropout", "layer.*=0.1", "--dropout", "head=0"]),
         ('shard-size = "500 MB"', ["--shard-size", "500MB"]),
         ('plugins = ["acme.ops", "other"]', ["--plugin", "acme.ops", "--plugin", "other"]),

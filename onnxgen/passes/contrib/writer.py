@@ -11,7 +11,7 @@ takes the places of the node's outputs: one value, or a list (None for one that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -49,11 +49,13 @@ class Refused(Exception):
         self.what, self.help = what, help
 
 
-def body(*names: str, domain: str = MICROSOFT) -> Callable[[Written], Written]:
-    """Register a function as what some operators stand for."""
+def body(
+    *names: str, domain: str = MICROSOFT, table: dict[tuple[str, str], Body] = BODIES
+) -> Callable[[Written], Written]:
+    """Register a function as what some operators stand for (in another `table`: what they are read as)."""
 
     def register(function: Written) -> Written:
-        BODIES.update({(domain, name): function for name in names})
+        table.update({(domain, name): function for name in names})
         return function
 
     return register
@@ -76,11 +78,13 @@ class Writer:
         """The one output of a standard operator; attributes that are None are left out."""
         return self.several(1, op_type, *inputs, **attributes)[0]
 
-    def several(self, count: int, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> Sequence[ir.Value]:
-        """The first `count` outputs of a standard operator."""
+    def several(
+        self, count: int, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: Any
+    ) -> Sequence[ir.Value]:
+        """The first `count` outputs of a standard operator, or of one of another domain."""
         given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
-        version = NEWER.get(op_type, VERSION)
-        made = ir.Node("", op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
+        version = 1 if domain else NEWER.get(op_type, VERSION)
+        made = ir.Node(domain, op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
         for output in made.outputs:
             self.count += 1
             output.name = f"{self._base()}:{self.count}"  # with a dot it would look like a parameter's
@@ -136,13 +140,13 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     return ir.convenience.convert_attribute(name, value)
 
 
-def write(node: ir.Node) -> None:
-    """Put the body's nodes in the place of a node, in its scope and under its name.
+def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None:
+    """Put the nodes of the body that `table` has in the place of a node, in its scope and under its name.
 
     Raises:
         Refused: the operator's body does not say what this node asks for; nothing was changed.
     """
-    function = BODIES[node.domain, node.op_type]
+    function = table[node.domain, node.op_type]
     writer = Writer(node)
     made = function(writer, *_inputs(node, function), **_attributes(node, function))
     results = list(made) if isinstance(made, (list, tuple)) else [made]

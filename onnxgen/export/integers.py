@@ -1,0 +1,61 @@
+"""Trained floats as the integers that the file stores for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxgen.dequantised import Dequantised
+from onnxgen.errors import OnnxgenError
+from onnxgen.export.places import Array
+from onnxgen.export.shared import NoWayBack, same
+from onnxgen.names import printable
+from onnxgen.wayback import rebuild
+
+Get = Callable[[str], Array]
+
+
+class Integers:
+    """Which ONNX tensors hold integers that a float tensor of the record stands for, and what they are now.
+
+    Args:
+        tensors: the way back of every tensor.
+        record: of each float tensor that is none of the file's, its `Dequantised` as the sidecar has it.
+        state: the state-dict tensor of a key.
+        before: the tensor that the file has under a name.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Any], record: Mapping[str, Mapping[str, Any]], state: Get, before: Get
+    ) -> None:
+        self.tensors, self.state, self.before = tensors, state, before
+        self.floats = {name: Dequantised.of_record(how) for name, how in record.items() if name in tensors}
+        self.by_tensor = {how.tensor: name for name, how in self.floats.items()}
+        self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
+
+    def now(self, name: str) -> Array:
+        """A tensor of the file that is no integers: as trained, if it was."""
+        before = self.before(name)
+        if name in self.tensors:
+            return np.asarray(rebuild(self.tensors, name, self.state, before)).astype(before.dtype, copy=False)
+        how = self.products.get(name)
+        if how is not None and not all(same(self.now(part), self.before(part)) for part in how.product):
+            made = np.prod(np.broadcast_arrays(*(self.now(part) for part in how.product)), axis=0)
+            return np.asarray(made, before.dtype).reshape(before.shape)
+        return before
+
+    def value(self, name: str) -> Array:
+        """The integers that a float tensor stands for. Raises `NoWayBack` if no one tensor is all that it is now."""
+        how = self.floats[name]
+        original = how.floats(self.before)
+        floats = rebuild(self.tensors, name, self.state, original)
+        entries = self.tensors[name]
+        for index in range(1, len(entries) if isinstance(entries, list) else 1):
+            if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
+                raise NoWayBack(f"the file stores {printable(how.tensor)} once for several tensors, which now differ")
+        try:
+            return how.integers(np.asarray(floats), self.now, self.before)
+        except FloatingPointError as error:
+            raise OnnxgenError(f"{printable(how.tensor)} cannot be written as integers: {error}") from None

@@ -1,0 +1,98 @@
+"""`--quantized float` and `qat`: a quantised graph as the graph of floats that it approximates.
+
+Five steps, each a file here:
+
+1. `layers`: an operator on integers becomes DequantizeLinear, an operator of floats, QuantizeLinear.
+2. `products`: so do products of integers whose scales are multiplied after them, as dynamic quantisation writes them.
+3. `moved`: a DequantizeLinear moves before what only moves integers (MaxPool, Reshape, Gather, ...).
+4. `pairs`: what is quantised and dequantised at once is the value itself, or (`qat`) an `onnxgen.FakeQuantize` of it.
+5. `weights`: a stored tensor that is dequantised is a float tensor, with its way back (`onnxgen.dequantised`).
+
+What is left of integers stays as it is, exactly, and a note says so: no gradient passes there.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.approximation import KEY as APPROXIMATION
+from onnxgen.approximation import Approximation
+from onnxgen.errors import Problem, Problems
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.passes.contrib.writer import Refused, write
+from onnxgen.passes.quantized.layers import table
+from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
+from onnxgen.passes.quantized.pairs import limits, pairs
+from onnxgen.passes.quantized.products import products
+from onnxgen.passes.quantized.weights import note_products, weights
+from onnxgen.propagate import propagate
+from onnxgen.propagate.info import info
+from onnxgen.propagate.node_facts import NONSENSE
+
+NOTES = "quantised"  # in `model.meta`: what a person should know of the result
+ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
+INTEGER = "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split()
+SHOWN = 3
+
+
+def quantized(model: ir.Model, options: Options) -> None:
+    """Rewrite every quantised operator. Raises `OnnxgenError` for all that have no form in floats."""
+    if options.quantized == "keep":
+        return
+    _write_layers(model, options)
+    propagate(model.graph, options)
+    roundings = [n for n in model.graph.all_nodes() if n.op_type in ROUNDING and n.domain == ""]
+    outputs = float_outputs(model)
+    quantised_inputs = [n for n in roundings if n.inputs[0] in set(model.graph.inputs)]
+    inputs = {n.inputs[0].name or "": r for n in quantised_inputs if n.inputs[0] is not None and (r := limits(n))}
+    products(model)
+    dequantise_first(model)
+    propagate(model.graph, options)
+    note_products(model)
+    notes = [f"output {printable(name)} is float: what the file's integers stand for" for name in outputs]
+    notes += pairs(model, options.quantized)
+    weights(model, options.quantized)
+    _drop_unused(model)
+    model.meta[APPROXIMATION] = Approximation(options.quantized, len(roundings), _bits(roundings), outputs, inputs)
+    left = [n for n in model.graph.all_nodes() if n.op_type in INTEGER]
+    model.meta[NOTES] = notes + ([_left(left)] if left else [])
+
+
+def _write_layers(model: ir.Model, options: Options) -> None:
+    known, problems = table(), Problems()
+    nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known]
+    if nodes:
+        propagate(model.graph, options)
+    for node in nodes:
+        try:
+            write(node, known)
+        except Refused as refused:
+            problems.add(_problem(node, refused.what, refused.help))
+        except NONSENSE:
+            problems.add(_problem(node, "its inputs and attributes contradict each other", "fix the file"))
+    problems.raise_if_any()
+
+
+def _bits(roundings: list[ir.Node]) -> int:
+    """Of the coarsest type that is rounded to; floats count by their mantissas."""
+    dtypes = {info(node.outputs[0]).dtype or ir.DataType.UINT8 for node in roundings}
+    return min((4 if d.is_floating_point() else int(d.bitwidth) for d in dtypes), default=8)
+
+
+def _problem(node: ir.Node, what: str, help: str) -> Problem:
+    domain = f"{node.domain}." if node.domain else ""
+    return Problem(f"it has no form in floats: {what}", printable(node.name or ""), domain + node.op_type, help=help)
+
+
+def _drop_unused(model: ir.Model) -> None:
+    """Remove what only served integers."""
+    for node in reversed(list(model.graph.all_nodes())):
+        if node.op_type != "Constant" and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            if node.graph is not None and node.outputs:
+                node.graph.remove(node, safe=True)
+
+
+def _left(nodes: list[ir.Node]) -> str:
+    names = ", ".join(printable(n.name or n.op_type) for n in nodes[:SHOWN]) + (", ..." if len(nodes) > SHOWN else "")
+    return f"{len(nodes)} quantised nodes stay as they are, between integers ({names}): no gradient passes them"

@@ -1,0 +1,220 @@
+"""Operators on integers as what they approximate: dequantise, an operator of floats, quantise.
+
+One function an operator, as in `passes/contrib`; those of contrib that are written so already serve here, too. Biases
+have the scale `input scale * weight scale`.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.passes.contrib import bodies
+from onnxgen.passes.contrib.attention import attended
+from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
+from onnxgen.passes.idioms import DOMAIN
+from onnxgen.propagate.info import info
+
+Value = ir.Value
+Maybe = ir.Value | None
+TABLE: dict[tuple[str, str], Body] = {}
+PACKED = "DequantizePacked"  # of ours: a matrix that onnxruntime packs, as `dequantised.Dequantised` has its attributes
+SHARED = (  # written with Q and DQ around an operator of floats
+    "QuantizeLinear DequantizeLinear QLinearSigmoid QLinearLeakyRelu QLinearWhere QLinearConcat QLinearAveragePool "
+    "QEmbedLayerNormalization"
+).split()
+
+
+def table() -> dict[tuple[str, str], Body]:
+    """What each operator is read as."""
+    bodies()
+    shared = {(MICROSOFT, name): BODIES[MICROSOFT, name] for name in SHARED}
+    return {**shared, **TABLE}
+
+
+def _floats(g: Writer, x: Value, scale: Value, zero: Maybe = None, axis: int = 0) -> Value:
+    return g("DequantizeLinear", x, scale, zero, axis=axis)
+
+
+def _integers(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) -> Value:
+    return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
+
+
+def _last_first(g: Writer, x: Value, rank: int) -> Value:
+    return g("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def _last_again(g: Writer, x: Value, rank: int) -> Value:
+    return g("Transpose", x, perm=[0, *range(2, rank), 1])
+
+
+# ---- convolutions and products -----------------------------------------------------------------------------------
+
+
+@body("QLinearConv", domain="", table=TABLE)
+@body("QLinearConv", table=TABLE)
+def qlinear_conv(
+    g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
+    y_scale: Value, y_zero_point: Value, B: Maybe = None, *,
+    auto_pad: str = "NOTSET", channels_last: int = 0, dilations: list[int] | None = None, group: int = 1,
+    kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    data = _floats(g, x, x_scale, x_zero_point)
+    rank = g.rank(x) if channels_last else 0
+    bias = None if B is None else _floats(g, B, g("Mul", x_scale, w_scale))
+    made = g(
+        "Conv", _last_first(g, data, rank) if channels_last else data, _floats(g, w, w_scale, w_zero_point), bias,
+        auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+    )  # fmt: skip
+    made = _last_again(g, made, rank) if channels_last else made
+    return g("QuantizeLinear", made, y_scale, y_zero_point)
+
+
+@body("QLinearMatMul", domain="", table=TABLE)
+def qlinear_matmul(
+    g: Writer, a: Value, a_scale: Value, a_zero_point: Value, b: Value, b_scale: Value, b_zero_point: Value,
+    y_scale: Value, y_zero_point: Value,
+) -> Value:  # fmt: skip
+    made = g("MatMul", _rows(g, a, a_scale, a_zero_point), _columns(g, b, b_scale, b_zero_point))
+    return g("QuantizeLinear", made, y_scale, y_zero_point)
+
+
+def _columns(g: Writer, b: Value, scale: Value, zero: Maybe) -> Value:
+    """The right operand of a product, whose scale may be one a column."""
+    shape = info(scale).shape
+    if shape is None or len(shape) > 1:
+        raise Refused("its right operand has a scale for each matrix", "generate with --quantized keep")
+    return _floats(g, b, scale, zero, g.rank(b) - 1 if shape not in ((), (1,)) else 0)
+
+
+def _rows(g: Writer, a: Value, scale: Value, zero: Maybe) -> Value:
+    if info(scale).shape not in ((), (1,)):
+        raise Refused("its left operand has a scale for each row", "generate with --quantized keep")
+    return _floats(g, a, scale, zero)
+
+
+@body("QGemm", table=TABLE)
+def qgemm(
+    g: Writer, A: Value, a_scale: Value, a_zero_point: Value, B: Value, b_scale: Value, b_zero_point: Value,
+    C: Maybe = None, y_scale: Maybe = None, y_zero_point: Maybe = None, *,
+    alpha: float = 1.0, transA: int = 0, transB: int = 0,
+) -> Value:  # fmt: skip
+    if alpha != 1.0 and C is not None:
+        raise Refused("its bias is in a scale with alpha in it", "generate with --quantized keep")
+    bias = None if C is None else _floats(g, C, g("Mul", a_scale, b_scale), axis=g.rank(C) - 1)
+    weight = _floats(g, B, b_scale, b_zero_point, 0 if transB else 1)
+    made = g("Gemm", _floats(g, A, a_scale, a_zero_point), weight, bias, alpha=alpha, transA=transA, transB=transB)
+    return made if y_scale is None else _integers(g, made, y_scale, y_zero_point, A)
+
+
+@body("MatMulIntegerToFloat", table=TABLE)
+def matmul_integer_to_float(
+    g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
+    b_zero_point: Maybe = None, bias: Maybe = None,
+) -> Value:  # fmt: skip
+    made = g("MatMul", _rows(g, A, a_scale, a_zero_point), _columns(g, B, b_scale, b_zero_point))
+    return made if bias is None else g("Add", made, bias)
+
+
+@body("DynamicQuantizeMatMul", table=TABLE)
+def dynamic_quantize_matmul(
+    g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
+) -> Value:
+    quantised, scale, zero = g.several(3, "DynamicQuantizeLinear", A)
+    made = g("MatMul", _floats(g, quantised, scale, zero), _columns(g, B, b_scale, b_zero_point))
+    return made if bias is None else g("Add", made, bias)
+
+
+@body("QAttention", table=TABLE)
+def qattention(
+    g: Writer, input: Value, weight: Value, bias: Value, input_scale: Value, weight_scale: Value,
+    mask_index: Maybe = None, input_zero_point: Maybe = None, weight_zero_point: Maybe = None, past: Maybe = None, *,
+    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
+    scale: float = 0.0, unidirectional: int = 0,
+) -> list[Maybe]:  # fmt: skip
+    if do_rotary or past_present_share_buffer:
+        raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
+    made = matmul_integer_to_float(
+        g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias
+    )
+    operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
+    return attended(
+        g, operands, num_heads, (mask_index, None), past, like=bias, batch=input,
+        scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
+    )  # fmt: skip
+
+
+# ---- matrices packed by block ----------------------------------------------------------------------------------------
+
+
+def _packed(g: Writer, stored: list[Maybe], rows: int, columns: int, block: int, **attributes: object) -> Value:
+    """The matrix [columns, rows] of a product, from one that is stored as [rows, columns]."""
+    (made,) = g.several(1, PACKED, *stored, domain=DOMAIN, shape=[rows, columns], block=block, **attributes)
+    return g("Transpose", made, perm=[1, 0])
+
+
+@body("MatMulNBits", table=TABLE)
+def matmul_nbits(
+    g: Writer, A: Value, B: Value, scales: Value, zero_points: Maybe = None, g_idx: Maybe = None, bias: Maybe = None,
+    *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0, weight_prepacked: int = 0,
+) -> Value:  # fmt: skip
+    if g_idx is not None or weight_prepacked or block_size < 1 or not 1 <= bits <= 8:
+        raise Refused(
+            "its weights are in an order of their own (g_idx) or packed anew", "generate with --quantized keep"
+        )
+    weight = _packed(g, [B, scales, zero_points], N, K, block_size, form="bits", bits=bits)
+    made = g("MatMul", A, weight)
+    return made if bias is None else g("Add", made, bias)
+
+
+@body("MatMulBnb4", table=TABLE)
+def matmul_bnb4(
+    g: Writer, A: Value, B: Value, absmax: Value, *, K: int, N: int, block_size: int, quant_type: int,
+    training_mode: int = 0, transB: int = 1,
+) -> Value:  # fmt: skip
+    if quant_type not in (0, 1) or block_size < 1 or not transB:
+        raise Refused("its weights are neither FP4 nor NF4, or turned", "generate with --quantized keep")
+    return g("MatMul", A, _packed(g, [B, absmax], N, K, block_size, form="table", kind=quant_type))
+
+
+# ---- one or two operands -----------------------------------------------------------------------------------------
+
+
+@body("QLinearAdd", table=TABLE)
+def qlinear_add(
+    g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
+    C_scale: Value, C_zero_point: Maybe = None,
+) -> Value:  # fmt: skip
+    made = g("Add", _floats(g, A, A_scale, A_zero_point), _floats(g, B, B_scale, B_zero_point))
+    return _integers(g, made, C_scale, C_zero_point, A)
+
+
+@body("QLinearMul", table=TABLE)
+def qlinear_mul(
+    g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
+    C_scale: Value, C_zero_point: Maybe = None,
+) -> Value:  # fmt: skip
+    made = g("Mul", _floats(g, A, A_scale, A_zero_point), _floats(g, B, B_scale, B_zero_point))
+    return _integers(g, made, C_scale, C_zero_point, A)
+
+
+@body("QLinearSoftmax", table=TABLE)
+def qlinear_softmax(
+    g: Writer, X: Value, X_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Value, *,
+    axis: int = -1, opset: int,
+) -> Value:  # fmt: skip
+    x, rank = _floats(g, X, X_scale, x_zero_point), g.rank(X)
+    if opset < 13 and axis % rank != rank - 1:
+        raise Refused("its softmax is over several axes", "generate with --quantized keep")
+    return _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
+
+
+@body("QLinearGlobalAveragePool", table=TABLE)
+def qlinear_global_average_pool(
+    g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
+    channels_last: int = 0,
+) -> Value:  # fmt: skip
+    x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
+    made = g("GlobalAveragePool", _last_first(g, x, rank) if channels_last else x)
+    made = _last_again(g, made, rank) if channels_last else made
+    return g("QuantizeLinear", made, y_scale, y_zero_point)

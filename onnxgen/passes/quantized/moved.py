@@ -1,0 +1,135 @@
+"""A DequantizeLinear moves before operators that only move integers, to where they were quantised or stored.
+
+`dequantise(move(x)) == move(dequantise(x))` for one scale, and also for a maximum, since scales are positive.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.quantized.scales import Scaled
+from onnxgen.passes.steps import input_at, insert
+from onnxgen.propagate.info import info
+from onnxgen.stored import stored
+
+# which inputs are data
+MOVERS: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(
+        "Identity Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather GatherElements GatherND Split Expand Tile "
+        "DepthToSpace SpaceToDepth MaxPool GlobalMaxPool Resize Upsample ReduceMax ReduceMin".split(),
+        (0,),
+    ),
+    "Pad": (0, 2),
+    "Where": (1, 2),
+    "Concat": None,  # all
+    "Max": None,
+    "Min": None,
+}
+EIGHT = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16}
+
+
+def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
+    """Let outputs of the graph that are quantised be floats; their scales and zero points."""
+    found: dict[str, tuple[float, float]] = {}
+    for index, output in enumerate(model.graph.outputs):
+        quantise = _quantised_by(output)
+        numbers = None if quantise is None else _numbers(Scaled.of(quantise))
+        if quantise is None or numbers is None or info(output).dtype not in EIGHT:
+            continue
+        node = ir.Node("", "DequantizeLinear", [output, *quantise.inputs[1:]], quantise.attributes.values(), version=21)
+        node.meta.update(quantise.meta)
+        producer = output.producer()
+        assert producer is not None
+        model.graph.insert_after(producer, node)
+        made, name = node.outputs[0], output.name
+        output.name, made.name = f"{name}.integers", name
+        model.graph.outputs[index] = made
+        found[name or ""] = numbers
+    return found
+
+
+def _numbers(scaled: Scaled) -> tuple[float, float] | None:
+    scale, zero = stored(scaled.scale), stored(scaled.zero)
+    if scale is None or (zero is None and scaled.zero is not None):
+        return None
+    at = 0.0 if zero is None else float(zero.numpy().reshape(-1)[0])
+    return float(scale.numpy().reshape(-1)[0]), at
+
+
+def _quantised_by(value: ir.Value) -> ir.Node | None:
+    """The QuantizeLinear that a value's integers come from, perhaps moved since."""
+    node = value.producer()
+    while node is not None and node.domain == "" and node.op_type in MOVERS and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    is_plain = node is not None and node.op_type == "QuantizeLinear" and node.domain == ""
+    return node if is_plain and node is not None and Scaled.of(node).is_single else None
+
+
+def dequantise_first(model: ir.Model) -> None:
+    """Move every DequantizeLinear of one scale as far up as it goes."""
+    pending = [n for n in model.graph.all_nodes() if n.op_type == "DequantizeLinear" and n.domain == ""]
+    moved: dict[tuple[ir.Node, ir.Value, ir.Value | None], ir.Node] = {}
+    while pending:
+        node = pending.pop()
+        source = node.inputs[0]
+        mover = None if source is None else source.producer()
+        if mover is None or mover.domain != "" or not _moves(mover, source) or not _is_plain(node):
+            continue
+        assert source is not None
+        key = mover, node.inputs[1] or source, input_at(node, 2)
+        if key not in moved:
+            moved[key] = _on_floats(mover, node, pending)
+        made = moved[key].outputs[source.index() or 0]
+        made.name = made.name or node.outputs[0].name
+        node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
+        if made.is_graph_output():
+            made.name = node.outputs[0].name
+        made.type, made.shape = node.outputs[0].type, node.outputs[0].shape
+
+
+def _is_plain(node: ir.Node) -> bool:
+    return Scaled.of(node).is_single and "output_dtype" not in node.attributes
+
+
+def _moves(node: ir.Node, made: ir.Value | None) -> bool:
+    if node.op_type == "Resize" or node.op_type == "Upsample":
+        mode = node.attributes.get("mode")
+        return mode is None or mode.as_string() == "nearest"
+    if node.op_type == "MaxPool":
+        return made is node.outputs[0]
+    return node.op_type in MOVERS
+
+
+def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node:
+    """The same operator on dequantised data; the new DequantizeLinear nodes are `pending`."""
+    data = MOVERS[mover.op_type]
+    inputs: list[ir.Value | None] = list(mover.inputs)
+    if mover.op_type == "Pad" and input_at(mover, 2) is None:
+        inputs = [*inputs[:2], _zero(mover, node), *inputs[3:]]
+    for index in range(len(inputs)) if data is None else data:
+        value = inputs[index] if index < len(inputs) else None
+        if value is not None:
+            first = ir.Node("", "DequantizeLinear", [value, *node.inputs[1:]], node.attributes.values(), version=21)
+            first.meta.update(node.meta)
+            first.outputs[0].name = f"{node.outputs[0].name}:{index}"
+            insert(mover, first)
+            pending.append(first)
+            inputs[index] = first.outputs[0]
+    made = ir.Node(
+        "", mover.op_type, inputs, mover.attributes.values(), num_outputs=len(mover.outputs), version=mover.version,
+        name=mover.name,
+    )  # fmt: skip
+    made.meta.update(mover.meta)
+    made.metadata_props.update(mover.metadata_props)
+    insert(mover, made)
+    return made
+
+
+def _zero(mover: ir.Node, node: ir.Node) -> ir.Value:
+    """The integer 0 that a Pad without a value pads with."""
+    dtype = info(mover.inputs[0]).dtype or ir.DataType.UINT8
+    constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.zeros((), dtype.numpy())))], version=21)
+    constant.outputs[0].name = f"{node.outputs[0].name}:padding"
+    insert(mover, constant)
+    return constant.outputs[0]

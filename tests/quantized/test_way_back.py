@@ -1,0 +1,109 @@
+"""The way back: trained floats as the integers of the very same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from onnxgen import OnnxgenError, Options, export, generate
+from onnxgen.dequantised import Dequantised
+from onnxgen.load import from_pretrained, imported
+from tests.quantized.nets import CASES, example, quantised, rms, run
+
+FLOAT = Options(quantized="float")
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def pretrained(module: Path) -> torch.nn.Module:
+    with imported(module) as file:
+        return from_pretrained(file, module)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_untrained_it_is_the_same_file(case: str, files: Path, tmp_path: Path) -> None:
+    path, module = quantised(case, files), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    report = export(module, path, out=tmp_path / "back.onnx", verify=False)
+    assert report.road == "written back" and not report.changed and report.tensors
+    assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_training_changed_is_requantised(case: str, files: Path, tmp_path: Path) -> None:
+    """One weight and one bias, and a bit of the weight alone; scales stay."""
+    path, module = quantised(case, files), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    model, x = pretrained(module), example(case.partition("-")[0], 9)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    name = {"cnn": "conv2", "mlp": "fc2"}.get(case.partition("-")[0], "blocks.0.up")
+    layer = model.get_submodule(name)
+    with torch.no_grad():
+        layer.weight[::2] *= 0.9
+        layer.bias *= 0.5
+        expected = model(x).numpy()
+    report = export(module, path, model, tmp_path / "back.onnx")
+    assert len(report.changed) == 2
+    old, new = tensors(path), tensors(tmp_path / "back.onnx")
+    assert {key for key in old if not np.array_equal(old[key], new[key])} == set(report.changed)
+    assert all(old[key].dtype == new[key].dtype for key in old)
+    changed = before[f"{name}.weight"] != model.state_dict()[f"{name}.weight"]
+    assert changed.any() and not changed.all()
+    got = run(tmp_path / "back.onnx", x)
+    assert rms(got - expected) < rms(run(path, x) - expected)
+    generate(tmp_path / "back.onnx", tmp_path / "again.py", FLOAT)
+    again = pretrained(tmp_path / "again.py").state_dict()
+    for key, value in model.state_dict().items():
+        off = (again[key] - value).abs().max()  # half a step
+        assert off < 0.03 if key.startswith(name) else torch.equal(again[key], value)
+
+
+def test_a_weight_that_is_not_finite_is_refused(files: Path, tmp_path: Path) -> None:
+    path, module = quantised("mlp-QDQ-u8s8", files), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    model = pretrained(module)
+    with torch.no_grad():
+        model.get_submodule("fc1").weight[0, 0] = torch.nan
+    with pytest.raises(OnnxgenError, match="fc1.weight_quantized cannot be written as integers: .* not finite"):
+        export(module, path, model, tmp_path / "back.onnx", verify=False)
+
+
+RNG = np.random.default_rng(0)
+INT32 = RNG.integers(-(2**31), 2**31, 50).astype(np.int32)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
+def test_every_integer_comes_back(dtype: str) -> None:
+    """Those that no float32 holds, too, and those of a scale of 0."""
+    limits = np.iinfo(dtype)
+    numbers = INT32 if dtype == "int32" else np.arange(limits.min, limits.max + 1).astype(dtype)
+    zero = np.asarray(0 if dtype == "int32" else 3, dtype)
+    for scale in (0.1, 1e-30, 3e-6, 0.0):
+        stored = {"w": numbers, "s": np.float32(scale), "z": zero}
+        how = Dequantised("w", ("s",), "z", numbers.shape)
+        get = {key: np.asarray(value) for key, value in stored.items()}.__getitem__
+        for kept in (np.float32, np.float16):
+            assert np.array_equal(how.integers(how.floats(get).astype(kept), get, get), numbers)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_packed_numbers_come_back(bits: int) -> None:
+    rows, columns, block = 3, 21, 16
+    packed = RNG.integers(0, 256, (rows, 2, block * bits // 8)).astype(np.uint8)
+    zeros = RNG.integers(0, 256, (rows, -(-2 * bits // 8))).astype(np.uint8).reshape(-1)
+    stored = {"w": packed, "s": RNG.random(rows * 2).astype(np.float32) + 0.1, "z": zeros}
+    how = Dequantised("w", ("s",), "z", (rows, columns), 1, block, "bits", bits)
+    floats = how.floats(stored.__getitem__)
+    assert np.array_equal(how.integers(floats, stored.__getitem__, stored.__getitem__), packed)
+    steps = stored["s"].reshape(rows, 2).repeat(block, 1)[:, :columns]
+    made = how.integers(floats + 0.6 * steps, stored.__getitem__, stored.__getitem__)
+    moved = how.floats({**stored, "w": made}.__getitem__)
+    assert np.allclose(np.minimum(moved, floats + steps), moved) and (moved > floats).mean() > 0.5
+    assert not np.array_equal(made, packed)
