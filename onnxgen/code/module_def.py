@@ -110,6 +110,7 @@ class Loop:
 
     `stop`, if given, is evaluated before each turn: the loop ends where it is false.
     `targets` are the values carried around it: assigned before the loop and again in it (or lists that grow in it).
+    `once`: it is `with iterable:` instead, whose targets nothing assigns before.
     """
 
     turn: tuple[str, ...]
@@ -119,6 +120,7 @@ class Loop:
     targets: tuple[str, ...]
     scope: Path = ()
     nodes: tuple[str, ...] = ()
+    once: bool = False
 
 
 Statement = Assign | If | Loop
@@ -166,7 +168,7 @@ def used(statement: Statement) -> list[str]:
         for name in refs(expression):
             if name not in inside:
                 found.setdefault(name)
-    if isinstance(statement, Loop) or (isinstance(statement, If) and not statement.orelse):
+    if (isinstance(statement, Loop) and not statement.once) or (isinstance(statement, If) and not statement.orelse):
         # values carried around the loop, or past a branch, are assigned in it but must exist before it
         found.update(dict.fromkeys(statement.targets))
     return list(found)

@@ -45,3 +45,8 @@ def dropout_by_input(
         drawn = drawn_by_numpy(seed, x.shape).to(x.device)
     mask = drawn >= chance
     return x * mask / (1 - chance), mask
+
+
+def as_variable(x: Tensor) -> Tensor:
+    """x as something to differentiate by: itself, if gradients already flow to it, else a copy without a past."""
+    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

@@ -9,14 +9,13 @@ from onnxgen.code.quote import shortest
 from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.propagate.bodies import TRAINING
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
-DOMAIN = "ai.onnx.preview.training"
 
-
-@op("Adagrad", domain=DOMAIN)
+@op("Adagrad", domain=TRAINING)
 def adagrad(
     b: Builder,
     R: Arg,
@@ -29,7 +28,7 @@ def adagrad(
     return _steps(b, "adagrad_step", R, T, inputs, 3, decay_factor, norm_coefficient, epsilon)
 
 
-@op("Adam", domain=DOMAIN)
+@op("Adam", domain=TRAINING)
 def adam(
     b: Builder,
     R: Arg,
@@ -44,7 +43,7 @@ def adam(
     return _steps(b, "adam_step", R, T, inputs, 4, alpha, beta, norm_coefficient, norm_coefficient_post, epsilon)
 
 
-@op("Momentum", domain=DOMAIN)
+@op("Momentum", domain=TRAINING)
 def momentum(
     b: Builder, R: Arg, T: Arg, *inputs: Arg, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> list[ast.expr]:

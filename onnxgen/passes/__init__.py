@@ -18,6 +18,7 @@ from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
+from onnxgen.passes.gradient import gradient
 from onnxgen.passes.group_norm import group_norm
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
@@ -50,7 +51,8 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 
 PASSES: list[Pass] = [
-    quantized,  # first, if asked for: floats instead of integers; contrib has the integers of onnxruntime's operators
+    gradient,  # first: what is differentiated is the file's own graph
+    quantized,  # if asked for: floats instead of integers; contrib has the integers of onnxruntime's operators
     contrib,  # what onnxruntime fused, whose weights trainable knows by the standard's operators
     trainable,  # before all that folds: nothing that is trained may be
     _propagate,  # types, dims and constants, which the idioms' checks read

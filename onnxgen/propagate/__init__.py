@@ -88,7 +88,7 @@ class _Propagation:
             return [_constant(node)]
         version = node.version if node.version is not None else self._opset(node)
         n = NodeFacts(node, version, [None if v is None else info(v) for v in node.inputs], self.symbols)
-        rule = bodies.RULES.get(node.op_type) if standard else None
+        rule = bodies.RULES.get(node.op_type) if standard or node.domain == bodies.TRAINING else None
         if rule is None and any(a.type in _GRAPHS for a in node.attributes.values()):
             rule = bodies.unknown_bodies
         if rule is not None:

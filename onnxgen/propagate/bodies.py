@@ -8,6 +8,7 @@ inside of a subgraph never appear outside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxgen.propagate.infer import declared
 from onnxgen.propagate.info import UNKNOWN, Info, info, set_info
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Symbols
 
+TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
 ROUNDS = 4  # tries to find what a loop leaves unchanged, before its state's shapes are given up
 DEPTH = 3  # loops within loops beyond which nothing is tried: each level multiplies the rounds
 
@@ -232,6 +234,17 @@ def _sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
     return [Info(info(value).dtype, None, None, "sequence") for value in body.outputs]
 
 
+def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
+    """Gradient: each result is like the variable that it is by."""
+    body = n.graph("body")
+    walker.symbols.enter_body()
+    for i, value in enumerate(body.inputs):
+        set_info(value, replace(n.input(i), data=None))
+    walker.walk(body)
+    walker.symbols.leave_body()
+    return [replace(n.input(i), data=None) for i in range(len(n.node.outputs))]
+
+
 def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
     """An operator that is not known, with subgraphs: their values get the facts that do not depend on the operator."""
     for attribute in n.node.attributes.values():
@@ -252,4 +265,5 @@ RULES: dict[str, Callable[[Walker, NodeFacts], list[Info]]] = {
     "Loop": _loop,
     "Scan": _scan,
     "SequenceMap": _sequence_map,
+    "Gradient": _gradient,
 }

@@ -208,7 +208,8 @@ class FormMaker:
         else:
             found.extend(e for e in (statement.iterable, statement.stop) if e is not None)
             blocks = [statement.body]
-            head = f"for {tokens.locals(statement.turn)} {statement.iterable is None} {statement.stop is None}"
+            kind = statement.iterable is None, statement.stop is None, statement.once
+            head = f"for {tokens.locals(statement.turn)} {kind}"
         inner = [[self._statement(s, tokens, found) for s in block] for block in blocks]
         return f"{head} {tokens.locals(statement.targets)} {inner}"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned
+from onnxgen.code.module_def import Assign, If, Statement, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite
 from onnxgen.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, parts
@@ -231,7 +232,7 @@ def _rebuilt(statement: Statement, values: Iterator[ast.expr]) -> Statement:
     iterable = next(values) if statement.iterable is not None else None
     stop = next(values) if statement.stop is not None else None
     body = [_rebuilt(s, values) for s in statement.body]
-    return Loop(statement.turn, iterable, stop, body, statement.targets, statement.scope, statement.nodes)
+    return replace(statement, iterable=iterable, stop=stop, body=body)
 
 
 def _is_choice(value: ast.expr) -> bool:

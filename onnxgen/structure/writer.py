@@ -166,7 +166,9 @@ class ClassWriter:
 
     def _loop(self, loop: Loop, level: int) -> list[str]:
         inner = INDENT * (level + 1)
-        if loop.iterable is not None:
+        if loop.once and loop.iterable is not None:
+            head = f"with {self._text(loop.iterable)}:"
+        elif loop.iterable is not None:
             target = ", ".join(self.names[name] for name in loop.turn) or "_"
             head = f"for {target} in {self._text(loop.iterable)}:"
         else:

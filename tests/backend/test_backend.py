@@ -7,7 +7,6 @@ onnxruntime and ONNX's reference both differ from what it states; `test_excluded
 from __future__ import annotations
 
 import onnx.backend.test
-import pytest
 
 from tests.backend.road import Road
 
@@ -21,17 +20,13 @@ EXCLUDED = {
 # rounding errors are left, up to 4e-7 of values up to 100; torch's are smaller. ONNX's own runs allow as much.
 ROUNDED = {"test_dft_inverse": {"atol": 1e-6}, "test_dft_inverse_opset19": {"atol": 1e-6}}
 
-TODO = ("test_gradient_of_add", "test_gradient_of_add_and_mul")  # what does not pass yet
-
 suite = onnx.backend.test.BackendTest(Road, __name__, test_kwargs=ROUNDED)
 for pattern in EXCLUDED:
     suite.exclude(pattern)
 
 found = suite.test_cases
 for cases in found.values():
-    for name, function in list(vars(cases).items()):
+    for name in list(vars(cases)):
         if name.endswith("_cuda"):
             delattr(cases, name)
-        elif name.removesuffix("_cpu") in TODO:
-            setattr(cases, name, pytest.mark.xfail(strict=True)(function))
 globals().update(found)

@@ -1,0 +1,45 @@
+"""Gradient: the function that it differentiates, written out under `torch.enable_grad()`, and `torch.autograd.grad`."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnxgen.code.module_def import Assign, Loop, Statement
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.propagate.bodies import TRAINING
+from onnxgen.propagate.info import Info, info
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("Gradient", domain=TRAINING)
+def gradient(
+    b: Builder, *Inputs: Arg, xs: list[str], zs: list[str] | None = None, y: str, body: ir.Graph
+) -> list[ast.expr | None]:
+    """The derivatives of the sum of `body`'s result by the first of its inputs, which can be differentiated in turn."""
+    inputs, count = Inputs, len(xs)
+    for arg in inputs[:count]:
+        if not arg.is_float:
+            raise b.error(f"its variable {arg.name!r} is no tensor of floating point")
+    again = b.let(b("torch.is_grad_enabled()"), "create_graph", Info(kind="bool"))
+    block: list[Statement] = []
+    outer, b.lowering.block = b.lowering.block, block
+    try:
+        variables: list[ast.expr] = [b.let(b("as_variable(x)", x=x), x.name, x.info) for x in inputs[:count]]
+        statements, (result,) = b.block(body, [*variables, *(z.expr for z in inputs[count:])])
+    finally:
+        b.lowering.block = outer
+    total = result if info(body.outputs[0]).rank == 0 else b("y.sum()", y=result)
+    by = ast.Tuple(variables, ast.Load())
+    made = b("torch.autograd.grad(y, xs, create_graph=again, materialize_grads=True)", y=total, xs=by, again=again)
+    names = []
+    for i in range(count):
+        names.append(b.lowering.define(b.node.outputs[i]) if b.wants(i) else b.lowering.fresh("unused"))
+    block += [*statements, Assign(tuple(names), made, b.scope, b.nodes, "" if count > 1 else "{},")]
+    b.emit(Loop((), b("torch.enable_grad()"), None, block, tuple(names), b.scope, b.nodes, once=True))
+    return [None] * count
