@@ -23,12 +23,17 @@ from onnx.backend.base import BackendRep
 from torch._dynamo.exc import TorchDynamoException
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
-from tests.backend import test_backend
+from tests.backend.exclusions import ROUNDED
 from tests.backend.road import Generated, Road, narrowed
 from tests.ops.harness import generate, instantiate
 
-# Sizes and numbers that are data stay in the graph (NonZero, Unique), and so do torch's recurrent layers.
-SETTINGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True, "allow_rnn": True}
+# Sizes and numbers that are data stay in the graph (NonZero, Unique), and so do recurrent layers and gradients.
+SETTINGS = {
+    "capture_dynamic_output_shape_ops": True,
+    "capture_scalar_outputs": True,
+    "allow_rnn": True,
+    "trace_autograd_ops": True,
+}
 REFUSALS = (TorchDynamoException, GuardOnDataDependentSymNode, ConstraintViolationError)
 
 
@@ -113,7 +118,6 @@ def python_bound() -> dict[str, tuple[str, list[str]]]:
 
 
 LISTED = python_bound()
-LEFT_OUT = frozenset(getattr(test_backend, "TODO", ()))  # of that file, while there are any
 
 
 def with_stored(function: Callable[[Any], None], names: list[str]) -> Callable[[Any], None]:
@@ -126,14 +130,14 @@ def with_stored(function: Callable[[Any], None], names: list[str]) -> Callable[[
     return run
 
 
-suite = onnx.backend.test.BackendTest(Compiled, __name__, test_kwargs=test_backend.ROUNDED)
+suite = onnx.backend.test.BackendTest(Compiled, __name__, test_kwargs=ROUNDED)
 found = suite.test_cases
 given: dict[str, Callable[[Any], None]] = {}
 seen = set()
 for cases in found.values():
     for name, function in list(vars(cases).items()):
         test = name.removesuffix("_cpu")
-        if name.endswith("_cuda") or test.startswith("test_bernoulli") or test in LEFT_OUT:
+        if name.endswith("_cuda") or test.startswith("test_bernoulli"):  # see exclusions.py
             delattr(cases, name)
         elif test in LISTED:
             reason, inputs = LISTED[test]
@@ -153,4 +157,4 @@ def models_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_list_names_tests() -> None:
-    assert set(LISTED) - seen <= LEFT_OUT
+    assert set(LISTED) == seen

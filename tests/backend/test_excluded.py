@@ -1,4 +1,4 @@
-"""What `test_backend.py` leaves out or allows more, held to its reasons: neither oracle makes what is stated."""
+"""What is left out of ONNX's backend tests or may differ more: neither oracle makes what is stated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from onnx.backend.base import Backend, BackendRep
 from onnx.reference import ReferenceEvaluator
 
-from tests.backend.test_backend import EXCLUDED, ROUNDED
+from tests.backend.exclusions import EXCLUDED, ROUNDED
 from tests.ops.harness import backend_cases, run_case, run_onnxruntime
 
 MOST = 10
