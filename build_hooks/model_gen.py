@@ -129,6 +129,10 @@ class ModelGen:
         """Put a Dropout after modules: `{"encoder.*": 0.1}`, probability by pattern of module paths."""
         return self._option("dropout", dict(probabilities))
 
+    def nchwc_block(self, channels: int) -> ModelGen:
+        """How many channels, 8 or 16, are a block in a file that onnxruntime optimised for one kind of processor."""
+        return self._option("nchwc-block", channels)
+
     def shard_size(self, size: int | str) -> ModelGen:
         """Write weights larger than this as several files: a number of bytes, or "5GB"."""
         return self._option("shard-size", size)

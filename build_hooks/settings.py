@@ -47,6 +47,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "restore-batchnorm": ("restore_batchnorm", values.flag),
     "quantized": ("quantized", values.choice(*QUANTIZED)),
     "dropout": ("dropout", values.rates),
+    "nchwc-block": ("nchwc_block", values.block),
     "shard-size": ("shard_size", values.size),
     "templates": ("templates", None),
     "plugins": ("plugins", values.names),

@@ -94,6 +94,12 @@ def rates(value: object) -> dict[str, float]:
     return _table(value, rate, 'a table like {"encoder.*" = 0.1}')
 
 
+def block(value: object) -> int:
+    if isinstance(value, int) and value in (8, 16):
+        return value
+    raise ValueError("8 or 16")
+
+
 def size(value: object) -> int:
     """`"5GB"`, or a number of bytes."""
     if _whole(value):

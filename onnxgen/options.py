@@ -51,6 +51,8 @@ class Options:
             has them; or "float", the network of floats that was quantised.
         dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
             `dropout.matches`; of several patterns that match one module the last counts).
+        nchwc_block: how many channels (8 or 16) are a block in a file that onnxruntime optimised for one kind of
+            processor (see `passes.contrib.nchwc`); default: what the file's shapes say.
         shard_size: bytes past which the sidecar is written as several files with an index.
         templates: a folder with Jinja templates that override onnxgen's own.
         plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
@@ -72,6 +74,7 @@ class Options:
     restore_batchnorm: bool = False
     quantized: str = "keep"
     dropout: Mapping[str, float] = field(default_factory=dict)
+    nchwc_block: int | None = None
     shard_size: int = 5_000_000_000
     templates: Path | None = None
     plugins: Sequence[str] = ()
@@ -90,6 +93,8 @@ class Options:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
         if isinstance(self.plugins, (str, os.PathLike)):
             raise OnnxgenError(f"plugins are a list: [{os.fspath(self.plugins)!r}]")
+        if self.nchwc_block not in (None, 8, 16):
+            raise OnnxgenError(f"--nchwc-block {self.nchwc_block} is neither 8 nor 16")
         if self.batch_axes and not self.dynamic_batch:
             raise OnnxgenError("--batch-axis belongs to --dynamic-batch")
         for scope, p in self.dropout.items():

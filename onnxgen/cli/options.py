@@ -110,6 +110,12 @@ _GENERATION = [
         help="Put a Dropout after a module (a path with * for one part, ** for any); may be repeated.",
     ),
     click.option(
+        "--nchwc-block",
+        type=click.Choice(["8", "16"]),
+        callback=lambda context, parameter, value: value and int(value),
+        help="Channels in a block of a file that onnxruntime optimised for one kind of processor.",
+    ),
+    click.option(
         "--shard-size",
         metavar="SIZE",
         default="5GB",

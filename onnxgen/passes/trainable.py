@@ -83,6 +83,7 @@ BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should n
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
+WRITTEN = re.compile(r"reorder|\w+_token_\d+")  # what onnxruntime calls what it makes
 SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
 
 
@@ -123,13 +124,15 @@ def _note_root_names(graph: ir.Graph) -> None:
     """Mark initializers that are parameters or buffers of the root, whose names have no dot (`temperature`).
 
     Only in files by PyTorch's legacy exporter: there, an initializer that is none has a name that is no identifier
-    (`onnx::MatMul_24`). The dynamo exporter records what it stores, and calls others `val_3`.
+    (`onnx::MatMul_24`), unless onnxruntime wrote it. The dynamo exporter records what it stores, and calls others
+    `val_3`.
     """
     values = list(graph.initializers.values())
     if graph.meta["state"] and not graph.meta["recorded"]:
         values += [o for v in values for u in v.uses() if u.node.op_type == "Identity" for o in u.node.outputs]
         for value in values:
-            if re.fullmatch(r"[A-Za-z_]\w*", value.name or "") and not folded_from(value):
+            name = value.name or ""
+            if re.fullmatch(r"[A-Za-z_]\w*", name) and not WRITTEN.fullmatch(name) and not folded_from(value):
                 value.meta[ROOT] = True
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.propagate import infer_conv, infer_layout, infer_math
 from onnxgen.propagate.dims import Dim, floordiv
 from onnxgen.propagate.infer_elementwise import broadcast
-from onnxgen.propagate.info import Info, Shape
+from onnxgen.propagate.info import Info, Shape, info
 from onnxgen.propagate.node_facts import NodeFacts, Rule, Unknown, tensor
 
 FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
@@ -179,6 +179,26 @@ def _irfft(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*shape[:-2], last])]
 
 
+def _reorder_input(n: NodeFacts) -> list[Info]:
+    """Channels padded to whole blocks: how many those are, the nodes behind it say."""
+    shape = n.shape(0)
+    if n.int_("channels_last"):
+        shape = (shape[0], shape[3], *shape[1:3])
+    users = [u.node for u in n.node.outputs[0].uses() if u.node.op_type == "Conv" and u.idx == 0]
+    weights = [info(u.inputs[1]).shape for u in users]
+    channels = next((w[1] * u.attributes.get_int("group", 1) for u, w in zip(users, weights) if w), n.fresh(1))
+    return [tensor(n.dtype(0), [shape[0], channels, *shape[2:]])]
+
+
+def _upsample(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [d * f for d, f in zip(n.shape(0), n.ints("scales") or (), strict=True)])]
+
+
+def _reorder_output(n: NodeFacts) -> list[Info]:
+    shape = (n.shape(0)[0], n.int_("channels"), *n.shape(0)[2:])
+    return [tensor(n.dtype(0), (shape[0], *shape[2:], shape[1]) if n.int_("channels_last") else shape)]
+
+
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding Trilu GroupNorm Inverse QLinearSigmoid"
     " QLinearLeakyRelu QLinearSoftmax"
@@ -228,3 +248,11 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "Irfft": _irfft,
 }
 DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), _same), "SimplifiedLayerNormalization": _layer_norm}
+POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"
+NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc, whose shapes are those of channels first
+    **{name: infer_conv.RULES[name] for name in POOLS.split()},
+    "Conv": infer_conv.RULES["Conv"],
+    "Upsample": _upsample,
+    "ReorderInput": _reorder_input,
+    "ReorderOutput": _reorder_output,
+}

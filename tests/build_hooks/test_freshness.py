@@ -119,6 +119,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "quantized": with_options(quantized="float"),
     "dropout": with_options(dropout={"fc": 0.5}),
     "other dropout": with_options(dropout={"fc": 0.25}),
+    "nchwc block": with_options(nchwc_block=8),
     "shard size": with_options(shard_size=100),
     "limits": with_options(limits=Limits(fold_elements=3)),
 }

@@ -105,6 +105,7 @@ SAID = {
     "restore_batchnorm": True,
     "quantized": "float",
     "dropout": {"fc1": 0.5},
+    "nchwc_block": 16,
     "shard_size": 1000,
     "templates": "templates",
     "plugins": ("acme.ops",),

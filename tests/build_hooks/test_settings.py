@@ -97,6 +97,7 @@ def test_every_option_of_the_command_is_a_key() -> None:
         ("restore-batchnorm = true", ["--restore-batchnorm"]),
         ('quantized = "float"', ["--quantized", "float"]),
         ('dropout = {"layer.*" = 0.1, head = 0}', ["--dropout", "layer.*=0.1", "--dropout", "head=0"]),
+        ("nchwc-block = 16", ["--nchwc-block", "16"]),
         ('shard-size = "500 MB"', ["--shard-size", "500MB"]),
         ('plugins = ["acme.ops", "other"]', ["--plugin", "acme.ops", "--plugin", "other"]),
         ("shard-size = 4096", ["--shard-size", "4096"]),

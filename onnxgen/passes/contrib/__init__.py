@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.ops.registry import find
 from onnxgen.options import Options
+from onnxgen.passes.contrib.nchwc import set_block
 from onnxgen.passes.contrib.writer import BODIES, Refused, write
 from onnxgen.propagate import propagate
 from onnxgen.propagate.node_facts import NONSENSE
@@ -24,10 +25,6 @@ REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be writt
 
 # domains of which nothing can be said, and why
 FOREIGN = {
-    "com.microsoft.nchwc": (
-        "onnxruntime laid its weights out for one kind of processor, and the file does not say which",
-        "optimise with ORT_ENABLE_EXTENDED, or generate from the file before it was optimised",
-    ),
     "ai.onnx.contrib": (
         "tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
         "cut them off, and tokenize in Python",
@@ -53,6 +50,7 @@ def contrib(model: ir.Model, options: Options) -> None:
         if not nodes:
             return
         propagate(model.graph, options)
+        set_block(model.graph, options.nchwc_block)
         if sum(map(_write, nodes)) == 0:
             return
 

@@ -167,6 +167,8 @@ def _put(writer: Writer, results: list[ir.Value | None]) -> None:
             value = writer("Identity", value)
         taken.add(value)
         value.name, value.type, value.shape = old.name, old.type, old.shape
+        if info(old).shape is not None:  # a body may have guessed by an input
+            set_info(value, info(old))
         old.replace_all_uses_with(value, replace_graph_outputs=True)
     for new in writer.written:
         new.meta.update({key: v for key, v in node.meta.items() if key != "nodes"})
