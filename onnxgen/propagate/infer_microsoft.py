@@ -101,14 +101,25 @@ def _multi_head_attention(n: NodeFacts) -> list[Info]:
     size = values[2] if len(values) == 3 else values[1] * values[3] if len(values) == 4 else values[2] * values[4]
     length = values[2] if len(values) == 4 else values[1]
     past = n.input(6).shape
-    cache = [query[0], heads, length if past is None else length + past[2], floordiv(size, heads)]
-    return [tensor(n.dtype(0), [*query[:2], size]), *[tensor(n.dtype(0), cache)] * 2]
+    total = length if past is None else length + past[2]
+    cache = [query[0], heads, total if past is None or not n.has(8) else past[2], floordiv(size, heads)]
+    scores = [query[0], heads, query[1], n.fresh(3, 3) if len(n.node.outputs) > 3 else total]
+    return [tensor(n.dtype(0), [*query[:2], size]), *[tensor(n.dtype(0), cache)] * 2, tensor(n.dtype(0), scores)]
 
 
 def _packed_attention(n: NodeFacts) -> list[Info]:
     query = n.shape(0)
     size = n.shape(2)[1] if n.has(2) else query[1] * query[3]
     return [tensor(n.dtype(0), [query[0], size])]
+
+
+def _attention_without_padding(n: NodeFacts) -> list[Info]:
+    sizes = n.ints("qkv_hidden_sizes")
+    return [tensor(n.dtype(0), [n.shape(0)[0], sizes[2] if sizes else floordiv(n.shape(1)[1], 3)])]
+
+
+def _decoder_masked_attention(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.shape(0)), *[tensor(n.dtype(0), n.input(5).shape)] * 2]
 
 
 def _group_query_attention(n: NodeFacts) -> list[Info]:
@@ -200,8 +211,8 @@ def _reorder_output(n: NodeFacts) -> list[Info]:
 
 
 SAME = (
-    "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding Trilu GroupNorm Inverse QLinearSigmoid"
-    " QLinearLeakyRelu QLinearSoftmax"
+    "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
+    " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax"
 )
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 
@@ -227,6 +238,8 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "QAttention": _attention,
     "MultiHeadAttention": _multi_head_attention,
     "PackedMultiHeadAttention": _packed_attention,
+    "PackedAttention": _attention_without_padding,
+    "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
     "MatMulNBits": _blocked_product,
     "MatMulBnb4": _blocked_product,

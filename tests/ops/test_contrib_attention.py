@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.fuzz import floats
-from tests.ops.harness import Ran, refusal, run_node
+from tests.ops.harness import Ran, assert_same, node_model, refusal, run_model, run_node, run_onnxruntime
 
 I32 = np.int32
 MASKS: dict[str, Any] = {
@@ -76,6 +76,8 @@ def test_attention_on_gpus_only_is_refused() -> None:
     assert "0 heads" in refusal("Attention", packed(), {"num_heads": 0}, domain="com.microsoft")
     sizes = {"num_heads": 2, "qkv_hidden_sizes": [8, 16]}
     assert "not three" in refusal("Attention", packed(), sizes, domain="com.microsoft")
+    sizes = {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 12]}
+    assert "one cache" in refusal("Attention", packed(8, 28), sizes, outputs=2, domain="com.microsoft")
     mask = np.ones((2, 1, 5, 5), I32)
     assert "rank 4" in refusal("Attention", [*packed(), mask], {"num_heads": 2}, domain="com.microsoft")
 
@@ -137,6 +139,112 @@ def test_tokens_without_padding(together: bool, bias: bool) -> None:
     run("PackedMultiHeadAttention", inputs, {"num_heads": 2}, expected=[np.concatenate(rows)])
 
 
+# ---- any of all that there is ----------------------------------------------------------------------------------------
+
+
+def some_mask(rng: np.random.Generator, batch: int, queries: int, keys: int) -> Any:
+    """One of the forms of masks; every query sees a key, since scores of -10000 have few digits."""
+    raw = (rng.random((batch, queries, keys)) < 0.7) | (np.arange(keys) == keys // 2)
+    ends, starts = rng.integers(keys // 2 + 1, keys + 1, batch), np.arange(batch + 1) * keys
+    forms = [raw, raw[:, 0], ends, np.concatenate([ends, starts, starts]), None]
+    form: Any = forms[rng.integers(len(forms))]
+    return None if form is None else form.astype(I32)
+
+
+def some_options(rng: np.random.Generator) -> dict[str, Any]:
+    options = {"scale": 0.3, "unidirectional": 1, "mask_filter_value": -3.0}
+    return {name: value for name, value in options.items() if rng.random() < 0.4}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_multi_head_attention(seed: int) -> None:
+    """Causal attention to more or fewer keys, too: onnxruntime lets the last query see all of them."""
+    rng = np.random.default_rng(seed)
+    batch, heads, size = (int(rng.choice(c)) for c in ([1, 2], [1, 2, 4], [4, 8]))
+    queries, past = int(rng.choice([1, 3, 5])), int(rng.choice([0, 4]))
+    keys = queries if past or rng.random() < 0.5 else int(rng.choice([2, 4, 6]))
+    inputs: list[Any] = [
+        floats(batch, queries, heads * size, seed=1),
+        *[floats(batch, keys, heads * size, seed=s) for s in (2, 3)],
+    ]
+    is_split = not past and rng.random() < 0.3
+    if is_split:
+        inputs[1:] = [floats(batch, heads, keys, size, seed=s) for s in (2, 3)]
+    inputs.append(floats(3 * heads * size, seed=4) if not is_split and rng.random() < 0.4 else None)
+    shape = (int(rng.choice([1, batch])), int(rng.choice([1, heads])), queries, past + keys)
+    inputs += [some_mask(rng, batch, queries, past + keys), floats(*shape, seed=5) if rng.random() < 0.3 else None]
+    inputs += [floats(batch, heads, past, size, seed=s) for s in (6, 7)] if past else []
+    run("MultiHeadAttention", inputs, {"num_heads": heads} | some_options(rng), outputs=3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_attention(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch, heads, size, past = (int(rng.choice(c)) for c in ([1, 2], [1, 2, 4], [4, 8], [0, 3]))
+    queries, values = int(rng.choice([1, 3, 5])), size + (4 if not past and rng.random() < 0.3 else 0)
+    columns = heads * (2 * size + values)
+    inputs: list[Any] = [floats(batch, queries, 8), floats(8, columns, seed=1) * 0.5, floats(columns, seed=2)]
+    inputs.append(some_mask(rng, batch, queries, past + queries))
+    shape = (int(rng.choice([1, batch])), int(rng.choice([1, heads])), queries, queries)
+    inputs.append(floats(2, batch, heads, past, size, seed=3) if past else None)
+    inputs.append(floats(*shape, seed=4) if not past and rng.random() < 0.4 else None)
+    sizes = [heads * size, heads * size, heads * values]
+    attrs = {"num_heads": heads} | some_options(rng) | ({"qkv_hidden_sizes": sizes} if values != size else {})
+    run("Attention", inputs, attrs, outputs=2 if past else 1, initializers={1, 2})
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_scores_as_an_output(queries: int) -> None:
+    """Of the kind that Whisper's alignment needs: its type is not inferred, so the file states it."""
+    operands = [floats(2, n, 8, seed=s) for s, n in enumerate((queries, 5, 5))]
+    mask, bias = some_mask(np.random.default_rng(3), 2, queries, 5), floats(1, 2, queries, 5, seed=4)
+    for inputs in ([*operands], [*operands, None, mask, bias]):
+        for causal in (0, 1):
+            attrs = {"num_heads": 2, "unidirectional": causal}
+            model = node_model("MultiHeadAttention", inputs, attrs, outputs=4, domain="com.microsoft")
+            model.graph.output[3].type.tensor_type.elem_type = 1
+            feeds = {f"i{n}": v for n, v in enumerate(inputs) if v is not None}
+            for made, expected in zip(run_model(model, feeds).outputs, run_onnxruntime(model, feeds), strict=True):
+                assert_same(made, expected, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("new", [1, 2])
+def test_a_cache_that_has_room(masked: bool, new: int) -> None:
+    """It keeps its length, and what lies behind; `past_sequence_length` says how much of it is used."""
+    operands, past = [floats(2, new, 8, seed=s) for s in range(3)], [floats(2, 2, 8, 4, seed=s) for s in (3, 4)]
+    mask = np.array([[1, 0, 1, 1, 1], [1, 1, 1, 1, 0]], I32)[:, : 3 + new] if masked else None
+    bias, length = floats(24, seed=5), np.array([3], I32)
+    attrs = {"num_heads": 2, "scale": 0.4}
+    inputs = [*operands, bias, mask, None, *past, length]
+    run("MultiHeadAttention", inputs, attrs | {"unidirectional": 1}, outputs=3)
+    if new == 1:
+        inputs = [*operands, mask, None, *past, length, None, None, bias]
+        run("DecoderMaskedMultiHeadAttention", inputs, attrs | {"past_present_share_buffer": 1}, outputs=3)
+        run("DecoderMaskedMultiHeadAttention", [operands[0], *past], attrs)
+
+
+def test_searches_are_refused() -> None:
+    inputs = [*[floats(2, 1, 8)] * 3, None, None, *[floats(2, 2, 8, 4)] * 2, np.array([3], I32), np.array([1], I32)]
+    attrs = {"num_heads": 2, "past_present_share_buffer": 1}
+    text = refusal(
+        "DecoderMaskedMultiHeadAttention", [*inputs, np.zeros((2, 1, 8), I32)], attrs, domain="com.microsoft"
+    )
+    assert "without the search" in text
+    assert "packed" in refusal("DecoderMaskedMultiHeadAttention", inputs[:1], attrs, domain="com.microsoft")
+
+
+def test_projections_without_padding() -> None:
+    """There is no CPU kernel: Attention of each sequence by itself is the oracle."""
+    starts = np.array([0, 4, 5, 8], I32)
+    x, weights, bias = floats(8, 8), floats(8, 28, seed=1) * 0.5, floats(28, seed=2)
+    attrs = {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 12], "scale": 0.4}
+    rows = [run("Attention", [x[None, a:b], weights, bias], attrs).expected[0][0] for a, b in zip(starts, starts[1:])]
+    inputs = [x, weights, bias, np.zeros((3, 4), I32), starts]
+    ran = run("PackedAttention", inputs, attrs, expected=[np.concatenate(rows)], initializers={1, 2})
+    assert "nn.Linear(8, 28)" in ran.source
+
+
 # ---- RotaryEmbedding -------------------------------------------------------------------------------------------------
 
 
@@ -155,3 +263,18 @@ def test_rotary_embedding(interleaved: int, offset: bool, part: int, rank: int) 
     assert ("rotate_half" in ran.source) != bool(interleaved)
     assert list(ran.model.parameters()) == [], "tables of sines are not trained"
     run("RotaryEmbedding", [x, places, *caches], attrs | {"num_heads": 3}, dynamic=True)
+    if not part:  # read by onnxruntime, to no effect
+        run("RotaryEmbedding", [x, places, *caches], attrs | {"scale": 2.0, "is_packed_batching": 1})
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("layout", [0, 1])
+@pytest.mark.parametrize("rank, part", [(3, 0), (4, 0), (4, 8), (3, 8)])
+def test_three_positions(interleaved: int, layout: int, rank: int, part: int) -> None:
+    angles = np.random.default_rng(2).uniform(0, 6, (16, part // 2 or 8))
+    caches = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+    x = floats(2, 5, 48) if rank == 3 else floats(2, 3, 5, 16)
+    places = np.random.default_rng(3).integers(0, 16, (3, 2, 5))
+    sections = [2, 1, 1] if part else [4, 2, 2]
+    attrs = {"mrope_section": sections, "mrope_layout": layout, "interleaved": interleaved, "num_heads": 3}
+    run("MRotaryEmbedding", [x, places, *caches], attrs | ({"rotary_embedding_dim": part} if part else {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -33,13 +34,20 @@ def attention(
     if qkv_hidden_sizes:
         if len(qkv_hidden_sizes) != 3:
             raise Refused("its qkv_hidden_sizes are not three", "fix the file")
-        operands = list(g.several(3, "Split", made, g.ints(*qkv_hidden_sizes), axis=-1))
-    else:
-        operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
+        if g.wants(1) and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
+            raise Refused("the heads of its keys and values differ in size, and it has one cache", "fix the file")
+    operands = _projected(g, made, qkv_hidden_sizes)
     return attended(
         g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
         scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
     )  # fmt: skip
+
+
+def _projected(g: Writer, made: ir.Value, sizes: list[int] | None) -> list[ir.Value]:
+    """q, k and v, which lie side by side."""
+    if sizes:
+        return list(g.several(3, "Split", made, g.ints(*sizes), axis=-1))
+    return list(g.several(3, "Split", made, axis=-1, num_outputs=3))
 
 
 def attended(
@@ -58,7 +66,7 @@ def attended(
         length = g("Shape", caches[0], start=2, end=3)
         k, v = (g("Concat", cache, x, axis=2) for cache, x in zip(caches, (k, v)))
     mask = _padding(g, masks[0], batch, k, filtered, like)
-    made = _attend(g, (q, k, v), (mask, masks[1]), scale, is_causal, length, like)
+    (made,) = _attend(g, (q, k, v), (mask, masks[1]), scale, _Causal(is_causal, length), like)
     present = None
     if g.wants(1):
         present = g("Concat", *(g("Unsqueeze", x, g.ints(0)) for x in (k, v)), axis=0)
@@ -74,17 +82,54 @@ def multi_head_attention(
     num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0, unidirectional: int = 0,
 ) -> Results:  # fmt: skip
     """Attention of projected q, k and v, whose biases are side by side in `bias`."""
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise Refused("attention with a shared cache is for decoding on GPUs", "optimise the file for the CPU")
+    if cache_indirection is not None:
+        raise Refused("a search for several results mixes its caches", "export the model without the search")
     operands = _with_biases(g, _unpacked(g, query, key, value), bias)
     q, k, v = (x if is_split else _heads(g, x, num_heads) for x, is_split in operands)
     length = None
-    if past_key is not None and past_value is not None:
+    present = k, v
+    if past_key is not None and past_value is not None and past_sequence_length is not None:
+        length = g("Cast", g("Reshape", past_sequence_length, g.ints(1)), to=ir.DataType.INT64.value)
+        present = _written(g, past_key, k, length), _written(g, past_value, v, length)
+        end = g("Add", length, g("Shape", k, start=2, end=3))
+        k, v = (g("Slice", cache, g.ints(0), end, g.ints(2)) for cache in present)
+    elif past_key is not None and past_value is not None:
         length = g("Shape", past_key, start=2, end=3)
-        k, v = g("Concat", past_key, k, axis=2), g("Concat", past_value, v, axis=2)
+        k, v = present = g("Concat", past_key, k, axis=2), g("Concat", past_value, v, axis=2)
     mask = _padding(g, key_padding_mask, query, k, mask_filter_value, query)
-    made = _attend(g, (q, k, v), (mask, attention_bias), scale, bool(unidirectional), length, query)
-    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), k, v]
+    causal = _Causal(bool(unidirectional), length, key is None or _length(query) == _length(key) is not None)
+    made, *scores = _attend(g, (q, k, v), (mask, attention_bias), scale, causal, query, g.wants(3))
+    return [g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), *present, *scores]
+
+
+def _written(g: Writer, cache: ir.Value, new: ir.Value, length: ir.Value) -> ir.Value:
+    """A cache that has room, with what is new behind its first `length` entries."""
+    return g("TensorScatter", cache, new, g("Expand", length, g("Shape", new, start=0, end=1)))
+
+
+@body("DecoderMaskedMultiHeadAttention")
+def decoder_masked_multi_head_attention(
+    g: Writer, query: ir.Value, key: ir.Value | None = None, value: ir.Value | None = None,
+    mask_index: ir.Value | None = None, attention_bias: ir.Value | None = None, past_key: ir.Value | None = None,
+    past_value: ir.Value | None = None, past_sequence_length: ir.Value | None = None,
+    beam_width: ir.Value | None = None, cache_indirection: ir.Value | None = None, bias: ir.Value | None = None, *,
+    num_heads: int, mask_filter_value: float = -10000.0, output_qk: int = 0, past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> Results:  # fmt: skip
+    """MultiHeadAttention of one query. Its keys lie as they do for the CPU; CUDA's kernel has them in another order."""
+    if key is None:
+        raise Refused("its q, k and v are packed", "fuse the file without packing them")
+    return multi_head_attention(
+        g, query, key, value, bias, mask_index, attention_bias, past_key, past_value,
+        past_sequence_length if past_present_share_buffer else None, cache_indirection,
+        num_heads=num_heads, mask_filter_value=mask_filter_value, scale=scale,
+    )  # fmt: skip
+
+
+def _length(x: ir.Value) -> Dim | None:
+    """How many tokens there are: [batch, length, ...], or [batch, heads, length, size]."""
+    shape = info(x).shape
+    return None if shape is None else shape[2] if len(shape) == 4 else shape[1]
 
 
 def _unpacked(
@@ -155,22 +200,36 @@ def _padding(
 
 
 def _by_length(g: Writer, mask: ir.Value, x: ir.Value, k: ir.Value) -> ir.Value:
-    """Keys before the ends that a vector has for each row of the batch, and not before the starts behind these."""
-    places = g("Cast", _range(g, None, g("Shape", k, start=2, end=3)), to=ir.DataType.INT32.value)
+    """Keys before the ends that a vector has for each row of the batch.
+
+    Behind the ends it may have as many starts, which keys lie not before; what a vector of 3 * batch + 2 has there
+    means nothing here (where rows begin in a batch without padding).
+    """
+    places = g("Cast", g.range(None, g("Shape", k, start=2, end=3)), to=ir.DataType.INT32.value)
     count, batch = (info(mask).shape or (None,))[0], (info(x).shape or (None,))[0]
-    if count is not None and count == batch:
-        return g("Less", places, g("Unsqueeze", mask, g.ints(1, 2, 3)))
-    rows = g("Shape", x, start=0, end=1)  # starts of zero, where there are none
-    both = g("Concat", mask, g("Expand", g.constant(np.zeros(1, np.int32)), rows), axis=0)
-    halves = g("Slice", both, g.ints(0), rows), g("Slice", both, rows, g("Add", rows, rows))
-    ends, starts = (g("Unsqueeze", half, g.ints(1, 2, 3)) for half in halves)
-    return g("And", g("Less", places, ends), g("GreaterOrEqual", places, starts))
+    rows = g("Shape", x, start=0, end=1)
+    ends = mask if count is not None and count == batch else g("Slice", mask, g.ints(0), rows)
+    keeps = g("Less", places, g("Unsqueeze", ends, g.ints(1, 2, 3)))
+    if count is not None and batch is not None and count in (batch, 3 * batch + 2):
+        return keeps
+    zeros = g("Expand", g.constant(np.zeros(1, np.int32)), rows)  # starts, where there are none
+    starts = g("Slice", g("Concat", mask, zeros, axis=0), rows, g("Add", rows, rows))
+    if count is None or batch is None or count != 2 * batch:
+        there = g("LessOrEqual", g("Shape", mask), g("Add", rows, rows))
+        starts = g("Mul", starts, g("Cast", there, to=ir.DataType.INT32.value))
+    return g("And", keeps, g("GreaterOrEqual", places, g("Unsqueeze", starts, g.ints(1, 2, 3))))
 
 
-def _range(g: Writer, start: ir.Value | None, end: ir.Value) -> ir.Value:
-    """The numbers from one size to another, each a vector of one element."""
-    first = g.constant(np.asarray(0, np.int64)) if start is None else g("Squeeze", start, g.ints(0))
-    return g("Range", first, g("Squeeze", end, g.ints(0)), g.constant(np.asarray(1, np.int64)))
+@dataclass
+class _Causal:
+    """How queries see no keys behind their own place: `past` keys come before theirs, and there are as many of both.
+
+    onnxruntime lets the last query see all keys, which makes a difference where there are more or fewer keys.
+    """
+
+    is_causal: bool
+    past: ir.Value | None = None
+    is_square: bool = True
 
 
 def _attend(
@@ -178,31 +237,54 @@ def _attend(
     operands: tuple[ir.Value, ir.Value, ir.Value],
     masks: tuple[ir.Value | None, ...],
     scale: float,
-    is_causal: bool,
-    past: ir.Value | None,
+    causal: _Causal,
     like: ir.Value,
-) -> ir.Value:
-    """softmax(q @ k^T * scale + masks) @ v of [batch, heads, length, size]; `past`: how many keys come before q's."""
+    scores: bool = False,
+) -> list[ir.Value]:
+    """softmax(q @ k^T * scale + masks) @ v of [batch, heads, length, size]; perhaps also what the softmax is of."""
     added = [m for m in masks if m is not None]
     mask = added[0] if added else None
     for more in added[1:]:
         mask = more if mask is None else g("Add", mask, more)
-    spelled = is_causal and (mask is not None or past is not None)
-    if spelled:
-        mask = _causal(g, operands, mask, past, like)
-    return g("Attention", *operands, mask, scale=scale or None, is_causal=1 if is_causal and not spelled else None)
+    plain = mask is None and causal.past is None and causal.is_square and not scores
+    if causal.is_causal and not plain:
+        mask = _causal(g, operands, mask, causal, like)
+    if not scores:
+        is_causal = 1 if causal.is_causal and plain else None
+        return [g("Attention", *operands, mask, scale=scale or None, is_causal=is_causal)]
+    made = g.several(4, "Attention", *operands, mask, scale=scale or None, qk_matmul_output_mode=2)
+    return [made[0], made[3]]
 
 
 def _causal(
-    g: Writer, operands: tuple[ir.Value, ...], mask: ir.Value | None, past: ir.Value | None, like: ir.Value
+    g: Writer, operands: tuple[ir.Value, ...], mask: ir.Value | None, causal: _Causal, like: ir.Value
 ) -> ir.Value:
     """A mask that hides the keys after each query, too."""
+    past = causal.past
     queries, keys = (g("Shape", x, start=2, end=3) for x in operands[:2])
-    rows = _range(g, past, queries if past is None else g("Add", past, queries))
-    shown = g("GreaterOrEqual", g("Unsqueeze", rows, g.ints(1)), _range(g, None, keys))
+    end = queries if past is None else g("Add", past, queries)
+    if causal.is_square:
+        rows = g.range(past, end)
+    else:
+        rows = g("Concat", g.range(past, g("Sub", end, g.ints(1))), keys, axis=0)
+    shown = g("GreaterOrEqual", g("Unsqueeze", rows, g.ints(1)), g.range(None, keys))
     dtype = info(like).dtype or ir.DataType.FLOAT
     lowest = g.number(float(np.finfo(np.float32 if dtype == ir.DataType.BFLOAT16 else dtype.numpy()).min), like)
     return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
+
+
+@body("PackedAttention")
+def packed_attention(
+    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value, token_offset: ir.Value,
+    cumulative_sequence_length: ir.Value, attention_bias: ir.Value | None = None, *,
+    num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
+) -> ir.Value:  # fmt: skip
+    """The same with its projections."""
+    made = g("Add", g("MatMul", input, weights), bias)
+    q, k, v = _projected(g, made, qkv_hidden_sizes)
+    return packed_multi_head_attention(
+        g, q, k, v, None, token_offset, cumulative_sequence_length, attention_bias, num_heads=num_heads, scale=scale
+    )
 
 
 @body("PackedMultiHeadAttention")
@@ -227,63 +309,9 @@ def packed_multi_head_attention(
             size = (info(part).shape or (None,))[-1]
             operands.append((g("Unsqueeze", part, g.ints(0)), False, size))
     q, k, v = (_heads(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))
-    places = g("Cast", _range(g, None, g("Shape", query, start=0, end=1)), to=ir.DataType.INT32.value)
+    places = g("Cast", g.range(None, g("Shape", query, start=0, end=1)), to=ir.DataType.INT32.value)
     begun = g("GreaterOrEqual", g("Unsqueeze", places, g.ints(1)), cumulative_sequence_length)
     number = g("ReduceSum", g("Cast", begun, to=ir.DataType.INT32.value), g.ints(1))
     mask = g("Equal", number, g("Transpose", number, perm=[1, 0]))
     made = g("Attention", q, k, v, mask, scale=scale or None)
     return g("Squeeze", g("Reshape", g("Transpose", made, perm=[0, 2, 1, 3]), g.ints(0, 0, -1)), g.ints(0))
-
-
-@body("RotaryEmbedding")
-def rotary_embedding(
-    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
-    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
-    scale: float = 1.0,
-) -> ir.Value:  # fmt: skip
-    """Pairs of elements turned by the angles of their position: halves of a head, or neighbours."""
-    if is_packed_batching or scale != 1.0:
-        raise Refused("packed batches and a scale of rotary embeddings are not handled", "optimise the file anew")
-    rank = g.rank(input)
-    x = input
-    if rank == 3:  # [batch, length, heads * size]
-        size = (info(cos_cache).shape or (None, None))[1]
-        if not num_heads and not isinstance(size, int):
-            raise Refused("its number of heads is unknown", SIZES)
-        x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
-    places = _positions(g, position_ids, input, 1 if rank == 3 else 2)
-    tables = [g.detached(g("Gather", cache, places)) for cache in (cos_cache, sin_cache)]
-    angles = [g("Unsqueeze", table, g.ints(2 if rank == 3 else 1)) for table in tables]
-    rest = None
-    if rotary_embedding_dim:
-        rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
-        x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
-    made = _pairs(g, x, angles[0], angles[1]) if interleaved else _halves(g, x, angles[0], angles[1])
-    made = made if rest is None else g("Concat", made, rest, axis=-1)
-    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
-
-
-def _positions(g: Writer, position_ids: ir.Value, input: ir.Value, axis: int) -> ir.Value:
-    """Of each token: given, or counted from an offset."""
-    if g.rank(position_ids) == 2:
-        return position_ids
-    length = g("Shape", input, start=axis, end=axis + 1)
-    return g("Unsqueeze", g("Add", _range(g, None, length), position_ids), g.ints(0))
-
-
-def _halves(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
-    first, second = g.several(2, "Split", x, axis=3, num_outputs=2)
-    turned = g("Concat", g("Neg", second), first, axis=-1)
-    cos, sin = (g("Concat", c, c, axis=-1) for c in (cos, sin))
-    return g("Add", g("Mul", x, cos), g("Mul", turned, sin))
-
-
-def _pairs(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
-    paired = g("Reshape", x, g.ints(0, 0, 0, -1, 2))
-    even, odd = (g("Gather", paired, g.constant(np.asarray(i, np.int64)), axis=4) for i in (0, 1))
-    made = (
-        g("Sub", g("Mul", even, cos), g("Mul", odd, sin)),
-        g("Add", g("Mul", even, sin), g("Mul", odd, cos)),
-    )
-    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
-    return g("Reshape", joined, g.ints(0, 0, 0, -1))

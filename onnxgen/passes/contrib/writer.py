@@ -25,7 +25,7 @@ from onnxgen.propagate.info import info, set_info
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset that bodies are written in
-NEWER = {"RMSNormalization": 23, "Attention": 23}
+NEWER = {"RMSNormalization": 23, "Attention": 23, "TensorScatter": 24}
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 Body = Callable[..., Any]
@@ -102,6 +102,11 @@ class Writer:
     def ints(self, *numbers: int) -> ir.Value:
         """A constant vector of int64."""
         return self.constant(np.asarray(numbers, np.int64))
+
+    def range(self, start: ir.Value | None, end: ir.Value) -> ir.Value:
+        """The numbers from one size (None: from 0) to another, each a vector of one element."""
+        first = self.constant(np.asarray(0, np.int64)) if start is None else self("Squeeze", start, self.ints(0))
+        return self("Range", first, self("Squeeze", end, self.ints(0)), self.constant(np.asarray(1, np.int64)))
 
     def detached(self, value: ir.Value) -> ir.Value:
         """A written value of stored numbers that nobody trains: tables of sines, say."""

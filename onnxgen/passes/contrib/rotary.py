@@ -1,0 +1,98 @@
+"""Rotary embeddings: pairs of elements turned by angles that grow with their position."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.propagate.info import info
+
+SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
+
+
+@body("RotaryEmbedding")
+def rotary_embedding(
+    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
+    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> ir.Value:  # fmt: skip
+    """Pairs of elements turned by the angles of their position: halves of a head, or neighbours.
+
+    onnxruntime 1.31 reads `scale` and `is_packed_batching`, and does nothing with them.
+    """
+    places = _positions(g, position_ids, input, 1 if g.rank(input) == 3 else 2)
+    tables = [g.detached(g("Gather", cache, places)) for cache in (cos_cache, sin_cache)]
+    return _embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
+
+
+@body("MRotaryEmbedding")
+def mrotary_embedding(
+    g: Writer, input: ir.Value, position_ids: ir.Value, cos_cache: ir.Value, sin_cache: ir.Value, *,
+    mrope_section: list[int], interleaved: int = 0, is_packed_batching: int = 0, mrope_layout: int = 0,
+    num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
+) -> ir.Value:  # fmt: skip
+    """Each angle is of one of three positions: in time, height or width."""
+    if len(mrope_section) != 3 or min(mrope_section) < 0:
+        raise Refused("its mrope_section is not three sizes", "fix the file")
+    if mrope_layout:
+        chosen = np.zeros(sum(mrope_section), np.int64)
+        for which in (1, 2):
+            chosen[which : 3 * mrope_section[which] : 3] = which
+    else:
+        chosen = np.repeat(np.arange(3), mrope_section)
+    tables = []
+    for cache in (cos_cache, sin_cache):
+        every = g("Gather", cache, position_ids)  # [3, batch, length, half]
+        time, height, width = (g("Gather", every, g.constant(np.asarray(i, np.int64)), axis=0) for i in range(3))
+        other = g("Where", g.constant(chosen == 1), height, width)
+        tables.append(g.detached(g("Where", g.constant(chosen == 0), time, other)))
+    return _embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
+
+
+def _embedded(
+    g: Writer, input: ir.Value, tables: list[ir.Value], cos_cache: ir.Value, interleaved: int, num_heads: int,
+    rotary_embedding_dim: int,
+) -> ir.Value:  # fmt: skip
+    """Pairs turned by angles, whose cosines and sines are tables of [batch, length, half]."""
+    rank = g.rank(input)
+    x = input
+    if rank == 3:  # [batch, length, heads * size]
+        size = (info(cos_cache).shape or (None, None))[1]
+        if not num_heads and not isinstance(size, int):
+            raise Refused("its number of heads is unknown", SIZES)
+        x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
+    angles = [g("Unsqueeze", table, g.ints(2 if rank == 3 else 1)) for table in tables]
+    rest = None
+    if rotary_embedding_dim:
+        rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
+        x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
+    made = _pairs(g, x, angles[0], angles[1]) if interleaved else _halves(g, x, angles[0], angles[1])
+    made = made if rest is None else g("Concat", made, rest, axis=-1)
+    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
+
+
+def _positions(g: Writer, position_ids: ir.Value, input: ir.Value, axis: int) -> ir.Value:
+    """Of each token: given, or counted from an offset."""
+    if g.rank(position_ids) == 2:
+        return position_ids
+    length = g("Shape", input, start=axis, end=axis + 1)
+    return g("Unsqueeze", g("Add", g.range(None, length), position_ids), g.ints(0))
+
+
+def _halves(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    first, second = g.several(2, "Split", x, axis=3, num_outputs=2)
+    turned = g("Concat", g("Neg", second), first, axis=-1)
+    cos, sin = (g("Concat", c, c, axis=-1) for c in (cos, sin))
+    return g("Add", g("Mul", x, cos), g("Mul", turned, sin))
+
+
+def _pairs(g: Writer, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+    paired = g("Reshape", x, g.ints(0, 0, 0, -1, 2))
+    even, odd = (g("Gather", paired, g.constant(np.asarray(i, np.int64)), axis=4) for i in (0, 1))
+    made = (
+        g("Sub", g("Mul", even, cos), g("Mul", odd, sin)),
+        g("Add", g("Mul", even, sin), g("Mul", odd, cos)),
+    )
+    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
+    return g("Reshape", joined, g.ints(0, 0, 0, -1))
