@@ -23,7 +23,8 @@ def adam_step(
     grad = norm * x + grad
     mean = alpha * mean + (1 - alpha) * grad
     squares = beta * squares + (1 - beta) * grad * grad
-    corrected = torch.where(count > 0, rate * (1 - beta**count).sqrt() / (1 - alpha**count), rate)
+    steps = count.clamp(min=1)  # of no updates the quotient would be 0 / 0, whose gradient is NaN even where unused
+    corrected = torch.where(count > 0, rate * (1 - beta**steps).sqrt() / (1 - alpha**steps), rate)
     return (1 - norm_post) * (x - corrected * mean / (squares.sqrt() + eps)), mean, squares
 
 

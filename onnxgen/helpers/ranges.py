@@ -9,14 +9,18 @@ from torch import Tensor
 
 
 def range_tensor(
-    start: float, limit: float, delta: float, dtype: torch.dtype = torch.int64, device: torch.device | str = "cpu"
+    start: Tensor | float,
+    limit: float,
+    delta: Tensor | float,
+    dtype: torch.dtype = torch.int64,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """start, start + delta, ... without limit; empty where limit lies the other way (torch.arange refuses that).
 
     The count is `max(ceil((limit - start) / delta), 0)` (ONNX Range).
     """
     if dtype.is_floating_point:
-        count = math.ceil((limit - start) / delta)
+        count = math.ceil((limit - float(start)) / float(delta))
     else:
         count = int(-((start - limit) // delta))
     steps = torch.arange(max(count, 0), device=device)

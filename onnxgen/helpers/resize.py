@@ -20,7 +20,7 @@ def resize(
     cubic: float = -0.75,
     exclude_outside: bool = False,
     antialias: bool = False,
-    roi: Sequence[float] | None = None,
+    roi: Tensor | Sequence[float] | None = None,
     outside: float = 0.0,
     policy: str = "stretch",
     whole: bool = False,
@@ -76,7 +76,14 @@ def resize(
 
 
 def resize_coordinates(
-    size: int, before: int, scale: float, mode: str, start: float, end: float, width: float, device: torch.device
+    size: int,
+    before: int,
+    scale: float,
+    mode: str,
+    start: Tensor | float,
+    end: Tensor | float,
+    width: float,
+    device: torch.device,
 ) -> Tensor:
     """Where in the input each output point lies (float32 [size]), by ONNX's coordinate_transformation_mode.
 
@@ -93,7 +100,7 @@ def resize_coordinates(
     if mode == "tf_crop_and_resize":
         if size > 1:
             return start * (before - 1) + i * (end - start) * (before - 1) / (size - 1)
-        return torch.full_like(i, 0.5 * (start + end) * (before - 1))
+        return torch.zeros_like(i) + 0.5 * (start + end) * (before - 1)
     if mode == "pytorch_half_pixel" and size <= 1:
         return torch.zeros_like(i)
     if mode == "half_pixel_symmetric":

@@ -20,14 +20,14 @@ def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Te
 
     Then, as int64 vectors: where each of them occurs first, which of them each element of x is, how often each occurs.
     """
-    values, inverse, counts = torch.unique(x, sorted=True, return_inverse=True, return_counts=True, dim=dim)
+    _, inverse, counts = torch.unique(x.detach(), sorted=True, return_inverse=True, return_counts=True, dim=dim)
     inverse = inverse.flatten()
     places = torch.arange(inverse.numel(), device=x.device)
     first = torch.full_like(counts, inverse.numel()).scatter_reduce(0, inverse, places, "amin")
     if not sorted:
         order = first.argsort()
-        values = values.index_select(dim or 0, order)
         first, counts, inverse = first[order], counts[order], order.argsort()[inverse]
+    values = x.flatten()[first] if dim is None else x.index_select(dim, first)  # torch.unique has no gradient
     return values, first, inverse, counts
 
 

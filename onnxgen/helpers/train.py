@@ -29,6 +29,12 @@ def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, tuple(shape)))
 
 
+def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    """ONNX BatchNormalization by a mean and variance that are data: gradients flow to them, as in F.batch_norm not."""
+    scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in (scale, bias, mean, var))
+    return (x - mean) / (var + eps).sqrt() * scale + bias
+
+
 def dropout_by_input(
     x: Tensor, ratio: Tensor | float, training: Tensor | bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:

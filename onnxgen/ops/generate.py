@@ -63,6 +63,8 @@ def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 
     first, last, step = (_int(x) for x in (start, limit, delta))
     ascending = first is not None and last is not None and step == 1 and nonnegative(last - first)
     if not ascending:
+        if dtype.is_floating_point():  # numbers that a gradient flows to stay tensors
+            bounds[0], bounds[2] = (x if x.number is None else x.number for x in (start, delta))
         return b.call("range_tensor", *bounds, dtype=unless(dtype, T.INT64), device=DeviceOf())
     arguments = bounds[1:2] if first == 0 else bounds[:2]
     return b.call("torch.arange", *arguments, dtype=unless(dtype, implied), device=DeviceOf())

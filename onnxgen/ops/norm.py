@@ -59,9 +59,11 @@ def batch_normalization(
         options = shortest(epsilon), shortest(momentum)
         made = b.call("batch_norm_update", X, scale, B, input_mean, input_var, *options)
         return b.unpack(made, 3) if b.wants(1) or b.wants(2) else b("y[0]", y=made)
+    if module is None and (_is_data(input_mean) or _is_data(input_var)):
+        return b.call("batch_norm_by_input", X, scale, B, input_mean, input_var, shortest(epsilon))
     if module is None:
         made = b.call(
-            "F.batch_norm", X, _statistic(b, input_mean), _statistic(b, input_var), scale, B,
+            "F.batch_norm", X, input_mean, input_var, scale, B,
             momentum=unless(_inverted(momentum), 0.1), eps=unless(shortest(epsilon), 1e-5),
         )  # fmt: skip
     else:
@@ -91,10 +93,9 @@ def _check_channels(b: Builder, x: Arg, *weights: Arg) -> None:
             raise b.error(f"its input has {channels} channels, and {weight.name} has {size} elements", "fix the file")
 
 
-def _statistic(b: Builder, arg: Arg) -> ast.expr:
-    """A running mean or variance: torch refuses one that a gradient would flow through."""
-    frozen = arg.value is not None and arg.constant is not None
-    return arg.expr if frozen else b("x.detach()", x=arg)
+def _is_data(statistic: Arg) -> bool:
+    """Whether a running mean or variance may have a gradient: torch's function refuses one that has."""
+    return statistic.value is None or statistic.constant is None
 
 
 def _inverted(momentum: float) -> float:

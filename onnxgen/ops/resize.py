@@ -71,7 +71,7 @@ def resize(
         "cubic": OMIT if mode != "cubic" else unless(shortest(cubic_coeff_a), -0.75),
         "exclude_outside": OMIT if mode == "nearest" else unless(bool(exclude_outside), False),
         "antialias": OMIT if mode == "nearest" else unless(bool(antialias), False),
-        "roi": _floats(b, roi) if cropped and roi is not None else OMIT,
+        "roi": _floats(roi) if cropped and roi is not None else OMIT,
         "outside": unless(shortest(extrapolation_value), 0.0) if cropped else OMIT,
         "policy": policy,
     }
@@ -144,9 +144,9 @@ def _scales(arg: Arg) -> list[float] | None:
     return None if constant is None else [float(np.float32(v)) for v in constant.reshape(-1)]
 
 
-def _floats(b: Builder, arg: Arg) -> Any:
+def _floats(arg: Arg) -> Any:
     known = _scales(arg)
-    return b("x.tolist()", x=arg) if known is None else tuple(shortest(v) for v in known)
+    return arg if known is None else tuple(shortest(v) for v in known)
 
 
 def _drop_unchanged(request: Request, X: Arg) -> None:

@@ -16,6 +16,7 @@ from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.contrib import contrib
 from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
+from onnxgen.passes.empty_rows import empty_rows
 from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.gradient import gradient
@@ -81,6 +82,7 @@ PASSES: list[Pass] = [
     normalise,  # vectors divided by their norms
     reciprocal_roots,  # what the norms have left
     attention,  # before Linear, which also starts from MatMul
+    empty_rows,  # of the attention that is still spelled out
     views,  # what Einsum's orders of axes leave of the heads' own
     slices,  # a Slice for each axis
     shared_nodes,  # chains are as short as they get
