@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.gradients import NOWHERE
 from onnxgen.options import Options
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
@@ -22,15 +23,8 @@ from onnxgen.stored import folded_from, is_uniform, stored
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# no gradient flows through these, whatever their inputs
-FLAT = set(
-    "Shape Size ArgMax ArgMin Equal Less LessOrEqual Greater GreaterOrEqual Not And Or Xor BitShift BitwiseAnd "
-    "BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf NonZero NonMaxSuppression Floor Ceil Round Sign OneHot Unique "
-    "ConstantOfShape EyeLike RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Range "
-    "QuantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger OptionalHasElement "
-    "SequenceLength Hardmax Binarizer LabelEncoder CategoryMapper OneHotEncoder MelWeightMatrix TfIdfVectorizer "
-    "QLinearAdd QLinearSoftmax".split()
-)
+# nothing that training should follow flows through these, by name in whatever domain
+FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
 
 # inputs that carry no gradient, or none that training should follow
 FLAT_INPUTS = {

@@ -1,0 +1,83 @@
+"""Where no gradient flows, and why: the one table of it.
+
+Whatever does not stand here is differentiable wherever it is a number of floating point: `tests/gradients` compares
+the gradients of every operator with differences of the function, and holds what stands here to it, too. Text, integers
+and truth values have no derivatives, and need no row as inputs. `docs/OPERATORS.md` prints the reasons.
+"""
+
+from __future__ import annotations
+
+STEPS = "piecewise constant: the derivative is 0 wherever there is one"
+INTEGERS = "its results are integers or truth values"
+TEXT = "it works on text or on encoded bytes"
+COUNTED = "its numbers are made of integers alone"
+DRAWN = "its numbers are drawn, whatever goes in"
+BITS = "it reads bits as another type: no smooth function of the number"
+SIZES = "it sets the size of the result, a whole number"
+CHANCE = "the chance of what is drawn: the expected result does not depend on it"
+REFUSED = "a node that has it is refused"
+TYPE = "only its type counts"
+
+# operators through which none flows, whatever goes in
+_NOWHERE = {
+    STEPS: """
+        Bernoulli Ceil Floor Hardmax MelWeightMatrix QLinearConv QLinearMatMul QuantizeLinear Round Sign
+        ai.onnx.ml.Binarizer ai.onnx.ml.OneHotEncoder
+        com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
+        com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu
+        com.microsoft.QLinearMul com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax com.microsoft.QLinearWhere
+        com.microsoft.QuantizeLinear
+    """,
+    INTEGERS: """
+        And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual
+        IsInf IsNaN Less LessOrEqual MatMulInteger Multinomial NonMaxSuppression NonZero Not OptionalHasElement Or
+        SequenceLength Shape Size Xor
+        ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
+    """,
+    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
+    COUNTED: """
+        BlackmanWindow Constant ConstantOfShape EyeLike GivenTensorFill HammingWindow HannWindow SequenceEmpty
+    """,
+    DRAWN: "RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+    BITS: "BitCast",
+}
+
+# inputs of other operators, by the schema's names
+_BY_INPUT = {
+    STEPS: {
+        "MaxRoiPool": "rois",
+        "OneHot": "indices",
+        "ai.onnx.ml.TreeEnsemble": "X",
+        "ai.onnx.ml.TreeEnsembleClassifier": "X",
+        "ai.onnx.ml.TreeEnsembleRegressor": "X",
+        "com.microsoft.QGemm": "y_scale",
+    },
+    SIZES: {
+        "OneHot": "depth",
+        "Range": "limit",
+        "Resize": "scales",
+        "Upsample": "scales",
+        "com.microsoft.Range": "limit",
+    },
+    CHANCE: {"Dropout": "ratio"},
+    REFUSED: {"com.microsoft.PackedMultiHeadAttention": "attention_bias"},
+    TYPE: {"CastLike": "target_type"},
+}
+
+NOWHERE = {name: reason for reason, names in _NOWHERE.items() for name in names.split()}
+BY_INPUT: dict[str, dict[str, str]] = {}
+for _reason, _inputs in _BY_INPUT.items():
+    for _name, _given in _inputs.items():
+        BY_INPUT.setdefault(_name, {}).update(dict.fromkeys(_given.split(), _reason))
+
+
+def key(domain: str, name: str) -> str:
+    """The name under which an operator stands in the table."""
+    return f"{domain}.{name}" if domain not in ("", "ai.onnx") else name
+
+
+def reason(domain: str, name: str, parameter: str | None = None) -> str | None:
+    """Why no gradient flows through an operator, or through one input of it; None if it does."""
+    operator = key(domain, name)
+    everywhere = NOWHERE.get(operator)
+    return everywhere or (None if parameter is None else BY_INPUT.get(operator, {}).get(parameter))
