@@ -145,6 +145,10 @@ class ModelGen:
         """Modules with operators of your own: `.py` files, folders of packages, or dotted names."""
         return self._option("plugins", [n if isinstance(n, str) else Path(n).as_posix() for n in names])
 
+    def allow_unsupported(self, on: bool = True) -> ModelGen:
+        """Write a method to fill in for each operator that has no function."""
+        return self._option("allow-unsupported", on)
+
     def limits(self, limits: Limits) -> ModelGen:
         """Sizes past which a file is refused; see `onnxgen.Limits`."""
         self._limits = limits

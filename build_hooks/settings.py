@@ -51,6 +51,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "shard-size": ("shard_size", values.size),
     "templates": ("templates", None),
     "plugins": ("plugins", values.names),
+    "allow-unsupported": ("allow_unsupported", values.flag),
 }
 SPELLED = {"plugins": "plugin"}  # options that the command says by another name, once each
 ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.flag}  # what is no option of a generation

@@ -41,7 +41,8 @@ from onnxgen.weights import embed_bytes, index_path, is_sharded
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
-_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins")  # what they change is in the code, if anything
+# what they change is in the code, if anything
+_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported")
 CODE_LINE, BUILD_LINE = "Code", "Build"
 
 
@@ -133,7 +134,7 @@ def compose(
     shown = index_path(weights) if sharded else weights
     frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
-    frame.sharded = sharded
+    frame.sharded, frame.own = sharded, module.own
     frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
         if total > EMBED_LIMIT:

@@ -17,7 +17,7 @@ from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.errors import OnnxgenError, Problems
+from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, printable
 from onnxgen.ops import registry
@@ -28,13 +28,13 @@ from onnxgen.options import Options
 from onnxgen.passes.contrib import REFUSED
 from onnxgen.passes.trainable import KEPT
 from onnxgen.plugins.calling import lowered
+from onnxgen.plugins.own_code import OwnCode
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
 from onnxgen.stored import folded_from, stored, view_source
+from onnxgen.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.wayback import Source
-
-UNSUPPORTED = "the operator is not supported", "rewrite it with standard operators, or open an issue"
 
 
 def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
@@ -47,6 +47,8 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     graph = model.graph
     inputs = [state.argument(value) for value in graph.inputs if value not in state.initialized]
     state.run(graph)
+    for problem in state.open.said():
+        state.problems.add(problem)
     state.problems.raise_if_any()
     outputs = [state.result(value) for value in graph.outputs]
     state.problems.raise_if_any()
@@ -54,10 +56,14 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
+    stubs = state.open.finish(members, state.notes)
     name = options.class_name or class_name(name)
+    if name in state.own.names:
+        raise OnnxgenError(Problem(f"the network is called {name}, as what a plugin brings", help="use --class-name"))
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
+        own=state.own, stubs=stubs,
     )  # fmt: skip
 
 
@@ -80,6 +86,8 @@ class Lowering:
         self.problems = Problems()
         self.notes: list[str] = []
         self.roles: dict[str, str] = {}
+        self.own = OwnCode()
+        self.open = Open()
         self._exprs: dict[ir.Value, ast.expr] = {}
         self._sources: dict[ir.Value, Source | None] = {}
         self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
@@ -197,7 +205,8 @@ class Lowering:
         builder = Builder(self, node, opset)
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:
-            raise builder.error(*node.meta.get(REFUSED, UNSUPPORTED))
+            self._without_function(builder)
+            return
         builder.plugin = operator.plugin
         positional, keywords = bind(builder, operator)
         if operator.plugin is not None:
@@ -205,6 +214,16 @@ class Lowering:
         else:
             made = operator.function(builder, *positional, **keywords)
         self._assign(builder, made)
+
+    def _without_function(self, b: Builder) -> None:
+        """A method that is left open, if that is wanted; else a problem that all nodes of the operator share."""
+        if self.options.allow_unsupported:
+            self._assign(b, self.open.call(b))
+            return
+        if any(map(_is_used, b.node.outputs)):
+            self.open.refuse(b.problem(*b.node.meta.get(REFUSED, (UNSUPPORTED, WAYS_OUT))))
+        for output in b.node.outputs:
+            self.define(output)
 
     def _assign(self, b: Builder, made: Any) -> None:
         node = b.node

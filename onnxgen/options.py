@@ -57,6 +57,7 @@ class Options:
         templates: a folder with Jinja templates that override onnxgen's own.
         plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
             (`plugins/ops/`), or dotted names.
+        allow_unsupported: an operator that has no function becomes a method that raises until a person fills it in.
         limits: see `Limits`.
     """
 
@@ -78,6 +79,7 @@ class Options:
     shard_size: int = 5_000_000_000
     templates: Path | None = None
     plugins: Sequence[str] = ()
+    allow_unsupported: bool = False
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

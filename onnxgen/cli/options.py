@@ -130,6 +130,11 @@ _GENERATION = [
         help="Jinja templates that override onnxgen's own.",
     ),
     plugin_option,
+    click.option(
+        "--allow-unsupported",
+        is_flag=True,
+        help="Write a method to fill in for each operator that onnxgen has no function for.",
+    ),
 ]
 _SAYING = [
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),

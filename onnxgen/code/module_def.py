@@ -13,7 +13,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.copied import helper_names
 from onnxgen.code.quote import refs
+from onnxgen.code.stub import Stub
+from onnxgen.names import RESERVED
+from onnxgen.plugins.own_code import OwnCode
 from onnxgen.propagate.info import Info
 from onnxgen.wayback import Source
 
@@ -200,6 +204,8 @@ class ModuleDef:
         annotate: the code says which ONNX nodes each line comes from.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
+        own: what the code uses of plugins.
+        stubs: methods that are left open.
         doc: lines of the header docstring about inputs, outputs and weights.
     """
 
@@ -217,3 +223,10 @@ class ModuleDef:
     roles: dict[str, str] = field(default_factory=dict)
     constants_prefix: str = "constants."
     annotate: bool = False
+    own: OwnCode = field(default_factory=OwnCode)
+    stubs: list[Stub] = field(default_factory=list)
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        """What no class, argument or local variable may be called."""
+        return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs}

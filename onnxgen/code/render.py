@@ -18,6 +18,7 @@ from onnxgen._version import __version__
 from onnxgen.code.copied import copied, imported
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.paths import templates_dir
+from onnxgen.plugins.own_code import Import, OwnCode
 from onnxgen.structure.writer import ClassSource
 
 LINE_LENGTH = 88
@@ -42,6 +43,7 @@ class Frame:
         ties: pairs (kept, tied) of state-dict keys.
         embedded: the safetensors bytes, if they are to be in the file itself.
         sharded: the sidecar is an index of several files.
+        own: what the code uses of plugins.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Frame:
     ties: list[tuple[str, str]] = field(default_factory=list)
     embedded: bytes | None = None
     sharded: bool = False
+    own: OwnCode = field(default_factory=OwnCode)
 
 
 def render(frame: Frame, classes: list[ClassSource], templates: Path | None = None) -> str:
@@ -62,15 +65,16 @@ def render(frame: Frame, classes: list[ClassSource], templates: Path | None = No
     text = "\n".join(
         line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
     )
+    own, own_imports = frame.own.used_in(text)
     helpers = copied(text)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {
         **frame.__dict__,
         "version": __version__,
         "classes": classes,
-        "helpers": helpers,
+        "helpers": [*helpers, *own],
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
-        "imports": _imports(frame, text + "\n".join(helpers)),
+        "imports": _imports(frame, text + "\n".join(helpers), "\n".join(own), own_imports),
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
     }
@@ -147,11 +151,14 @@ _KNOWN = {
 }
 
 
-def _imports(frame: Frame, text: str) -> dict[str, list[str]]:
-    """The import lines, standard library and packages apart: exactly what the file uses."""
+def _imports(frame: Frame, text: str, own: str, own_imports: Mapping[str, Import]) -> dict[str, list[str]]:
+    """The import lines, standard library and packages apart: exactly what the file uses.
+
+    `text` is onnxgen's own, `own` what is copied of plugins, with its imports.
+    """
     wanted = {"Path": ("pathlib", "Path"), "torch": ("torch", ""), "Tensor": ("torch", "Tensor"), "nn": ("torch", "nn")}
-    wanted |= {name: source for name, source in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", text)}
-    wanted |= imported(text)
+    wanted |= {name: source for name, source in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", text + own)}
+    wanted |= imported(text) | dict(own_imports)
     if frame.embedded is not None:
         wanted |= {"base64": ("base64", ""), "load": ("safetensors.torch", "load")}
         wanted |= {"load_file": ("safetensors.torch", "load_file")}

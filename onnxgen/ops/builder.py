@@ -142,6 +142,23 @@ class Builder:
         """A vector of strings: spelled out if they are few, else in the sidecar."""
         return self.lowering.buffer(self, np.array(items, dtype=object), hint, ir.DataType.STRING)
 
+    def helper(self, name: str) -> ast.expr:
+        """A function or class of the plugin, whose source is copied into the generated file.
+
+        It is read as text from the top level of the plugin's file, or of one file of its package, with what it uses of
+        that file and its imports; so the file may import torch without this one doing so.
+        """
+        return self.lowering.own.copy(self._own_plugin(), name)
+
+    def imported(self, module: str, name: str) -> ast.expr:
+        """What `from module import name` gives: the generated file then needs that module."""
+        return self.lowering.own.take_import(self._own_plugin(), module, name)
+
+    def _own_plugin(self) -> Plugin:
+        if self.plugin is None:
+            raise TypeError("only a plugin's function has code of its own")
+        return self.plugin
+
     def block(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
         """The statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
         return self.lowering.subgraph(graph, inputs)

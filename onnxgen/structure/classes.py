@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, ModuleDef, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import RESERVED, printable
+from onnxgen.names import printable
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
 from onnxgen.structure.literals import Signature
@@ -53,13 +52,13 @@ class Classes:
 
     def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope]) -> None:
         self.module, self.root = module, root
-        self.names = ClassNames(module, scopes, RESERVED | helper_names() | {module.name})
+        self.names = ClassNames(module, scopes, module.reserved | {module.name})
         self.made: list[ClassSource] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
         self.writers: dict[int, ClassWriter] = {}
         self.sources: dict[int, ClassSource] = {}  # by scope
         self.signatures: dict[str, Signature] = {}
-        self.forms = FormMaker(self.built, self.signatures)
+        self.forms = FormMaker(self.built, self.signatures, module.reserved)
 
     def add(self, level: list[Scope]) -> None:
         """Write the classes of one level: equal scopes once, and variants of one role with parameters."""

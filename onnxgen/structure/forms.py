@@ -135,8 +135,10 @@ def parts(part: Part) -> list[Part]:
 class FormMaker:
     """Makes the forms of scopes, whose submodules are all made already."""
 
-    def __init__(self, built: Mapping[int, ast.expr], classes: Mapping[str, Signature]) -> None:
-        self.built, self.classes = built, classes
+    def __init__(
+        self, built: Mapping[int, ast.expr], classes: Mapping[str, Signature], reserved: frozenset[str]
+    ) -> None:
+        self.built, self.classes, self.reserved = built, classes, reserved
 
     def make(self, scope: Scope, instance: int) -> Form:
         root = self._part(tree(scope.path, scope.members, scope.containers), instance)

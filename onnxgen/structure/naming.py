@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Container, Iterable
 
-from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
-from onnxgen.names import RESERVED, identifier
+from onnxgen.names import identifier
 from onnxgen.propagate.info import Info
 from onnxgen.roles import called, seen_through
 from onnxgen.structure.clues import Clues, input_name
@@ -41,12 +40,12 @@ SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_con
 class Names:
     """Gives every value of one class body a local name; two values share one only if they never live at once."""
 
-    def __init__(self, scope: Scope, infos: dict[str, Info], clues: Clues) -> None:
+    def __init__(self, scope: Scope, infos: dict[str, Info], clues: Clues, reserved: frozenset[str]) -> None:
         self.scope, self.infos, self.clues = scope, infos, clues
         self.names: dict[str, str] = {}
         self.busy: dict[str, str] = {}  # name -> the value that has it now
         self.numbered: dict[str, set[str]] = {}  # base -> the values that had to share it
-        self.reserved = RESERVED | helper_names()
+        self.reserved = reserved
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.joined = joined(scope, infos)

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from onnxgen.code.copied import helper_names
-from onnxgen.names import RESERVED, Namer, identifier
+from onnxgen.names import Namer, identifier
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot
 
@@ -144,12 +143,12 @@ class Parameters:
         few = len(self.groups) + len(self.flags) <= MOST
         return few and len(self.flags) <= MOST_FLAGS and nameless <= MOST_NAMELESS
 
-    def name(self, attributes: set[str], stored: set[Flag]) -> None:
+    def name(self, attributes: set[str], stored: set[Flag], reserved: frozenset[str]) -> None:
         """Name all; what `forward` reads is stored, and must not be called as a submodule is.
 
-        `stored` are the flags that `forward` reads.
+        `stored` are the flags that `forward` reads; `reserved` is what nothing may be called.
         """
-        namer = Namer(RESERVED | helper_names() | {ITEMS})
+        namer = Namer(reserved | {ITEMS})
         for group in self.groups:
             wanted = self.wanted[id(group)]
             owner = next((u.owner for u in group.uses if u.owner), "")

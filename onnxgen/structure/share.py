@@ -79,7 +79,7 @@ class _Sharing:
         if not self.parameters.are_few:
             raise Differ("too many parameters")
         stored = set(self.body.flags())
-        self.parameters.name(set(self.form.root.below), stored)
+        self.parameters.name(set(self.form.root.below), stored, self.maker.reserved)
         flags = self.parameters.flags
         self._settle(self.form.root, self.all)
         body, outputs = self.body.statements(self._filled, lambda flag: flags[flag])

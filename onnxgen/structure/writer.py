@@ -38,6 +38,7 @@ class ClassSource:
         ties: of the root, pairs of attributes that are to be one parameter.
         parameters: of the constructor.
         layers: what the class consists of if it is an `nn.Sequential` itself.
+        stubs: lines of each method that is left open.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ClassSource:
     ties: list[tuple[str, str]] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
+    stubs: list[list[str]] = field(default_factory=list)
 
     @property
     def base(self) -> str:
@@ -102,6 +104,7 @@ class ClassWriter:
         made.forward = self._block(self.scope.body, 0)
         results = [self._text(o) for o in self.scope.outputs]
         made.forward += self._annotated("return " + ", ".join(results), self.scope.nodes)
+        made.stubs = [s.lines for s in self.module.stubs if any(f"self.{s.name}(" in line for line in made.forward)]
         made.returns = self._returns()
         if not self.scope.path:
             made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
@@ -112,12 +115,12 @@ class ClassWriter:
         scope, clues = self.scope, agree(self.module, self.alike)
         body, outputs, nodes = copied(scope.body), list(scope.outputs), scope.nodes
         nest(scope, self.module)
-        self.names = Names(scope, self.module.infos, clues).run()
+        self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
         lines = [*self._block(scope.body, 0), "return " + ", ".join(self._text(o) for o in scope.outputs)]
         if any(len(line) > LINE for line in lines):
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
             nest(scope, self.module, self.names)
-            self.names = Names(scope, self.module.infos, clues).run()
+            self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
 
     def _init(self) -> list[str]:
         lines: list[str] = []

@@ -109,6 +109,7 @@ SAID = {
     "shard_size": 1000,
     "templates": "templates",
     "plugins": ("acme.ops",),
+    "allow_unsupported": True,
     "limits": Limits(nodes=7),
 }
 
