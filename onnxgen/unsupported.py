@@ -120,8 +120,17 @@ def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
     return found
 
 
+class _Text(str):
+    """Text that is written in ASCII."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return ascii(str(self))
+
+
 def _short(value: Any) -> Any:
-    return shortest(value) if isinstance(value, float) else value
+    return shortest(value) if isinstance(value, float) else _Text(value) if isinstance(value, str) else value
 
 
 def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:
@@ -140,10 +149,12 @@ def _doc(
     lines = [f"{name}: {_facts(arg.info)}" for name, arg in zip(names, inputs) if arg is not None]
     lines += [f"{python}: the attribute {printable(name)}" for name, python, _, _ in keywords if python != name]
     outputs = [_facts(b.out(i)) for i in range(len(b.node.outputs))]
-    return [*lines, f"Returns {', '.join(outputs)}."]
+    return [*lines, f"returns: {', '.join(outputs)}"]
 
 
 def _facts(facts: Info) -> str:
     dims = "?" if facts.shape is None else ", ".join(printable(str(d), 24) for d in facts.shape)
     dtype = "of an unknown type" if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "text")
+    if facts == Info():
+        return "unknown"
     return f"{'' if facts.kind == 'tensor' else f'{facts.kind} of '}{dtype} [{dims}]"

@@ -26,8 +26,8 @@ REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be writt
 # domains of which nothing can be said, and why
 FOREIGN = {
     "ai.onnx.contrib": (
-        "tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
-        "cut them off, and tokenize in Python",
+        "out of scope: tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
+        "cut them off, and tokenize in Python (or write a function for it: docs/EXTENDING.md)",
     ),
 }
 
