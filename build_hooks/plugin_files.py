@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.plugins.domains import imports_foreign
 from onnxgen.plugins.finding import files_of, is_path, place_of
 
 from .cache import Cache, digest
@@ -16,12 +17,18 @@ from .settings import Entry
 
 
 def plugin_digests(entry: Entry, cache: Cache) -> list[list[object]]:
-    """Each plugin of an entry: its name, and the digest of each of its files.
+    """Each plugin of an entry: its name, and the digest of each of its files; and those of installed packages, if they
+    may count.
 
     Raises:
         OnnxgenError: one is not there, can't be read, or holds the module that it is to make.
     """
-    return [_digests(entry, name, cache) for name in entry.options.plugins]
+    named = [_digests(entry, name, cache) for name in entry.options.plugins]
+    if not imports_foreign(entry.source):
+        return named
+    from onnxgen.plugins.installed import found
+
+    return [*named, *(["installed", e.name, *_digests(entry, e.module, cache)] for e in found())]
 
 
 def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:

@@ -134,13 +134,13 @@ def compose(
     shown = index_path(weights) if sharded else weights
     frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
-    frame.sharded, frame.own = sharded, module.own
+    frame.sharded = sharded
     frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
         frame.embedded = embed_bytes(tensors, origin)
-    source = render(frame, classes, options.templates)
+    source = render(frame, classes, module.own, options.templates)
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)

@@ -179,8 +179,8 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
     from onnxgen.ops.registry import operators
     from onnxgen.plugins import plugged
 
-    with plugged(Options(plugins=plugins)):
-        known = operators()
+    with plugged(Options(plugins=plugins)) as there:
+        known = operators(there.installed, there.named)
     found = [
         {
             "name": name,
@@ -195,7 +195,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
     if as_json:
         print(json.dumps(found))
     elif not quiet:
-        heads = ("operator", "domain", "opsets", *(["plugin"] if plugins else []))
+        heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
         rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]
         table(f"{len(rows)} supported operators", heads, [row[: len(heads)] for row in rows])
     return 0

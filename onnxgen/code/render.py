@@ -43,7 +43,6 @@ class Frame:
         ties: pairs (kept, tied) of state-dict keys.
         embedded: the safetensors bytes, if they are to be in the file itself.
         sharded: the sidecar is an index of several files.
-        own: what the code uses of plugins.
     """
 
     name: str
@@ -57,15 +56,17 @@ class Frame:
     ties: list[tuple[str, str]] = field(default_factory=list)
     embedded: bytes | None = None
     sharded: bool = False
-    own: OwnCode = field(default_factory=OwnCode)
 
 
-def render(frame: Frame, classes: list[ClassSource], templates: Path | None = None) -> str:
-    """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`."""
+def render(frame: Frame, classes: list[ClassSource], code: OwnCode, templates: Path | None = None) -> str:
+    """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`.
+
+    `code`: what it uses of plugins.
+    """
     text = "\n".join(
         line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
     )
-    own, own_imports = frame.own.used_in(text)
+    own, own_imports = code.used_in(text)
     helpers = copied(text)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {

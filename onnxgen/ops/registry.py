@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxgen.plugins.domains import is_foreign
+
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
     from onnxgen.propagate.node_facts import Rule
@@ -144,24 +146,43 @@ def _own() -> Layer:
     return layer(operator for module in modules for operator in noted_in(module))
 
 
+class Plugged:
+    """The operators of plugins in one generation.
+
+    Attributes:
+        named: those of the plugins that it names, which come before onnxgen's own.
+    """
+
+    def __init__(self, named: Layer) -> None:
+        self.named = named
+
+    @cached_property
+    def installed(self) -> Layer:
+        """Those that installed packages bring; looked for when a file has an operator of an unknown domain."""
+        from onnxgen.plugins.installed import installed
+
+        return installed()
+
+
 # Of a thread or a task: generations beside this one have plugins of their own.
-_plugged: ContextVar[Layer | None] = ContextVar("plugged", default=None)
+_plugged: ContextVar[Plugged | None] = ContextVar("plugged", default=None)
 
 
 @contextmanager
-def plugged_in(found: Layer) -> Iterator[None]:
-    """Let these operators come before onnxgen's own, while the context lasts."""
-    token = _plugged.set(found)
+def plugged_in(named: Layer) -> Iterator[Plugged]:
+    """Let plugins count while the context lasts: these, and those that are installed."""
+    plugged = Plugged(named)
+    token = _plugged.set(plugged)
     try:
-        yield
+        yield plugged
     finally:
         _plugged.reset(token)
 
 
-def operators() -> Layer:
-    """Every registered operator, by (domain, name), oldest meaning first; plugins' where they are plugged in."""
+def operators(*plugins: Layer) -> Layer:
+    """onnxgen's own operators by (domain, name), oldest meaning first, with those of plugins in their places."""
     found = {key: list(versions) for key, versions in _own().items()}
-    for key, versions in (_plugged.get() or {}).items():
+    for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
         kept = [v for v in found.get(key, []) if v.since not in newer]
         found[key] = sorted([*kept, *versions], key=lambda v: v.since)
@@ -175,8 +196,18 @@ def find(domain: str, name: str, opset: int) -> Operator | None:
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
     """The function that a plugin of this generation has for an operator, or None."""
-    found = _plugged.get()
-    return _newest(found, domain, name, opset) if found else None
+    plugged = _plugged.get()
+    if plugged is None:
+        return None
+    return named(domain, name, opset) or (
+        _newest(plugged.installed, domain, name, opset) if is_foreign(domain) else None
+    )
+
+
+def named(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that a plugin which this generation names has for an operator, or None."""
+    plugged = _plugged.get()
+    return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 
 
 def _newest(found: Layer, domain: str, name: str, opset: int) -> Operator | None:

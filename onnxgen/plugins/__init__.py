@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from onnxgen.options import Options
 
+if TYPE_CHECKING:
+    from onnxgen.ops.registry import Plugged
+
 
 @contextmanager
-def plugged(options: Options) -> Iterator[None]:
-    """Let the operators of `options.plugins` count while the context lasts.
+def plugged(options: Options) -> Iterator[Plugged]:
+    """Let the operators of `options.plugins`, and of installed ones, count while the context lasts.
 
     Raises:
         OnnxgenError: a plugin can't be found or run, has no operator, or has one that another has, too.
@@ -28,5 +32,5 @@ def plugged(options: Options) -> Iterator[None]:
     from onnxgen.ops.registry import plugged_in
     from onnxgen.plugins.loading import load
 
-    with plugged_in(load(options.plugins)):
-        yield
+    with plugged_in(load(options.plugins)) as found:
+        yield found

@@ -11,7 +11,7 @@ from onnx_ir import external_data
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
-from onnxgen.ops.registry import of_plugins
+from onnxgen.ops.registry import named
 from onnxgen.options import Options
 from onnxgen.reader.check import check
 from onnxgen.reader.functions import check_functions, inline
@@ -66,7 +66,7 @@ def read(path: Path, options: Options) -> ir.Model:
 def _leave_to_plugins(model: ir.Model) -> None:
     """Local functions that a plugin has a function for are not inlined: it was named, and so it wins."""
     for key, function in list(model.functions.items()):
-        if of_plugins(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
+        if named(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
             del model.functions[key]
 
 

@@ -1,0 +1,82 @@
+"""The domains of operators that a file imports, read without onnx: whether installed plugins may count for it.
+
+A model's `opset_import` stands beside its graph, which is skipped as a whole
+(https://protobuf.dev/programming-guides/encoding/; onnx.proto: ModelProto 8 and 25, FunctionProto 9, domain 1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+# The standard's, and those that onnxruntime and PyTorch write into files that use nothing of them.
+KNOWN = frozenset("""
+    ai.onnx ai.onnx.ml ai.onnx.training ai.onnx.preview ai.onnx.preview.training ai.onnx.contrib
+    com.microsoft com.microsoft.nchwc com.microsoft.experimental com.ms.internal.nhwc org.pytorch.aten
+    """.split()) | {""}
+_OPSETS, _FUNCTIONS, _OF_FUNCTION, _DOMAIN = 8, 25, 9, 1
+_LENGTH = 2  # the wire type of what begins with its length
+
+
+def is_foreign(domain: str) -> bool:
+    """Whether operators of a domain can only be a plugin's, or a local function of the file."""
+    return domain not in KNOWN and not domain.startswith("onnxgen")
+
+
+def imports_foreign(path: Path) -> bool:
+    """Whether a model imports such a domain; True, too, for what is no model."""
+    try:
+        with path.open("rb") as file:
+            return any(map(is_foreign, _domains(file)))
+    except (OSError, ValueError):
+        return True
+
+
+def _domains(file: BinaryIO) -> Iterator[str]:
+    for number, end in _fields(file, os.fstat(file.fileno()).st_size):
+        if number == _OPSETS:
+            yield _domain(file, end)
+        elif number == _FUNCTIONS:
+            for inner, stop in _fields(file, end):
+                if inner == _OF_FUNCTION:
+                    yield _domain(file, stop)
+
+
+def _domain(file: BinaryIO, end: int) -> str:
+    for number, stop in _fields(file, end):
+        if number == _DOMAIN:
+            return file.read(stop - file.tell()).decode("utf-8")
+    return ""
+
+
+def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
+    """The number of each field of a message that has a length, and where it ends; the file stands at its content."""
+    while file.tell() < end:
+        tag = _varint(file)
+        number, wire = tag >> 3, tag & 7
+        if wire == _LENGTH:
+            stop = _varint(file) + file.tell()
+            if stop > end:
+                raise ValueError("a field is longer than what it lies in")
+            yield number, stop
+            file.seek(stop)
+        elif wire == 0:
+            _varint(file)
+        elif wire in (1, 5):
+            file.seek(8 if wire == 1 else 4, os.SEEK_CUR)
+        else:
+            raise ValueError("no protobuf")
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            raise ValueError("the file ends within a number")
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value
+    raise ValueError("a number is too long")
