@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnxgen.gradients import NOWHERE
 from onnxgen.options import Options
+from onnxgen.plugins.domains import is_foreign
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import folded_from, is_uniform, stored
@@ -109,9 +110,14 @@ def _note_kept(graph: ir.Graph) -> None:
         if named and value.metadata_props.get(PERSISTENT) != "False":
             value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
     for node in graph.all_nodes():
-        if node.op_type in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
+        if _op(node) in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
             for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
                 output.meta[KEPT] = True
+
+
+def _op(node: ir.Node) -> str:
+    """What these tables know an operator by: those of domains that only plugins know mean what their names may not."""
+    return "" if is_foreign(node.domain) else node.op_type
 
 
 def _note_root_names(graph: ir.Graph) -> None:
@@ -123,7 +129,7 @@ def _note_root_names(graph: ir.Graph) -> None:
     """
     values = list(graph.initializers.values())
     if graph.meta["state"] and not graph.meta["recorded"]:
-        values += [o for v in values for u in v.uses() if u.node.op_type == "Identity" for o in u.node.outputs]
+        values += [o for v in values for u in v.uses() if _op(u.node) == "Identity" for o in u.node.outputs]
         for value in values:
             name = value.name or ""
             if re.fullmatch(r"[A-Za-z_]\w*", name) and not WRITTEN.fullmatch(name) and not folded_from(value):
@@ -157,11 +163,12 @@ def _reached(graph: ir.Graph) -> set[ir.Value]:
 
 def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
-        if node.op_type in FLAT or not any(o in reached for o in node.outputs):
+        op = _op(node)
+        if op in FLAT or not any(o in reached for o in node.outputs):
             continue
-        if node.op_type == "Cast" and ir.DataType(node.attributes["to"].value) not in FLOATS:
+        if op == "Cast" and ir.DataType(node.attributes["to"].value) not in FLOATS:
             continue
-        blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(node.op_type, ()))
+        blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(op, ()))
         reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
@@ -199,7 +206,7 @@ def _decide(
     if not named and tensor.size == 1:
         return False, "a one-element constant without a parameter's name"
     if not (named and path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1])):
-        if any(i.op_type in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
+        if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the input's mean or deviation"
         form = _form(tensor)
         if form and not (keeps_state and not graph.meta.get("recorded") and _is_fresh(tensor)):
@@ -226,19 +233,19 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
 
 def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     """Whether a tensor is added to a product with a stored matrix, one element a column: be they zeros, or only one."""
-    if node.op_type != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
+    if _op(node) != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
         return False
     operand = node.inputs[1 - index]
     product = None if operand is None else operand.producer()
-    matrix = stored(product.inputs[1]) if product is not None and product.op_type == "MatMul" else None
+    matrix = stored(product.inputs[1]) if product is not None and _op(product) == "MatMul" else None
     return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and not _form(matrix)
 
 
 def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
     """(operator, input index) of every use of a tensor, also behind views of it."""
     for use in value.uses():
-        yield use.node.op_type, use.idx
-        if use.node.op_type in SAME_TENSOR and depth < 8:
+        yield _op(use.node), use.idx
+        if _op(use.node) in SAME_TENSOR and depth < 8:
             for output in use.node.outputs:
                 yield from _slots(output, depth + 1)
 
@@ -250,7 +257,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data is None or data in inputs:
             return data is not None
         producer = data.producer()
-        if producer is None or producer.op_type not in (
+        if producer is None or _op(producer) not in (
             "Cast",
             "Transpose",
             "Unsqueeze",

@@ -368,3 +368,29 @@ def test_a_plugin_imports_no_torch(here: Path) -> None:
         [sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n" and "torch.sigmoid" in (here / "m.py").read_text()
+
+
+# ---- names that the standard has, too --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Cast", "MatMul", "Round", "Identity", "Constant", "Relu", "Dropout", "If", "Shape"])
+def test_an_operator_called_like_a_standard_one(here: Path, name: str) -> None:
+    """It means what the plugin says: no pattern takes it for the other, and its weights are trained."""
+    written(
+        here / "ops.py",
+        f"import onnxgen\n@onnxgen.op({name!r}, domain='com.acme')\n"
+        'def own(b, x, w, **more):\n    return b("x * w.exp()", x=x, w=w)\n',
+    )
+    values = np.array([0.5, -1, 2, 3], np.float32)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"]),
+        helper.make_node(name, ["h", "w"], ["t"], domain="com.acme"),
+        helper.make_node("Add", ["t", "h"], ["y"]),
+    ]
+    proto = model(nodes, [("x", ["n", 4])], [("y", ["n", 4])], [onnx.numpy_helper.from_array(values, "w")])
+    assert "is not supported" in problems(proto)[0]
+    generate(saved(proto, here / "m.onnx"), here / "m.py", Options(plugins=["ops.py"]))
+    network = imported(here / "m.py").Model.from_pretrained()
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(network(x), x.relu() * torch.from_numpy(values).exp() + x.relu())
+    assert [n for n, _ in network.named_parameters()] == ["w"]
