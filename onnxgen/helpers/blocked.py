@@ -47,6 +47,44 @@ def dequantize_blocks(
     return (numbers.flatten(1)[:, :size].to(scales.dtype) - zeros.to(scales.dtype)) * scales
 
 
+def gather_blocks(
+    data: Tensor,
+    indices: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    axis: int = 0,
+    along: int = 1,
+    block: int = 128,
+    bits: int = 0,
+) -> Tensor:
+    """Slices of a table along `axis`, as `(number - zero) * scale`; an index that the table has not gives zeros.
+
+    Args:
+        data: numbers, or bytes that hold several of `bits` bits along the last axis (0: one number each).
+        indices: of any shape, which takes the place of the axis; negative ones count from the end.
+        scales, zeros: of the table's rank; of the axis `along` one for each `block` elements. Without zeros they are 0,
+            of packed numbers 2 ** (bits - 1).
+    """
+    count, wanted = data.shape[axis], indices.flatten().long()
+    wanted = torch.where(wanted < 0, wanted + count, wanted)
+    there = (wanted >= 0) & (wanted < count)
+    wanted = torch.where(there, wanted, 0)
+    numbers, scales = data.index_select(axis, wanted), scales.index_select(axis, wanted)
+    zeros = None if zeros is None else zeros.index_select(axis, wanted)
+    if bits:
+        numbers = unpack_bits(numbers, bits)
+        zeros = torch.full_like(scales, 2 ** (bits - 1)) if zeros is None else unpack_bits(zeros, bits)
+    groups = torch.arange(numbers.shape[along], device=data.device) // block
+    made = numbers.to(scales.dtype)
+    if zeros is not None:
+        made = made - zeros.to(scales.dtype).index_select(along, groups)
+    made = made * scales.index_select(along, groups)
+    shape = [1] * made.ndim
+    shape[axis] = -1
+    made = torch.where(there.reshape(shape), made, 0.0)
+    return made.reshape(*made.shape[:axis], *indices.shape, *made.shape[axis + 1 :])
+
+
 def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple[int, int], block: int) -> Tensor:
     """bitsandbytes' weights of 4 bits as a matrix: `table[number] * scale`, one scale for each `block` elements.
 

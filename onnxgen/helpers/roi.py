@@ -108,3 +108,47 @@ def max_roi_pool(x: Tensor, rois: Tensor, size: Sequence[int], scale: float = 1.
             made.append(picked.masked_fill(~inside, float("-inf")).amax(axis))
         picked = torch.stack(made, axis)
     return torch.where(picked == float("-inf"), 0.0, picked)
+
+
+def crop_and_resize(
+    x: Tensor,
+    boxes: Tensor,
+    images: Tensor,
+    size: tuple[int, int] | list[int],
+    is_nearest: bool = False,
+    outside: float = 0.0,
+) -> Tensor:
+    """Boxes of images `x` [batch, channels, height, width] at one size: [boxes, channels, *size].
+
+    Args:
+        boxes: [boxes, 4], y1, x1, y2, x2, whose corners are the centres of corner pixels; 1 is the last of the image.
+        images: [boxes], the image of each.
+        size: height and width of the result; a single row or column is the middle of the box.
+        is_nearest: take the nearest pixel, else bilinear.
+        outside: what lies outside the image.
+    """
+
+    def places(first: Tensor, last: Tensor, count: int, length: int) -> Tensor:
+        if count == 1:
+            return (0.5 * (first + last) * (length - 1))[:, None]
+        steps = torch.arange(count, device=x.device, dtype=x.dtype)
+        return first[:, None] * (length - 1) + steps * ((last - first) * (length - 1) / (count - 1))[:, None]
+
+    height, width = x.shape[2:]
+    ys, xs = places(boxes[:, 0], boxes[:, 2], size[0], height), places(boxes[:, 1], boxes[:, 3], size[1], width)
+    shown = ((ys >= 0) & (ys <= height - 1))[:, :, None] & ((xs >= 0) & (xs <= width - 1))[:, None, :]
+    chosen = x[images.long()]
+
+    def pixels(rows: Tensor, columns: Tensor) -> Tensor:
+        rows, columns = rows.long().clamp(0, height - 1), columns.long().clamp(0, width - 1)
+        taken = chosen.gather(2, rows[:, None, :, None].expand(-1, x.shape[1], -1, width))
+        return taken.gather(3, columns[:, None, None, :].expand(-1, x.shape[1], size[0], -1))
+
+    if is_nearest:
+        made = pixels((ys + 0.5).floor(), (xs + 0.5).floor())
+    else:
+        dy, dx = (ys - ys.floor())[:, None, :, None], (xs - xs.floor())[:, None, None, :]
+        top = torch.lerp(pixels(ys.floor(), xs.floor()), pixels(ys.floor(), xs.ceil()), dx)
+        low = torch.lerp(pixels(ys.ceil(), xs.floor()), pixels(ys.ceil(), xs.ceil()), dx)
+        made = torch.lerp(top, low, dy)
+    return torch.where(shown[:, None], made, outside)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, literal
+from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 
@@ -103,6 +103,44 @@ def matmul_bnb4(
     table = np.asarray(values if quant_type else [*values, *(-v for v in values)], np.float32)
     weight = b.call("dequantize_table", B, absmax, b.buffer(table, "table"), (N, K), block_size)
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
+
+
+@op("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(
+    b: Builder, data: Arg, indices: Arg, scales: Arg, zero_points: Arg | None = None, *,
+    bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
+) -> ast.expr:  # fmt: skip
+    """Slices of a table that is quantised by blocks: of 4 bits by its type, or packed in bytes."""
+    rank = data.known_rank
+    if not (-rank <= gather_axis < rank and -rank <= quantize_axis < rank) or block_size < 1 or bits not in (2, 4, 8):
+        raise b.error("its axes, block_size or bits are none that it can have", "fix the file")
+    gather_axis, quantize_axis = gather_axis % rank, quantize_axis % rank
+    is_packed = data.dtype == ir.DataType.UINT8
+    if gather_axis == quantize_axis or data.is_float or (is_packed and (gather_axis or quantize_axis != rank - 1)):
+        raise b.error("tables of floats, or that are cut along the axis of their blocks, are not handled", ANEW)
+    return b.call(
+        "gather_blocks", data, indices, scales, OMIT if zero_points is None else zero_points, axis=gather_axis,
+        along=quantize_axis, block=block_size, bits=bits if is_packed else OMIT,
+    )  # fmt: skip
+
+
+@op("UnfoldTensor", domain=MICROSOFT)
+def unfold_tensor(b: Builder, input: Arg, *, size: int, dim: int = -1, step: int = 1) -> ast.expr:
+    return b("x.unfold(dim, size, step)", x=input, dim=dim, size=size, step=step)
+
+
+@op("CropAndResize", domain=MICROSOFT)
+def crop_and_resize(
+    b: Builder, X: Arg, rois: Arg, batch_indices: Arg, crop_size: Arg, *,
+    extrapolation_value: float = 0.0, mode: str = "bilinear",
+) -> ast.expr:  # fmt: skip
+    """Boxes of images, in units of the image less one pixel, brought to one size."""
+    if mode not in ("bilinear", "nearest"):
+        raise b.error("its mode is neither bilinear nor nearest", "fix the file")
+    return b.call(
+        "crop_and_resize", X, rois, batch_indices, crop_size.as_ints(), is_nearest=unless(mode == "nearest", False),
+        outside=unless(extrapolation_value, 0.0),
+    )  # fmt: skip
 
 
 # ---- quantised, with a rounding of their own -------------------------------------------------------------------------

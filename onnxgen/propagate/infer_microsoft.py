@@ -212,7 +212,7 @@ def _reorder_output(n: NodeFacts) -> list[Info]:
 
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
-    " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax"
+    " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
 )
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 

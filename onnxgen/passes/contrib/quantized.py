@@ -34,7 +34,7 @@ def qlinear_sigmoid(
     Y_zero_point: ir.Value | None = None,
 ) -> ir.Value:  # fmt: skip
     made = g("Sigmoid", g("DequantizeLinear", X, X_scale, X_zero_point))
-    return _quantized(g, made, Y_scale, Y_zero_point, X)
+    return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
 @body("QLinearLeakyRelu")
@@ -43,10 +43,10 @@ def qlinear_leaky_relu(
     Y_zero_point: ir.Value | None = None, *, alpha: float = 0.01,
 ) -> ir.Value:  # fmt: skip
     made = g("LeakyRelu", g("DequantizeLinear", X, X_scale, X_zero_point), alpha=alpha)
-    return _quantized(g, made, Y_scale, Y_zero_point, X)
+    return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
-def _quantized(g: Writer, x: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+def quantized_to(g: Writer, x: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
     """Quantised to the type of the zero point, which without one is that of `like`."""
     return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
 
@@ -103,7 +103,7 @@ def qlinear_global_average_pool(
     total = g("Cast", g("ReduceSum", centred, axes), to=FLOAT)
     count = g("Cast", g("ReduceProd", g("Gather", g("Shape", X), axes), keepdims=0), to=FLOAT)
     scale = g("Div", x_scale, g("Mul", y_scale, count))
-    return _quantized(g, g("Mul", total, scale), g.constant(np.asarray(1, np.float32)), y_zero_point, X)
+    return quantized_to(g, g("Mul", total, scale), g.constant(np.asarray(1, np.float32)), y_zero_point, X)
 
 
 @body("QLinearMul")
@@ -186,7 +186,7 @@ def qgemm(
     if y_scale is None:
         return g("Mul", total, scale)
     one = g.constant(np.asarray(1, np.float32))
-    return _quantized(g, g("Mul", total, g("Div", scale, y_scale)), one, y_zero_point, A)
+    return quantized_to(g, g("Mul", total, g("Div", scale, y_scale)), one, y_zero_point, A)
 
 
 @body("QAttention")
