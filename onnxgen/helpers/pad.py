@@ -27,7 +27,7 @@ def pad_axes(
     Args:
         pads: what to add at the beginning of each of `axes`, then at their ends.
         axes: default: all.
-        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap".
+        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap", all of what is left by a crop.
     """
     chosen = [a % x.dim() for a in (range(x.dim()) if axes is None else axes)]
     begins, ends = pads[: len(chosen)], pads[len(chosen) :]
@@ -37,8 +37,9 @@ def pad_axes(
             sides[2 * (x.dim() - 1 - axis)], sides[2 * (x.dim() - 1 - axis) + 1] = begin, end
         return pad_with(x, sides, value) if isinstance(value, Tensor) else F.pad(x, sides, value=value)
     for axis, begin, end in zip(chosen, begins, ends):
-        size = x.shape[axis]
-        position = torch.arange(-begin, size + end, device=x.device)
+        size = x.shape[axis] + min(begin, 0) + min(end, 0)
+        x = x.narrow(axis, -min(begin, 0), size)
+        position = torch.arange(-max(begin, 0), size + max(end, 0), device=x.device)
         if mode == "edge":
             position = position.clamp(0, size - 1)
         elif mode == "wrap":

@@ -30,7 +30,7 @@ def average_pool(
 
     Args:
         x: [batch, channels, size...].
-        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`.
+        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`. A window of none is 0.
         overhang: more padding as of `F.pad`, which never counts (from a rounded-up output size).
     """
     counted = x.new_ones(1, 1, *x.shape[2:])
@@ -38,7 +38,7 @@ def average_pool(
     axes = list(range(-len(kernel), 0))
     total = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, dilation).sum(axes)
     count: Tensor = pool_windows(counted, kernel, stride, dilation).sum(axes)
-    return total / count
+    return total / count.clamp(min=1)
 
 
 def lp_pool(x: Tensor, p: float, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.pads import padded, resolve_pads
 from onnxgen.ops.registry import op
-from onnxgen.propagate.dims import Dim, dim_max
+from onnxgen.propagate.dims import Dim, Sym, dim_max
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -92,10 +92,10 @@ def conv_transpose(
     kernel = _kernel(b, W, kernel_shape)
     n = _spatial_axes(b, kernel)
     strides, dilations = strides or [1] * n, dilations or [1] * n
-    extra = list(output_padding or [0] * n)
+    extra: list[Dim] = list(output_padding or [0] * n)
     begins, ends = _transpose_pads(b, X, auto_pad, pads, kernel, strides, dilations, extra, output_shape)
     for e, s, d in zip(extra, strides, dilations):
-        if e >= max(s, d):
+        if isinstance(e, int) and e >= max(s, d):
             raise b.error(
                 "its result is longer than all taps together reach", "make output_padding less than the stride"
             )
@@ -105,7 +105,7 @@ def conv_transpose(
     options = {
         "stride": unless(same(strides), 1),
         "padding": OMIT if not any(padding) else same(padding),
-        "output_padding": OMIT if not any(extra) else same(extra),
+        "output_padding": OMIT if all(e == 0 for e in extra) else same(extra),
         "groups": unless(group, 1),
     }
     made = _transposed(b, X, W, B, kernel, group, options, unless(same(dilations), 1))
@@ -114,9 +114,12 @@ def conv_transpose(
 
 
 def _transposed(
-    b: Builder, X: Arg, W: Arg, B: Arg | None, kernel: list[int], group: int, options: dict[str, Any], dilation: Any
+    b: Builder, X: Arg, W: Arg, B: Arg | None, kernel: list[Dim], group: int, options: dict[str, Any], dilation: Any
 ) -> ast.expr:
-    n, source = len(kernel), W.source
+    n = len(kernel)
+    extra = options["output_padding"]
+    computed = any(isinstance(e, Sym) for e in (extra if isinstance(extra, tuple) else [extra]))
+    source = None if computed else W.source  # what depends on the input's size is no module's
     if source is not None and (B is None or B.source is not None):
         channels = source.shape[0], source.shape[1] * group
         build = b.call(
@@ -134,10 +137,10 @@ def _transpose_pads(
     X: Arg,
     auto_pad: str,
     pads: list[int] | None,
-    kernel: list[int],
+    kernel: list[Dim],
     strides: list[int],
     dilations: list[int],
-    extra: list[int],
+    extra: list[Dim],
     output_shape: list[int] | None,
 ) -> tuple[list[Dim], list[Dim]]:
     """What to cut from both ends of each axis; from `output_shape` or `auto_pad` as the ConvTranspose-11 text says.
@@ -156,10 +159,8 @@ def _transpose_pads(
             if X.shape is None:
                 raise b.error("output_shape over an unknown shape", "fix the shape with --input-shape")
             total = total + strides[i] * X.shape[i + 2] - output_shape[-n:][i]
-        if (
-            isinstance(total, int) and total < 0 and output_shape is not None
-        ):  # for SAME_* onnxruntime leaves it shorter
-            extra[i] -= total
+        if output_shape is not None:  # for SAME_* onnxruntime leaves it shorter
+            extra[i] = extra[i] + (max(0, -total) if isinstance(total, int) else dim_max(0, 0 - total))
         total = max(0, total) if isinstance(total, int) else dim_max(0, total)
         half = total // 2
         upper = auto_pad == "SAME_UPPER"
@@ -168,18 +169,16 @@ def _transpose_pads(
     return begins, ends
 
 
-def _spatial_axes(b: Builder, kernel: list[int]) -> int:
+def _spatial_axes(b: Builder, kernel: list[Dim]) -> int:
     if not 1 <= len(kernel) <= 3:
         raise b.error(f"a convolution over {len(kernel)} axes has no PyTorch function", "use 1 to 3 axes")
     return len(kernel)
 
 
-def _kernel(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[int]:
-    if kernel_shape:
-        return kernel_shape
-    if W.shape is None or not all(isinstance(d, int) for d in W.shape):
-        raise b.error("the size of its kernel is unknown", "give the attribute kernel_shape")
-    return [int(d) for d in W.shape[2:] if isinstance(d, int)]
+def _kernel(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[Dim]:
+    if not kernel_shape and W.shape is None:
+        raise b.error("the rank of its kernel is unknown", "give the attribute kernel_shape")
+    return list(kernel_shape or (W.shape or ())[2:])
 
 
 def _dtype(dtype: ir.DataType) -> Any:

@@ -11,6 +11,7 @@ from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.dequantised import DequantisedTensor
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.ops.wide import computed
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import viewed_from
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @op("MatMul")
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
-    return b("x @ y", x=A, y=B)
+    return computed(b, A.dtype, lambda x, y: b("x @ y", x=x, y=y), A, B)
 
 
 @op("Linear", domain=DOMAIN)
@@ -60,7 +61,7 @@ def linear_module(b: Builder, weight: Source | None, bias: Source | None, transp
     stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own. Not where it was
     quantised: onnxruntime's quantiser turns the matrix of a Gemm, and leaves it its name.
     """
-    if weight is None or len(weight.shape) != 2:
+    if weight is None or len(weight.shape) != 2 or not weight.dtype.is_floating_point():
         return None
     if transposed:
         weight = weight.transpose((1, 0))

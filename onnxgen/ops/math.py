@@ -26,7 +26,6 @@ UNARY = {
     "Floor": "torch.floor(x)",
     "Round": "torch.round(x)",
     "Neg": "-x",
-    "Sign": "torch.sign(x)",
     "BitwiseNot": "~x",
     **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
 }
@@ -49,6 +48,14 @@ register_function("Rsqrt", _unary("torch.rsqrt(x)"), domain=DOMAIN)
 @op("Abs")
 def abs_(b: Builder, X: Arg) -> ast.expr:
     return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
+
+
+@op("Sign")
+def sign(b: Builder, input: Arg) -> ast.expr:
+    """torch's sign of NaN is 0."""
+    if input.is_float:
+        return b("torch.where(x.isnan(), x, torch.sign(x))", x=input)
+    return computed(b, input.dtype, lambda x: b("torch.sign(x)", x=x), input)
 
 
 # ------------------------------------------------------------------------------------------------ of two tensors

@@ -150,6 +150,8 @@ def group_normalization(
 ) -> ast.expr:
     """From opset 21 on scale and bias are per channel; in opset 18 they were per group."""
     eps = unless(shortest(epsilon), 1e-5)
+    if X.shape is not None and X.shape[1] == num_groups and all(d == 1 for d in (X.shape[0], *X.shape[2:])):
+        return b.call("torch.group_norm", X, num_groups, scale, bias, eps=eps)  # F's refuses groups of one element
     if is_plain(scale, bias):
         return b.call("F.group_norm", X, num_groups, eps=eps)
     if b.opset < 21:

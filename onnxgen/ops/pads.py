@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.propagate.dims import Dim, Sym, dim_max
@@ -17,7 +18,7 @@ def resolve_pads(
     X: Arg,
     auto_pad: str,
     pads: list[int] | None,
-    kernel: list[int],
+    kernel: Sequence[Dim],
     strides: list[int],
     dilations: list[int],
 ) -> tuple[list[Dim], list[Dim]]:

@@ -6,13 +6,15 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
 from onnxgen.ops.registry import op
 from onnxgen.passes.match import made_by
-from onnxgen.propagate.dims import Dim, dim_min
+from onnxgen.propagate.dims import Dim, dim_max, dim_min
 from onnxgen.propagate.info import info
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Window:
         overhang: what the last window reaches past the padded end, if the output size is rounded up (negative: what it
             leaves over).
         ceil: the output size is rounded up.
+        empty: the result's shape, if it is known that no window fits.
     """
 
     kernel: list[Dim]
@@ -38,6 +41,7 @@ class Window:
     ends: list[Dim]
     overhang: list[Dim]
     ceil: bool
+    empty: tuple[Dim, ...] | None
 
     @property
     def n(self) -> int:
@@ -48,7 +52,8 @@ class Window:
         """The padding that torch's own functions can do: alike on both sides, at most half the kernel; else None."""
         plain = [p for p in self.begins if isinstance(p, int)]
         if (
-            self.begins != self.ends
+            (any(o != 0 for o in self.overhang) and not self.ceil)
+            or self.begins != self.ends
             or len(plain) < self.n
             or any(p != 0 and isinstance(k, int) and 2 * p > k for p, k in zip(plain, self.kernel))
         ):
@@ -95,9 +100,31 @@ def window(
         ceil = any(o != 0 for o in overhang)
     kernel: list[Dim] = list(kernel_shape)
     for i in range(n):
-        if X.shape is not None and dilation[i] == 1 and begins[i] == ends[i] == overhang[i] == 0 and not ceil:
+        if X.shape is None or ceil:
+            continue
+        if dilation[i] == 1 and begins[i] == ends[i] == 0:
             kernel[i] = _clipped(b, X.shape[i + 2], kernel_shape[i], stride[i])
-    return Window(kernel, stride, dilation, begins, ends, overhang, ceil)
+            continue
+        room = X.shape[i + 2] + begins[i] + ends[i] - (kernel_shape[i] - 1) * dilation[i] - 1
+        if isinstance(room, int) and -stride[i] < room < 0:
+            overhang[i] = -room
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilation)]
+    empty = _empty(X, begins, ends, overhang, reaches, stride)
+    return Window(kernel, stride, dilation, begins, ends, overhang, ceil, empty)
+
+
+def _empty(
+    X: Arg, begins: list[Dim], ends: list[Dim], overhang: list[Dim], reach: list[int], stride: list[int]
+) -> tuple[Dim, ...] | None:
+    """The shape of a result without elements, as onnxruntime counts windows: divided towards zero, plus one."""
+    if X.shape is None:
+        return None
+    counts: list[Dim] = []
+    for i, size in enumerate(X.shape[2:]):
+        room = size + begins[i] + ends[i] + overhang[i] - reach[i]
+        below = isinstance(room, int) and room < 0
+        counts.append(1 - (-room) // stride[i] if below else room // stride[i] + 1)
+    return (*X.shape[:2], *counts) if any(c == 0 for c in counts) else None
 
 
 def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
@@ -106,11 +133,11 @@ def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
     Torch refuses it. So a network that torch wrote never had a shorter axis, and where it gets one the same line that
     its author wrote says so; networks of other frameworks may count on it.
     """
-    if kernel == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
+    if kernel == 1 or stride == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
         return kernel
     if not isinstance(size, int) and b.lowering.model.producer_name == "pytorch":
         return kernel
-    return dim_min(kernel, size)
+    return dim_min(kernel, size if stride >= kernel else dim_max(size, kernel - stride + 1))
 
 
 def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:
@@ -152,6 +179,9 @@ def max_pool(
 ) -> Any:
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     n = _spatial(b, w.n)
+    if w.empty is not None:
+        made = b("x.new_empty(s)", x=X, s=w.empty)
+        return [made, b("x.new_empty(s, dtype=d)", x=X, s=w.empty, d=ir.DataType.INT64)] if b.wants(1) else made
     # torch pools no integers on some devices and ranks: floats hold those that ONNX allows (8 bits) exactly
     x = X.expr if X.is_float or X.dtype is None else b("x.float()", x=X)
     back = OMIT if X.is_float or X.dtype is None else X.dtype
@@ -230,13 +260,19 @@ def average_pool(
     strides: list[int] | None = None,
 ) -> ast.expr:
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    if w.empty is not None:
+        return b("x.new_empty(s)", x=X, s=w.empty)
     plain = all(d == 1 for d in w.dilation) and w.n <= 3
+    if w.n == 3 and X.shape is not None:  # torch's own compares the window with the size before padding
+        plain = plain and not any(
+            isinstance(s, int) and isinstance(k, int) and s < k for s, k in zip(X.shape[2:], w.kernel)
+        )
     padding = w.padding
     if plain and padding is not None:
         include = OMIT if not any(padding) else unless(bool(count_include_pad), True)
         options = {**_options(w, padding), "ceil_mode": unless(w.ceil, False), "count_include_pad": include}
         return b.call(f"F.avg_pool{w.n}d", X, same(w.kernel), **options)
-    if plain and count_include_pad and not w.ceil:
+    if plain and count_include_pad and not any(o != 0 for o in w.overhang):
         return b.call(f"F.avg_pool{w.n}d", b("F.pad(x, s)", x=X, s=w.sides), same(w.kernel), **_options(w, None))
     overhang = tuple(p for o in reversed(w.overhang) for p in (0, o))
     return b.call(
@@ -260,6 +296,8 @@ def lp_pool(
 ) -> ast.expr:
     """`F.lp_pool2d` is no norm for odd p (it takes no absolute values) and pads nothing."""
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
+    if w.empty is not None:
+        return b("x.new_empty(s)", x=X, s=w.empty)
     sides = w.all_sides
     x = b("F.pad(x, s)", x=X, s=sides) if any(s != 0 for s in sides) else X.expr
     power = int(p) if p == int(p) else p

@@ -96,16 +96,17 @@ def _reduce(name: str) -> Callable[..., ast.expr]:
     ) -> ast.expr:
         def formula(x: Any) -> ast.expr:
             made = b(before, x=x)
-            if not nothing:
-                made = _reduced(b, how, made, reduction, data, integer and name not in FRACTIONAL)
+            if nothing is not True:
+                reduced = _reduced(b, how, made, reduction, data, integer and name not in FRACTIONAL)
+                made = reduced if nothing is False else b("r if a.numel() else x", r=reduced, a=axes, x=made)
             return b(after, r=made)
 
-        nothing = _reduces_nothing(b, data, axes, noop_with_empty_axes)
+        nothing = _reduces_nothing(axes, noop_with_empty_axes)
         reduction = Reduction(b, data, axes, keepdims)
         integer = is_integer(b, data)
         if integer and name in FRACTIONAL:
             return b("x.to(d)", x=formula(b("x.double()", x=data)), d=data.dtype)
-        if name == "ReduceL2" and not nothing:
+        if name == "ReduceL2" and nothing is False:
             return _norm(b, data, 2, reduction)
         return computed(b, data.dtype, formula, data, order=how in ("amax", "amin"))
 
@@ -116,12 +117,12 @@ for _name in STEPS:
     register_function(_name, _reduce(_name))
 
 
-def _reduces_nothing(b: Builder, data: Arg, axes: Arg | None, noop: int) -> bool:
-    """`noop_with_empty_axes`: no axes mean none, not all."""
+def _reduces_nothing(axes: Arg | None, noop: int) -> bool | None:
+    """`noop_with_empty_axes`: no axes mean none, not all; None: it is known at run time."""
     if not noop:
         return False
     if axes is not None and axes.ints is None and not (axes.shape and isinstance(axes.shape[0], int)):
-        raise b.error("whether its axes are empty is known only at run time", "fold them into a constant")
+        return None
     return axes is None or axes.ints == [] or bool(axes.shape and axes.shape[0] == 0)
 
 
@@ -211,6 +212,8 @@ def hardmax(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
     """1 at the first greatest element along the axis, 0 elsewhere."""
     if input.rank == 0:
         return b("torch.ones_like(x)", x=input)
+    if 0 in (input.shape or ()):  # torch has no greatest element of nothing
+        return b("torch.zeros_like(x)", x=input)
     return b("torch.zeros_like(x).scatter(a, x.argmax(a, keepdim=True), 1.0)", x=input, a=axis)
 
 
@@ -219,7 +222,7 @@ def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     """Before opset 13: of the tensor flattened to a matrix at the axis."""
     rank = input.known_rank
     axis = axis % rank if rank else 0
-    if axis == rank - 1 or rank == 0:
+    if axis == rank - 1 or rank == 0 or 0 in (input.shape or ()):
         return hardmax(b, input, axis=-1)  # type: ignore[no-any-return]
     x = b("x.reshape(1, -1)", x=input) if axis == 0 else b("x.flatten(a)", x=input, a=axis)
     return b("torch.zeros_like(y).scatter(-1, y.argmax(-1, keepdim=True), 1.0).reshape(x.shape)", y=b.let(x), x=input)

@@ -63,6 +63,8 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> ast.expr:
     scales, sizes = _given(scales), _given(sizes)
+    if scales is not None and sizes is not None and not isinstance((scales.shape or (None,))[0], int):
+        scales = None  # of the two, one is empty
     if (scales is None) == (sizes is None):
         raise b.error("it needs either scales or sizes")
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
@@ -255,7 +257,10 @@ def _torch_mode(r: Request, shape: tuple[Dim, ...], ratios: list[float | None]) 
         # it puts the only point of an axis of size 1 elsewhere, which torch, for whom it is named, does not (any more)
         for axis, scale in zip(r.axes, ratios):
             dim = shape[axis]
-            if isinstance(dim, int) and scale is not None and scale < 1 and round(dim * scale) <= 1:
+            if not isinstance(dim, int) or scale is None or scale >= 1:
+                continue
+            after = round(dim * scale) if r.scales is None else scale_size(dim, scale)
+            if isinstance(after, int) and after <= 1:
                 return None
     if r.mode == "linear":
         return SPATIAL[len(shape)]

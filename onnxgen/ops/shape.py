@@ -204,11 +204,13 @@ def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, nu
             return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
     part: Any
     if split is not None:
-        part = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 else list(sizes)
+        part = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 and sizes[0] else list(sizes)
     elif size is None:
         part = b("(x.shape[i] + k) // c", x=input, i=axis, k=count - 1, c=count)
     else:
         part = (size + count - 1) // count
+        if isinstance(part, int) and isinstance(size, int) and part * (count - 1) >= size:  # torch makes no empty parts
+            part = [max(0, min(part, size - i * part)) for i in range(count)]
     return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
 
 

@@ -26,6 +26,11 @@ def _is_stored(value: ir.Value | None) -> bool:
     return source(value) is not None
 
 
+def _is_float(value: ir.Value | None) -> bool:
+    dtype = info(value).dtype
+    return dtype is None or dtype.is_floating_point()
+
+
 def linear(model: ir.Model, options: Options) -> None:
     """Rewrite every MatMul whose right operand is a stored matrix."""
     for node in list(model.graph.all_nodes()):
@@ -36,7 +41,7 @@ def linear(model: ir.Model, options: Options) -> None:
             and _is_stored(node.inputs[1])
         ):
             x, weight = node.inputs
-            if (info(x).rank or 0) < 2 or x is None:
+            if (info(x).rank or 0) < 2 or x is None or not _is_float(weight):
                 continue
             bias, last = _bias(node)
             inputs = [x, weight] if bias is None else [x, weight, bias]
