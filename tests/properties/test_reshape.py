@@ -85,7 +85,8 @@ def transpose(draw: Draw) -> Case:
 @st.composite
 def depth(draw: Draw) -> Case:
     op, block, opset = draw(st.sampled_from(["DepthToSpace", "SpaceToDepth"])), draw(st.integers(1, 3)), draw(opsets())
-    batch, *size = [draw(st.integers(0, 2)), *(draw(st.integers(1, 3)) for _ in range(3))]
+    # torch 2.13 leaves a batch of nothing as it is in pixel_unshuffle
+    batch, *size = [draw(st.integers(op == "SpaceToDepth", 2)), *(draw(st.integers(1, 3)) for _ in range(3))]
     attrs: dict[str, Any] = {"blocksize": block}
     if op == "DepthToSpace":
         size[0] *= block * block
@@ -111,4 +112,5 @@ test_flatten = agreement(flatten(), 40)
 test_squeeze = agreement(squeeze(), 60)
 test_unsqueeze = agreement(unsqueeze(), 40)
 test_transpose = agreement(transpose(), 40)
+test_depth_to_space = agreement(depth(), 60)
 test_shape = agreement(shape_of(), 60)
