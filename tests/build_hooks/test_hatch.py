@@ -22,7 +22,6 @@ from tests.build_hooks.projects import (
     make_venv,
     members,
     pip,
-    pip_wheel,
     run,
     save_model,
     unpack,
@@ -176,7 +175,7 @@ def test_an_editable_install_follows_the_file(built: Built, backend: Backend, tm
 
 def test_a_flat_layout_keeps_its_onnx_files_out_of_the_wheel(backend: Backend, tmp_path: Path) -> None:
     project = write_project(tmp_path / "project", LAYOUTS["flat"], HATCHLING)
-    wheel = pip_wheel(project, tmp_path / "wheels", backend.env)
+    wheel = backend.build("wheel", project, tmp_path / "wheels")
     assert members(wheel) == WHEEL
     check_record(wheel)
     compare(sources(project, LAYOUTS["flat"]), tmp_path, path=unpack(wheel, tmp_path / "site"))

@@ -15,7 +15,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.build_hooks.projects import make_venv, pip, run
-from tests.build_hooks.wheelhouse import environment
+from tests.build_hooks.wheelhouse import clean_environment, environment
 from tests.conftest import ROOT
 
 SAMPLE = ROOT / "samples" / "package"
@@ -38,13 +38,13 @@ def test_it_is_installed_and_reads(wheelhouse: Path, tmp_path: Path) -> None:
     for name in names:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(SAMPLE / name, project / name)
-    env = environment(wheelhouse, tmp_path / "cache")
-    pip("--python", python, "install", "--no-deps", project, cwd=tmp_path, env=env)
+    built = environment(wheelhouse, tmp_path / "cache")
+    pip("--python", python, "install", "--no-deps", project, cwd=tmp_path, env=built)
     (package,) = (tmp_path / "venv").rglob("site-packages/digits")
     assert {p.name for p in package.iterdir()} == {"__init__.py", "__main__.py", "network.py", "network.safetensors"}
 
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]  # torch of the test environment
-    env = {**env, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     printed = run(python, "-m", "digits", cwd=tmp_path, env=env)
     shown = [line.strip() for line in README.split("python -m digits\n", 1)[1].split("\n`pip", 1)[0].splitlines()]
     assert printed.split() == " ".join(shown).split() and "This is a 4." in printed

@@ -1,4 +1,7 @@
-"""Projects that ship models, built with setuptools as their users do: pip and build, isolated, from local wheels."""
+"""A project that ships models, built with setuptools as its users do: pip and build, isolated, from local wheels.
+
+`test_setuptools_layouts.py` has the other layouts, built without isolation.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ from tests.build_hooks.projects import (
     unpack,
     write_project,
 )
-from tests.build_hooks.wheelhouse import environment
+from tests.build_hooks.wheelhouse import clean_environment, environment
 
 pytestmark = pytest.mark.slow
 
-FILES = {  # of the wheel; the same in both layouts
+LAYOUT = LAYOUTS["src"]
+FILES = {  # of the wheel
     "pkg/__init__.py",
     "pkg/one.py",
     "pkg/one.safetensors",
@@ -59,7 +63,6 @@ setup()
 class Built:
     """A project, its wheel by `pip wheel` in isolation, how long that took, and what the build saw."""
 
-    layout: Layout
     project: Path
     wheel: Path
     seconds: float
@@ -67,17 +70,17 @@ class Built:
     sources: Mapping[str, Path]  # the ONNX file by module
 
 
-@pytest.fixture(scope="module", params=["src", "flat"])
-def built(request: pytest.FixtureRequest, wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder, layout = tmp_path_factory.mktemp(request.param), LAYOUTS[request.param]
-    project = write_project(folder / "project", layout)
+@pytest.fixture(scope="module")
+def built(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("setuptools")
+    project = write_project(folder / "project", LAYOUT)
     (project / "setup.py").write_text(SETUP)
     env = {**environment(wheelhouse, folder / "cache"), "SEEN": str(folder / "seen.json")}
     begun = time.perf_counter()
     wheel = pip_wheel(project, folder / "wheels", env)
     seconds = time.perf_counter() - begun
-    sources = {m: project / s for m, s in zip(layout.modules, layout.outputs, strict=True)}
-    return Built(layout, project, wheel, seconds, json.loads((folder / "seen.json").read_text()), sources)
+    sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
+    return Built(project, wheel, seconds, json.loads((folder / "seen.json").read_text()), sources)
 
 
 @pytest.fixture
@@ -91,14 +94,14 @@ def test_the_wheel_has_modules_and_weights_and_nothing_else(built: Built) -> Non
 
 
 def test_a_wheel_leaves_the_source_tree_alone(built: Built) -> None:
-    outputs = [built.project / output for output in built.layout.outputs.values()]
+    outputs = [built.project / output for output in LAYOUT.outputs.values()]
     assert not any(path.exists() for o in outputs for path in (o, o.with_suffix(".safetensors")))
 
 
 def test_the_modules_run_elsewhere(built: Built, tmp_path: Path) -> None:
     site = unpack(built.wheel, tmp_path / "site")
     files = compare(built.sources, tmp_path, path=site)
-    assert all(file.is_relative_to(site) for file in files.values()) and set(files) == set(built.layout.modules)
+    assert all(file.is_relative_to(site) for file in files.values()) and set(files) == set(LAYOUT.modules)
 
 
 def test_the_build_environment_has_no_torch(built: Built) -> None:
@@ -108,12 +111,11 @@ def test_the_build_environment_has_no_torch(built: Built) -> None:
     assert not {"torch", "onnxruntime", "lightning"} & names
 
 
-@pytest.mark.parametrize("built", ["src"], indirect=True)
 def test_what_a_build_costs_is_printed(
     built: Built, wheelhouse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside the same project without models."""
-    plain = Layout({}, [], built.layout.files)
+    plain = Layout({}, [], LAYOUT.files)
     project = write_project(tmp_path / "plain", plain, SETUPTOOLS.replace(', "onnxgen"', ""))
     begun = time.perf_counter()
     pip_wheel(project, tmp_path / "wheels", environment(wheelhouse, tmp_path / "cache"))
@@ -130,8 +132,8 @@ def test_an_sdist_has_the_sources_and_gives_the_same_wheel(built: Built, tmp_pat
     (sdist,), (wheel,) = (tmp_path / "dist").glob("*.tar.gz"), (tmp_path / "dist").glob("*.whl")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    data = {s.replace(".onnx", ".data") for s in list(built.layout.outputs)[1:]}
-    assert {*built.layout.outputs, *data, "pyproject.toml"} <= names
+    data = {s.replace(".onnx", ".data") for s in list(LAYOUT.outputs)[1:]}
+    assert {*LAYOUT.outputs, *data, "pyproject.toml"} <= names
     assert not {name for name in names if name.endswith(".safetensors")}
     assert members(wheel) == FILES
     for name in ("pkg/one.py", "pkg/one.safetensors", "pkg/nets/two.py", "pkg/nets/two.safetensors"):
@@ -144,8 +146,10 @@ def test_an_uninstall_removes_all_of_it(built: Built, tmp_path: Path, env: dict[
     pip("--python", python, "install", "--no-deps", built.wheel, cwd=tmp_path, env=env)
     (package,) = (tmp_path / "venv").rglob("pkg")
     assert {f"pkg/{p.relative_to(package).as_posix()}" for p in package.rglob("*") if p.is_file()} == FILES
-    run(python, "-m", "compileall", "-q", package, cwd=tmp_path, env=env)
-    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=env)
+    usual = clean_environment()  # compiled files lie beside their sources
+    run(python, "-m", "compileall", "-q", package, cwd=tmp_path, env=usual)
+    assert (package / "__pycache__").is_dir()
+    pip("--python", python, "uninstall", "-y", "pkg", cwd=tmp_path, env=usual)
     assert not package.exists() and not list(package.parent.glob("pkg*"))
 
 
@@ -153,12 +157,12 @@ def test_an_editable_install_writes_in_place(built: Built, builder: Path, tmp_pa
     """It follows its source when it is built again, and an uninstall leaves the project's files."""
     project, python = tmp_path / "project", make_venv(tmp_path / "venv")
     shutil.copytree(built.project, project, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    sources = {m: project / s for m, s in zip(built.layout.modules, built.layout.outputs, strict=True)}
-    outputs = [project / output for output in built.layout.outputs.values()]
+    sources = {m: project / s for m, s in zip(LAYOUT.modules, LAYOUT.outputs, strict=True)}
+    outputs = [project / output for output in LAYOUT.outputs.values()]
     pip("--python", python, "install", "--no-deps", "-e", project, cwd=tmp_path, env=env)
     assert list(compare(sources, tmp_path, python=python).values()) == outputs
     first = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
-    save_model(sources[built.layout.modules[0]], seed=5, hidden=24)
+    save_model(sources[LAYOUT.modules[0]], seed=5, hidden=24)
     backend("build_editable", project, tmp_path / "wheels", builder, env)
     assert list(compare(sources, tmp_path, python=python).values()) == outputs
     second = [(output.read_bytes(), output.stat().st_mtime_ns) for output in outputs]
@@ -172,10 +176,9 @@ def test_a_build_follows_the_content_of_its_source(
     builder: Path, wheelhouse: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     """Touched, nothing is written again, though the build folder is still there; changed, one module is."""
-    layout = LAYOUTS["src"]
-    project = write_project(tmp_path / "project", layout)
-    one, two = (project / source for source in layout.outputs)
-    made = [project / "build/lib" / o.removeprefix("src/") for o in layout.outputs.values()]
+    project = write_project(tmp_path / "project", LAYOUT)
+    one, two = (project / source for source in LAYOUT.outputs)
+    made = [project / "build/lib" / o.removeprefix("src/") for o in LAYOUT.outputs.values()]
 
     def build(name: str) -> list[tuple[bytes, int]]:
         wheel = backend("build_wheel", project, tmp_path / name, builder, env)
@@ -191,4 +194,4 @@ def test_a_build_follows_the_content_of_its_source(
     changed = build("changed")
     assert changed[0] != first[0] and changed[1] == first[1]
     site = unpack(tmp_path / "changed" / "pkg-1.0-py3-none-any.whl", tmp_path / "site")
-    compare(dict(zip(layout.modules, (one, two), strict=True)), tmp_path, path=site)
+    compare(dict(zip(LAYOUT.modules, (one, two), strict=True)), tmp_path, path=site)

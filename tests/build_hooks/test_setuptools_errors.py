@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.build_hooks.projects import LAYOUTS, backend, make_venv, pip, run, save_model, write_project
-from tests.build_hooks.wheelhouse import compiling, environment
+from tests.build_hooks.wheelhouse import environment
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ BAD: Mapping[str, tuple[Edit, str]] = {
 
 @pytest.fixture
 def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return compiling(environment(wheelhouse, tmp_path / "cache"))
+    return environment(wheelhouse, tmp_path / "cache")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def good(builder: Path, wheelhouse: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("good")
     project = write_project(folder / "project", LAYOUTS["src"])
     for hook in ("build_editable", "build_wheel"):
-        backend(hook, project, folder / hook, builder, compiling(environment(wheelhouse, folder / "cache")))
+        backend(hook, project, folder / hook, builder, environment(wheelhouse, folder / "cache"))
     return project
 
 

@@ -20,7 +20,7 @@ from tests.build_hooks.projects import (
     unpack,
     write_project,
 )
-from tests.build_hooks.wheelhouse import compiling, environment
+from tests.build_hooks.wheelhouse import environment
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def without_table(project: Path) -> None:
 
 @pytest.fixture
 def env(wheelhouse: Path, tmp_path: Path) -> dict[str, str]:
-    return compiling(environment(wheelhouse, tmp_path / "cache"))
+    return environment(wheelhouse, tmp_path / "cache")
 
 
 def sources(layout: Layout, project: Path) -> dict[str, Path]:
@@ -102,13 +102,18 @@ def test_every_kind_of_build(name: str, builder: Path, tmp_path: Path, env: dict
     wheel = backend("build_wheel", project, tmp_path / "wheel", builder, env)
     assert {name for name in members(wheel) if not name.endswith("__init__.py")} == expected(layout)
     check_record(wheel)
+    assert sum(name.endswith("__init__.py") for name in members(wheel)) == sum("__init__" in f for f in layout.files)
     assert not any((project / output).exists() for output in layout.outputs.values())
-    compare(sources(layout, project), tmp_path, path=unpack(wheel, tmp_path / "site"))
+    site = unpack(wheel, tmp_path / "site")
+    compare(sources(layout, project), tmp_path, path=site)
 
     with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
+        assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
     again = backend("build_wheel", tmp_path / "unpacked" / "pkg-1.0", tmp_path / "again", builder, env)
     assert members(again) == members(wheel)
+    second = unpack(again, tmp_path / "second")
+    assert all((site / name).read_bytes() == (second / name).read_bytes() for name in members(wheel))
 
     for mode in ("lenient", "strict"):
         wheel = backend("build_editable", project, tmp_path / mode, builder, env, {"editable_mode": mode})
@@ -120,11 +125,13 @@ def test_every_kind_of_build(name: str, builder: Path, tmp_path: Path, env: dict
         assert all(file.is_relative_to(project / "build") == (mode == "strict") for file in found)
 
 
-def test_a_strict_editable_install_runs(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    """Module and sidecar are links in a folder of their own."""
-    layout = LAYOUTS["src"]
+@pytest.mark.parametrize(("mode", "layout"), [("lenient", FLAT), ("strict", LAYOUTS["src"])], ids=["lenient", "strict"])
+def test_an_editable_install_runs(
+    mode: str, layout: Layout, builder: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Where it is strict, module and sidecar are links in a folder of their own."""
     project = write_project(tmp_path / "project", layout)
-    wheel = backend("build_editable", project, tmp_path / "wheel", builder, env, {"editable_mode": "strict"})
+    wheel = backend("build_editable", project, tmp_path / "wheel", builder, env, {"editable_mode": mode})
     compare(sources(layout, project), tmp_path, path=unpack(wheel, tmp_path / "site"))
 
 

@@ -12,7 +12,7 @@ import tomllib
 
 from onnxgen.build_hooks.setuptools_entry import _may_have_models
 from tests.build_hooks.projects import LAYOUTS, SETUPTOOLS, Layout, backend, members, run, write_project
-from tests.build_hooks.wheelhouse import compiling, environment
+from tests.build_hooks.wheelhouse import environment
 from tests.conftest import ROOT
 
 PLAIN = Layout({}, [], LAYOUTS["src"].files)
@@ -156,7 +156,7 @@ def test_a_project_that_mentions_it_is_built_as_ever(builder: Path, wheelhouse: 
     mention = "# [tool.onnxgen] is for another day"
     project = write_project(tmp_path / "project", PLAIN, SETUPTOOLS, settings=mention)
     assert _may_have_models(str(project / "pyproject.toml"))
-    env = compiling(environment(wheelhouse, tmp_path / "cache"))
+    env = environment(wheelhouse, tmp_path / "cache")
     wheel = backend("build_wheel", project, tmp_path / "wheel", builder, env)
     assert members(wheel) == {"pkg/__init__.py", "pkg/nets/__init__.py"}
     assert not (tmp_path / "cache").exists()

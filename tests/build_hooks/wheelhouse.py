@@ -115,12 +115,15 @@ def build_wheel(tree: Path, folder: Path) -> Path:
 def environment(wheelhouse: Path, cache: Path) -> dict[str, str]:
     """Variables for a process that builds: pip takes wheels from this folder alone, and nothing of this tree is seen.
 
+    What is imported is compiled once a session, into a folder beside that of the wheels: projects stay as they are.
+
     Args:
         wheelhouse: the folder of wheels.
         cache: where onnxgen keeps what it remembers of files.
     """
     return {
-        **clean_environment(),
+        **{name: value for name, value in clean_environment().items() if name != "PYTHONDONTWRITEBYTECODE"},
+        "PYTHONPYCACHEPREFIX": str(wheelhouse.with_name("compiled")),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheelhouse),
@@ -129,11 +132,6 @@ def environment(wheelhouse: Path, cache: Path) -> dict[str, str]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ONNXGEN_CACHE_DIR": str(cache),
     }
-
-
-def compiling(env: dict[str, str]) -> dict[str, str]:
-    """The same for an environment that many builds share: what is imported is compiled once."""
-    return {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def clean_environment() -> dict[str, str]:
