@@ -11,6 +11,7 @@ import textwrap
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +115,31 @@ def _line(error: Exception) -> str:
 
 def _environment(templates: Path | None) -> Any:
     """Templates by name: the user's before ours, which are `onnxgen/...` too, so that the user's can extend them."""
+    if templates is None:
+        return _our_environment()
+    import jinja2
+
+    ours, own = jinja2.FileSystemLoader(templates_dir()), jinja2.FileSystemLoader(templates)
+    known = set(ours.list_templates())
+    if not {name for name in own.list_templates() if name in known and name.endswith(SUFFIX)}:
+        names = ", ".join(name for name in sorted(known) if name.endswith(SUFFIX))
+        raise OnnxgenError(Problem(f"no template in {templates} overrides one of onnxgen's", help=f"they are {names}"))
+    return _loading(jinja2.PrefixLoader({"onnxgen": ours}), own, ours)
+
+
+@cache
+def _our_environment() -> Any:
+    """Where nobody adds templates: ours are compiled once a process, which takes as long as a small model."""
     import jinja2
 
     ours = jinja2.FileSystemLoader(templates_dir())
-    loaders: list[Any] = [jinja2.PrefixLoader({"onnxgen": ours})]
-    if templates is not None:
-        known, own = set(ours.list_templates()), jinja2.FileSystemLoader(templates)
-        if not {name for name in own.list_templates() if name in known and name.endswith(SUFFIX)}:
-            names = ", ".join(name for name in sorted(known) if name.endswith(SUFFIX))
-            raise OnnxgenError(
-                Problem(f"no template in {templates} overrides one of onnxgen's", help=f"they are {names}")
-            )
-        loaders.append(own)
-    loader = jinja2.ChoiceLoader([*loaders, ours])
+    return _loading(jinja2.PrefixLoader({"onnxgen": ours}), ours)
+
+
+def _loading(*loaders: Any) -> Any:
+    import jinja2
+
+    loader = jinja2.ChoiceLoader(loaders)
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 

@@ -167,18 +167,15 @@ def _declared(name: str, value: Value, dynamic: bool | Container[int]) -> onnx.V
 # ------------------------------------------------------------------------------------------------------ running
 
 
-_environment = cache(render._environment)
-
-
 @contextlib.contextmanager
-def _unformatted() -> Iterator[None]:
-    """Without black and with the templates compiled once: they cost more than all else and change nothing that runs."""
-    formatted, environment = render._black, render._environment
-    render._black, render._environment = lambda source: source, _environment
+def unformatted() -> Iterator[None]:
+    """Without black: it costs more than all else and changes nothing that runs."""
+    formatted = render._black
+    render._black = lambda source: source
     try:
         yield
     finally:
-        render._black, render._environment = formatted, environment
+        render._black = formatted
 
 
 def generate(model: onnx.ModelProto, options: Options = DEFAULTS, pretty: bool = False) -> Generated:
@@ -186,7 +183,7 @@ def generate(model: onnx.ModelProto, options: Options = DEFAULTS, pretty: bool =
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
-        with contextlib.nullcontext() if pretty else _unformatted():
+        with contextlib.nullcontext() if pretty else unformatted():
             return build(path, options, path.with_suffix(".py"))
 
 
