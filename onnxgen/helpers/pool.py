@@ -41,6 +41,26 @@ def average_pool(
     return total / count.clamp(min=1)
 
 
+def summed_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    overhang: Sequence[int],
+    count_include_pad: bool,
+) -> Tensor:
+    """The same, summed one element after the other; of padding that counts, what lies behind its end does, too."""
+    ones, axes = (1,) * len(kernel), list(range(-len(kernel), 0))
+    counted = F.pad(F.pad(x.new_ones(1, 1, *x.shape[2:]), pads), overhang)
+    windows = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, ones).flatten(-len(kernel))
+    total = windows[..., 0]
+    for number in range(1, windows.shape[-1]):
+        total = total + windows[..., number]
+    if count_include_pad:
+        return total / math.prod(kernel)
+    return total / pool_windows(counted, kernel, stride, ones).sum(axes)
+
+
 def lp_pool(x: Tensor, p: float, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """ONNX LpPool: the p-norm of each window of x [batch, channels, size...]."""
     norm: Tensor = torch.linalg.vector_norm(pool_windows(x, kernel, stride, dilation), p, list(range(-len(kernel), 0)))

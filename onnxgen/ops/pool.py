@@ -13,6 +13,7 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
 from onnxgen.ops.registry import op
+from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
 from onnxgen.propagate.dims import Dim, dim_max, dim_min
 from onnxgen.propagate.info import info
@@ -278,6 +279,22 @@ def average_pool(
     return b.call(
         "average_pool", X, tuple(w.kernel), tuple(w.stride), tuple(w.dilation), w.sides, overhang,
         bool(count_include_pad),
+    )  # fmt: skip
+
+
+@op("SummedPool", domain=DOMAIN)
+def summed_pool(
+    b: Builder, X: Arg, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: list[int],
+    pads: list[int] | None = None, strides: list[int] | None = None,
+) -> ast.expr:  # fmt: skip
+    """AveragePool as onnxruntime's quantised one has it: to the last digit, and padding counts behind the end, too."""
+    w = window(b, X, auto_pad, ceil_mode, None, kernel_shape, pads, strides)
+    if w.empty is not None:
+        return b("x.new_empty(s)", x=X, s=w.empty)
+    overhang = tuple(p for o in reversed(w.overhang) for p in (0, o))
+    return b.call(
+        "summed_pool", X, tuple(w.kernel), tuple(w.stride), w.sides, overhang, bool(count_include_pad)
     )  # fmt: skip
 
 

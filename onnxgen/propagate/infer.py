@@ -33,6 +33,7 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
     "ai.onnx.ml": infer_ml.RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
+    "onnxgen": {"SummedPool": infer_conv.RULES["AveragePool"]},
 }
 
 

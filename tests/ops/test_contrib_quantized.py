@@ -95,6 +95,20 @@ def test_pools(dtype: str, last: int) -> None:
 
 @TYPES
 @pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("pads", [[0] * 4, [1, 0, 1, 0], [1] * 4, [0, 1, 1, 0], "SAME_UPPER", "SAME_LOWER"], ids=str)
+def test_every_pool(dtype: str, last: int, pads: list[int] | str) -> None:
+    """Scales that make ties of many averages; padding that counts does so behind its end, too."""
+    x = ints(dtype, 2, 6, 9, 8)
+    padding = {"auto_pad": pads} if isinstance(pads, str) else {"pads": pads}
+    for count, (scale, zero), (out, out_zero) in zip(range(8), [(0.1, 3), (0.25, 27)] * 4, [(0.2, 2), (1.0, 33)] * 4):
+        attrs = {"kernel_shape": [3, 2] if count & 1 else [2, 2], "channels_last": last, **padding}
+        attrs |= {"strides": [2, 2], "ceil_mode": count >> 1 & 1, "count_include_pad": count >> 2 & 1}
+        inputs = [x, *quantised(dtype, scale, zero), *quantised(dtype, out, out_zero)]
+        run("QLinearAveragePool", inputs, attrs, initializers={1, 2, 3, 4})
+
+
+@TYPES
+@pytest.mark.parametrize("last", [0, 1])
 def test_convolution(dtype: str, last: int) -> None:
     x = ints(dtype, 2, 7, 6, 4) if last else ints(dtype, 2, 4, 7, 6)
     inputs = [

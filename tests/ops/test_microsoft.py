@@ -1,6 +1,7 @@
 """onnxruntime's operators that the standard has no words for, against onnxruntime.
 
-It has no CPU kernel for Rfft and Irfft: numpy's transforms are the oracle.
+It has no CPU kernel for Rfft and Irfft: numpy's transforms are the oracle. Its text says that Irfft is the inverse of
+Rfft, so it is divided by the number of elements.
 """
 
 from __future__ import annotations

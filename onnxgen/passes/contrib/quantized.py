@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.attention import attended
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.passes.linear import DOMAIN
 from onnxgen.propagate.info import info
 
 Results = list[ir.Value | None]
@@ -83,9 +84,10 @@ def qlinear_average_pool(
     n = g.rank(X)
     x = g("DequantizeLinear", X, x_scale, x_zero_point)
     x = g("Transpose", x, perm=[0, n - 1, *range(1, n - 1)]) if channels_last else x
-    made = g(
-        "AveragePool", x, auto_pad=auto_pad, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
-        kernel_shape=kernel_shape, pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+    (made,) = g.several(
+        1, "SummedPool", x, domain=DOMAIN, auto_pad=auto_pad, ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad, kernel_shape=kernel_shape,
+        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
     )  # fmt: skip
     made = g("Transpose", made, perm=[0, *range(2, n), 1]) if channels_last else made
     return _rounded(g, g("Div", made, y_scale), y_zero_point, X)

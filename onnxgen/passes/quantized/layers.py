@@ -19,7 +19,7 @@ Maybe = ir.Value | None
 TABLE: dict[tuple[str, str], Body] = {}
 PACKED = "DequantizePacked"  # of ours: a matrix that onnxruntime packs, as `dequantised.Dequantised` has its attributes
 SHARED = (  # written with Q and DQ around an operator of floats
-    "QuantizeLinear DequantizeLinear QLinearSigmoid QLinearLeakyRelu QLinearWhere QLinearConcat QLinearAveragePool "
+    "QuantizeLinear DequantizeLinear QLinearSigmoid QLinearLeakyRelu QLinearWhere QLinearConcat "
     "QEmbedLayerNormalization"
 ).split()
 
@@ -218,3 +218,21 @@ def qlinear_global_average_pool(
     made = g("GlobalAveragePool", _last_first(g, x, rank) if channels_last else x)
     made = _last_again(g, made, rank) if channels_last else made
     return g("QuantizeLinear", made, y_scale, y_zero_point)
+
+
+@body("QLinearAveragePool", table=TABLE)
+def qlinear_average_pool(
+    g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
+    kernel_shape: list[int], pads: list[int] | None = None, strides: list[int] | None = None,
+) -> Value:  # fmt: skip
+    x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
+    counts_all = ceil_mode and count_include_pad  # what lies behind the padding, too: the standard's does not
+    (made,) = g.several(
+        1, "SummedPool" if counts_all else "AveragePool", _last_first(g, x, rank) if channels_last else x,
+        domain=DOMAIN if counts_all else "", auto_pad=auto_pad, ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad, kernel_shape=kernel_shape,
+        pads=None if auto_pad != "NOTSET" else pads, strides=strides,
+    )  # fmt: skip
+    made = _last_again(g, made, rank) if channels_last else made
+    return _integers(g, made, y_scale, y_zero_point, X)
