@@ -1,53 +1,136 @@
-"""Print the page of operators from the registry: `python docs/operators.py > docs/OPERATORS.md`.
+"""Print the page of operators: `python docs/operators.py > docs/OPERATORS.md`.
 
-An operator stands here because onnxgen has a function for it, or it is written out by others. What was compared
-with onnxruntime is in the tests and in benchmarks/MODELS.md.
+It is made of the registry, of the table of gradients, and of the counts of ONNX's backend tests, which
+`tests/backend/test_counts.py` holds to the installed onnx.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnx
 
-from onnxgen.ops.registry import Operator, operators
+from onnxgen.gradients import BY_INPUT, NOWHERE, key
+from onnxgen.ops.registry import operators
 from onnxgen.passes.contrib import bodies
+from onnxgen.passes.contrib.writer import BODIES
 
+COUNTS = Path(__file__).resolve().parents[1] / "tests" / "backend" / "counts.txt"
+COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradients", "notes")
 HEAD = """\
 # Operators
 
-Printed by `python docs/operators.py > docs/OPERATORS.md` from the registry; `onnxgen ops` lists the same.
+Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists the same operators.
 
-An operator stands here because onnxgen has a function for it; what was compared with onnxruntime is in `tests/ops` and,
-by file, in `benchmarks/MODELS.md`. The numbers are opsets: from the first one on the function has the operator's
-meaning, and at a further one the meaning changed and another function begins. What a function can't express exactly it
-refuses with the node's name. "By its body": onnxgen has no function of its own, and puts the nodes by which the ONNX
-standard defines the operator in its place. "Written out": operators of onnxruntime and ones that the standard dropped,
-for which onnxgen puts the standard's (`onnxgen/passes/contrib`).
+- **from opset**: from the first number on onnxgen's function has the operator's meaning, and at a further one the
+  meaning changed and another function begins. "by its body": onnxgen has no function of its own, and puts the nodes by
+  which the ONNX standard defines the operator in its place. "written out": operators of onnxruntime and ones that the
+  standard dropped, for which onnxgen puts the standard's (`onnxgen/passes/contrib`).
+- **newest**: the operator's newest schema in onnx {version}.
+- **backend tests**: how many of the {total} tests of ONNX's own runner whose model has the operator pass, of how many
+  (`tests/backend`); {passed} pass in all, and `tests/backend/exclusions.py` says why the others do not count.
+  Operators without such a test are compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
+- **gradients**: `tests/gradients` compares them with differences of the function in float64, for every operator with
+  "yes" and by each input of floating point; and holds what is said of the others (`onnxgen/gradients.py`) to it.
+- **notes**: what the function does, and what it refuses, with the node's name, rather than guess.
 """
 
 
 def main() -> None:
-    rows = {key: _opsets(versions) for key, versions in operators().items() if not key[0].startswith("onnxgen")}
-    for schema in onnx.defs.get_all_schemas():
-        if (schema.domain, schema.name) not in rows and _has_body(schema) and not schema.deprecated:
-            rows[schema.domain, schema.name] = "by its body"
-    rows |= dict.fromkeys(bodies() - rows.keys(), "written out")
-    print(HEAD)
-    print(f"{len(rows)} operators.\n\n| domain | operator | from opset |\n|---|---|---|")
-    for (domain, name), opsets in sorted(rows.items()):
-        print(f"| {domain or 'ai.onnx'} | {name} | {opsets} |")
+    names = _names()
+    passed, total = _counts()["*"]
+    print(HEAD.format(version=onnx.__version__, passed=passed, total=total))
+    print(f"{len(names)} operators.\n")
+    print(
+        "| domain | operator | from opset | newest | backend tests | gradients | notes |\n|---|---|---|---|---|---|---|"
+    )
+    for domain, name in sorted(names):
+        cells = (domain or "ai.onnx", name, _opsets(domain, name), _newest(domain, name), _tested(domain, name))
+        print("| " + " | ".join((*cells, _gradients(domain, name), _notes(domain, name))).rstrip() + " |")
 
 
-def _opsets(versions: list[Operator]) -> str:
-    return ", ".join(str(version.since) for version in versions)
+def _names() -> set[tuple[str, str]]:
+    own = {name for name in operators() if not name[0].startswith("onnxgen")}
+    schemas: Any = onnx.defs.get_all_schemas()
+    return own | bodies() | {(s.domain, s.name) for s in schemas if not s.deprecated and _has_body(s)}
 
 
-def _has_body(schema: onnx.defs.OpSchema) -> bool:
+def _has_body(schema: Any) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _opsets(domain: str, name: str) -> str:
+    if (domain, name) in operators():
+        return ", ".join(str(version.since) for version in operators()[domain, name])
+    return "written out" if (domain, name) in bodies() else "by its body"
+
+
+@cache
+def _schemas() -> dict[tuple[str, str], list[Any]]:
+    found: dict[tuple[str, str], list[Any]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((schema.domain, schema.name), []).append(schema)
+    return found
+
+
+def _newest(domain: str, name: str) -> str:
+    history = sorted(_schemas().get((domain, name), []), key=lambda s: s.since_version)
+    kept = [str(s.since_version) for s in history if not s.deprecated]
+    dropped = f", deprecated in {history[-1].since_version}" if history and history[-1].deprecated else ""
+    return kept[-1] + dropped if kept else ""
+
+
+@cache
+def _counts() -> dict[str, tuple[int, int]]:
+    """Of each operator the tests that pass, and all; "*" has those of all operators."""
+    rows = [line.split() for line in COUNTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return {name: (int(passed), int(total)) for name, passed, total in rows}
+
+
+def _tested(domain: str, name: str) -> str:
+    counts = _counts().get(key(domain, name))
+    return f"{counts[0]}/{counts[1]}" if counts else ""
+
+
+def _gradients(domain: str, name: str) -> str:
+    nowhere = NOWHERE.get(key(domain, name))
+    if nowhere is not None:
+        return f"no: {nowhere}"
+    inputs = BY_INPUT.get(key(domain, name), {})
+    return "; ".join(["yes", *(f"not by `{parameter}`: {reason}" for parameter, reason in inputs.items())])
+
+
+def _notes(domain: str, name: str) -> str:
+    """The first sentence of each function's docstring, and what it refuses."""
+    functions = [v.function for v in operators().get((domain, name), [])] or [
+        function for key_, function in BODIES.items() if key_ == (domain, name)
+    ]
+    told = dict.fromkeys((inspect.getdoc(f) or "").partition("\n")[0] for f in functions)
+    refused = "; ".join(dict.fromkeys(text for f in functions for text in _refusals(f)))
+    parts = [*filter(None, told), f"Refused: {refused}." if refused else ""]
+    return " ".join(parts).strip().replace("|", "\\|")
+
+
+def _refusals(function: Callable[..., Any]) -> Iterator[str]:
+    """What `b.error(...)` and `Refused(...)` in a function say first; … for what depends on the node."""
+    for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        called = call.func if isinstance(call, ast.Call) else None
+        named = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if isinstance(call, ast.Call) and named in ("error", "Refused") and call.args:
+            text = call.args[0]
+            if isinstance(text, ast.Constant):
+                yield str(text.value)
+            elif isinstance(text, ast.JoinedStr):
+                yield "".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in text.values)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 STEPS = "piecewise constant: the derivative is 0 wherever there is one"
 INTEGERS = "its results are integers or truth values"
-TEXT = "it works on text or on encoded bytes"
-COUNTED = "its numbers are made of integers alone"
+TEXT = "what goes in is text or an encoded image"
+COUNTED = "no number of floating point goes into its result"
 DRAWN = "its numbers are drawn, whatever goes in"
 BITS = "it reads bits as another type: no smooth function of the number"
 SIZES = "it sets the size of the result, a whole number"
-CHANCE = "the chance of what is drawn: the expected result does not depend on it"
 REFUSED = "a node that has it is refused"
 TYPE = "only its type counts"
 
@@ -34,9 +33,10 @@ _NOWHERE = {
         SequenceLength Shape Size Xor
         ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
     """,
-    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
+    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
     COUNTED: """
         BlackmanWindow Constant ConstantOfShape EyeLike GivenTensorFill HammingWindow HannWindow SequenceEmpty
+        TfIdfVectorizer
     """,
     DRAWN: "RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     BITS: "BitCast",
@@ -59,8 +59,10 @@ _BY_INPUT = {
         "Upsample": "scales",
         "com.microsoft.Range": "limit",
     },
-    CHANCE: {"Dropout": "ratio"},
-    REFUSED: {"com.microsoft.PackedMultiHeadAttention": "attention_bias"},
+    REFUSED: {
+        "com.microsoft.PackedAttention": "attention_bias",
+        "com.microsoft.PackedMultiHeadAttention": "attention_bias",
+    },
     TYPE: {"CastLike": "target_type"},
 }
 

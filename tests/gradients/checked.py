@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
+from onnxgen.options import Options
 from tests.gradients.cases import Case, Value
 from tests.gradients.values import off_kinks
 from tests.ops import harness
@@ -91,7 +92,7 @@ def _gradients(function: Callable[..., tuple[Tensor, ...]], free: tuple[Tensor, 
 
 def in_double(case: Case) -> torch.nn.Module:
     """The module that is generated, with float64 in place of every other type of floating point."""
-    generated = harness.generate(case.model)
+    generated = harness.generate(case.model, Options(nchwc_block=8))
     source = generated.source
     for pattern, wide in WIDE:
         source = re.sub(pattern, wide, source)

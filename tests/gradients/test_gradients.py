@@ -14,14 +14,12 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgen.gradients import BITS, BY_INPUT, CHANCE, NOWHERE, SIZES, key, reason
+from onnxgen.gradients import BITS, BY_INPUT, NOWHERE, SIZES, key, reason
 from onnxgen.ops.registry import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT
 from tests.gradients.cases import Case, Name, by_operator
 from tests.gradients.checked import check
-
-HELD = {SIZES, CHANCE}  # a step to the side gives no number to compare with
 
 
 def _known() -> list[Name]:
@@ -53,7 +51,7 @@ def test_gradients(name: Name) -> None:
     still: set[str] = set()
     for case in [] if reason(*name) == BITS else by_operator().get(name, []):
         at = _parameters(case)
-        held = frozenset(origin for origin, p in at.items() if reason(*name, p) in HELD)
+        held = frozenset(origin for origin, p in at.items() if reason(*name, p) == SIZES)
         for origin, flowing in check(case, held).items():
             (flows if flowing else still).add(at.get(origin, origin.rpartition(".")[2]))
         assert not {p for p in flows if reason(*name, p)}, f"{case.name}: a gradient where the table says none"

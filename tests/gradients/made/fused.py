@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from tests.gradients.cases import Case
-from tests.gradients.made.nodes import between, floats, fused, integers, ints
+from tests.gradients.made.nodes import between, floats, fused, integers, ints, node
+
+NCHWC = "com.microsoft.nchwc"
 
 
 def cases() -> Iterator[Case]:
@@ -16,6 +18,8 @@ def cases() -> Iterator[Case]:
     yield from _norms()
     yield from _layers()
     yield from _attention()
+    yield from _grouped()
+    yield from _blocks()
     yield from _others()
 
 
@@ -96,15 +100,25 @@ def _attention() -> Iterator[Case]:
     yield fused("PackedMultiHeadAttention", *tokens, bias, offsets, starts, **heads)
     angles = between(0, 6, 6, 1)
     caches = [np.cos(angles), np.sin(angles)]
+    places = ints(0, 1, 2, 2, 3, 4).reshape(2, 3)
     for interleaved in (0, 1):
-        yield fused(
-            "RotaryEmbedding", q, ints(0, 1, 2, 2, 3, 4).reshape(2, 3), *caches, num_heads=2, interleaved=interleaved
-        )
-    yield from _grouped(caches)
+        yield fused("RotaryEmbedding", q, places, *caches, interleaved=interleaved, **heads)
+    three = np.stack([places, places[::-1], places])
+    for layout in (0, 1):
+        caches = [np.cos(between(0, 6, 6, 4)), np.sin(between(0, 6, 6, 4))]
+        x = floats(2, 3, 16)
+        yield fused("MRotaryEmbedding", x, three, *caches, mrope_section=[2, 1, 1], mrope_layout=layout, **heads)
+    packed = [floats(4, 4), floats(4, 12), floats(12), offsets, starts]
+    yield fused("PackedAttention", *packed, **heads)
+    query = [floats(2, 1, 4, seed=s) for s in range(3)]
+    room = [floats(2, 2, 4, 2, seed=s) for s in (3, 4)]
+    inputs = [*query, None, floats(1, 1, 1, 4), *room, ints(3, dtype="int32"), None, None, bias]
+    yield fused("DecoderMaskedMultiHeadAttention", *inputs, outputs=3, past_present_share_buffer=1, **heads)
 
 
-def _grouped(caches: list[np.ndarray]) -> Iterator[Case]:
+def _grouped() -> Iterator[Case]:
     """4 heads of queries, 2 of keys, each of 2."""
+    caches = [np.cos(between(0, 6, 6, 1)), np.sin(between(0, 6, 6, 1))]
     attrs = {"num_heads": 4, "kv_num_heads": 2}
     q, k, v = floats(1, 2, 8), floats(1, 2, 4, seed=1), floats(1, 2, 4, seed=2)
     past = [floats(1, 2, 3, 2, seed=s) for s in (3, 4)]
@@ -124,6 +138,19 @@ def _grouped(caches: list[np.ndarray]) -> Iterator[Case]:
     scales = [*[None] * 5, np.array([0.02], np.float32), np.array([0.03], np.float32)]
     quantised = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
     yield fused("GroupQueryAttention", q, k, v, *past, *counts, *scales, outputs=3, **quantised, **attrs)
+
+
+def _blocks() -> Iterator[Case]:
+    """Of 8 channels, which `checked` says are a block."""
+    x = floats(1, 8, 3, 3)
+    yield node("Conv", x, floats(8, 8, 2, 2), floats(8), floats(1, 8, 2, 2), domain=NCHWC, activation="Relu")
+    yield node("ReorderInput", floats(1, 3, 2, 2), domain=NCHWC)
+    yield node("ReorderOutput", x, domain=NCHWC, channels=5, channels_last=1)
+    for name in ("MaxPool", "AveragePool"):
+        yield node(name, x, domain=NCHWC, kernel_shape=[2, 2])
+    for name in ("GlobalMaxPool", "GlobalAveragePool"):
+        yield node(name, x, domain=NCHWC)
+    yield node("Upsample", x, domain=NCHWC, scales=[1, 1, 2, 2])
 
 
 def _others() -> Iterator[Case]:

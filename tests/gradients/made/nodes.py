@@ -54,9 +54,10 @@ def mapped(op_type: str, values: dict[int, Value], **attrs: Any) -> Case:
     return Case(op_type, helper.make_model(drawn, opset_imports=imports, ir_version=10), {"x": values})
 
 
-def graph(text: str, **feeds: Value) -> Case:
-    """A graph in ONNX's textual form, whose last node is the one that is tested."""
-    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 18]>\n' + text)
+def graph(text: str, domain: str = "", **feeds: Value) -> Case:
+    """A graph in ONNX's textual form, whose last node is the one that is tested; it may be of another domain."""
+    imports = '"" : 18' + (f', "{domain}" : 1' if domain else "")
+    model = parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]>\n{text}")
     return Case(text, model, feeds)
 
 

@@ -30,6 +30,13 @@ def cases() -> Iterator[Case]:
     yield node("Multinomial", floats(2, 4), sample_size=3, seed=1.0)
     yield node("RandomNormalLike", floats(2, 4), seed=1.0)
     yield node("RandomUniformLike", floats(2, 4), seed=1.0)
+    text = """
+    g (float[3] a, float[3] b) => (float[3] da, float[3] db) {
+      c = Mul (a, b)
+      y = Sin (c)
+      da, db = ai.onnx.preview.training.Gradient <xs = ["a", "b"], y = "y"> (a, b)
+    }"""
+    yield graph(text, "ai.onnx.preview.training", a=floats(3), b=floats(3, seed=1))
     for mode in ("nearest", "linear", "cubic"):
         for rule in ("half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"):
             roi = np.array([0.1, 0.2, 0.7, 0.9], np.float32)
