@@ -23,15 +23,16 @@ _NOWHERE = {
         Bernoulli Ceil Floor Hardmax MelWeightMatrix QLinearConv QLinearMatMul QuantizeLinear Round Sign
         ai.onnx.ml.Binarizer ai.onnx.ml.OneHotEncoder
         com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
-        com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu
-        com.microsoft.QLinearMul com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax com.microsoft.QLinearWhere
-        com.microsoft.QuantizeLinear
+        com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
+        com.microsoft.QLinearReduceMean com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
+        com.microsoft.QLinearWhere com.microsoft.QuantizeLinear
     """,
     INTEGERS: """
         And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual
         IsInf IsNaN Less LessOrEqual MatMulInteger Multinomial NonMaxSuppression NonZero Not OptionalHasElement Or
         SequenceLength Shape Size Xor
         ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
+        com.microsoft.MatMulInteger16 com.microsoft.MulInteger com.microsoft.ReduceSumInteger
     """,
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
     COUNTED: """

@@ -20,6 +20,7 @@ def cases() -> Iterator[Case]:
     yield from _attention()
     yield from _grouped()
     yield from _blocks()
+    yield from _dropouts()
     yield from _others()
 
 
@@ -153,7 +154,27 @@ def _blocks() -> Iterator[Case]:
     yield node("Upsample", x, domain=NCHWC, scales=[1, 1, 2, 2])
 
 
+def _dropouts() -> Iterator[Case]:
+    x, bias, ratio, training = floats(3, 4), floats(4), np.array(0.25, np.float32), np.array(True)
+    yield fused("BiasAdd", x, bias, floats(3, 4, seed=1))
+    for name in ("BiasDropout", "BitmaskBiasDropout"):
+        yield fused(name, x, bias, floats(3, 4, seed=1), ratio, training)
+        yield fused(name, x, bias, floats(3, 4, seed=1))
+    yield fused("BitmaskDropout", x, ratio, training)
+
+
 def _others() -> Iterator[Case]:
+    for name in ("ComplexMul", "ComplexMulConj"):
+        yield fused(name, floats(2, 3, 2), floats(3, 2))
+    yield fused("GemmFastGelu", floats(2, 3), floats(3, 2), floats(2))
+    operands = [floats(1, 2, 3, 4, seed=s).astype(np.float16) for s in range(4)]
+    yield fused("GemmaRotaryEmbedding", floats(1, 3, 4), *operands, outputs=2)
+    yield fused("TorchEmbedding", floats(5, 3), ints(1, 4, 1))
+    yield fused("NhwcMaxPool", floats(1, 3, 3, 2), kernel_shape=[2, 2])
+    yield fused("UnfoldTensor", floats(2, 4, 5), size=2, step=2, dim=1)
+    boxes, size = np.array([[0.1, 0.2, 0.72, 0.9], [0.8, 0.9, 0.2, 0.1]], np.float32), ints(2, 3, dtype="int32")
+    for mode in ("bilinear", "nearest"):
+        yield fused("CropAndResize", floats(2, 1, 4, 4), boxes, ints(1, 0, dtype="int32"), size, mode=mode)
     yield fused("Inverse", floats(2, 3, 3) + 3 * np.eye(3, dtype=np.float32))
     for metric in ("euclidean", "sqeuclidean"):
         yield fused("CDist", floats(3, 4), floats(2, 4), metric=metric)

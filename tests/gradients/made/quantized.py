@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ def cases() -> Iterator[Case]:
     yield fused("QLinearConv", image, *a, weight, *_side(0.01, 0, "int8"), *y)
     yield fused("QLinearAveragePool", image, *a, *y, kernel_shape=[2, 2])
     yield fused("QLinearGlobalAveragePool", image, *a, *y)
+    yield fused("QLinearReduceMean", image, *a, *y, axes=[2], keepdims=0)
     yield from _products(x, a, y)
     yield from _blocks()
     yield from _models()
@@ -53,9 +55,12 @@ def _blocks() -> Iterator[Case]:
         attrs = {"K": 24, "N": rows, "block_size": block, "bits": bits}
         yield fused("MatMulNBits", floats(3, 24), packed, scales, zeros, None, floats(rows), **attrs)
         yield fused("MatMulNBits", floats(3, 24), packed, scales, stored=[1, 2], **attrs)
+    table, scales = integers("uint8", 4, 8), between(0.01, 0.1, 4, 1)
+    gathered: Any = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+    yield fused("GatherBlockQuantized", table, np.array([1, 3, 1]), scales, **gathered)
     for kind in (0, 1):
-        attrs = {"K": 32, "N": rows, "block_size": 16, "quant_type": kind}
-        yield fused("MatMulBnb4", floats(2, 32), integers("uint8", rows * 16), between(0.5, 2, rows * 2), **attrs)
+        attrs = {"K": 32, "N": 2, "block_size": 16, "quant_type": kind}
+        yield fused("MatMulBnb4", floats(2, 32), integers("uint8", 32), between(0.5, 2, 4), **attrs)
 
 
 def _models() -> Iterator[Case]:
