@@ -210,6 +210,12 @@ def _reorder_output(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), (shape[0], *shape[2:], shape[1]) if n.int_("channels_last") else shape)]
 
 
+def _quantized_lstm(n: NodeFacts) -> list[Info]:
+    x, w, hidden = n.shape(0), n.shape(1), n.int_("hidden_size")
+    last = tensor(n.dtype(0), [w[0], x[1], hidden])
+    return [tensor(n.dtype(0), [x[0], w[0], x[1], hidden]), last, last]
+
+
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
@@ -241,6 +247,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "PackedAttention": _attention_without_padding,
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
+    "DynamicQuantizeLSTM": _quantized_lstm,
     "MatMulNBits": _blocked_product,
     "MatMulBnb4": _blocked_product,
     "MatMulIntegerToFloat": _float_product,

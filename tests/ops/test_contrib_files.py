@@ -97,7 +97,7 @@ def optimised(source: Path, out: Path, level: str = "extended") -> onnx.ModelPro
     return onnx.load(out)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "encoder"])
+@pytest.mark.parametrize("name", ["convolutions", "encoder", "recurrent"])
 def test_files_of_its_tools(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.fuzz import floats
-from tests.ops.harness import Ran, run_node
+from tests.ops.harness import Ran, refusal, run_node
 
 F = np.float32
 rng = np.random.default_rng(7)
@@ -188,3 +188,37 @@ def test_embedding(segments: bool) -> None:
     stored = {2, 3, 5, 6} | ({4} if segments else set())
     attrs = {"epsilon": 1e-5}
     run("QEmbedLayerNormalization", inputs, attrs, outputs=2, initializers=stored, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_lstm(seed: int) -> None:
+    """What comes in, and h at each step, is quantised by one scale for all rows."""
+    draw = np.random.default_rng(seed)
+    length, batch, hidden = (int(draw.choice(c)) for c in ([1, 3, 6], [1, 2, 4], [4, 16]))
+    direction, dtype = str(draw.choice(["forward", "reverse", "bidirectional"])), str(draw.choice(["int8", "uint8"]))
+    count, by_column = 2 if direction == "bidirectional" else 1, draw.random() < 0.4
+    shape = (count, 4 * hidden) if by_column else (count,)
+    scales = [draw.uniform(0.002, 0.01, shape).astype(F) for _ in "WR"]
+    zeros = [(np.zeros(shape) if by_column else draw.integers(0, 20, shape)).astype(dtype) for _ in "WR"]
+    states = [floats(count, batch, hidden, seed=s) * F(0.5) if draw.random() < 0.5 else None for s in (4, 5)]
+    inputs = [
+        floats(length, batch, 8), ints(dtype, count, 8, 4 * hidden), ints(dtype, count, hidden, 4 * hidden),
+        floats(count, 8 * hidden, seed=3) if draw.random() < 0.8 else None, None, *states,
+        floats(count, 3 * hidden, seed=6) if draw.random() < 0.3 else None, scales[0], zeros[0], scales[1], zeros[1],
+    ]  # fmt: skip
+    attrs: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+    attrs |= {"clip": 0.7} if draw.random() < 0.3 else {}
+    run("DynamicQuantizeLSTM", inputs, attrs, outputs=3, initializers={1, 2, 8, 9, 10, 11}, rtol=1e-4, atol=1e-5)
+
+
+def test_other_lstms_are_refused() -> None:
+    scales, zeros = np.full(1, 0.01, F), np.zeros(1, np.int8)
+    start = [floats(2, 1, 4), ints("int8", 1, 4, 16), ints("int8", 1, 4, 16), None]
+    for lengths, attrs in (
+        (np.array([2], np.int32), {}),
+        (None, {"input_forget": 1}),
+        (None, {"activations": ["Relu"] * 3}),
+    ):
+        inputs = [*start, lengths, None, None, None, scales, zeros, scales, zeros]
+        text = refusal("DynamicQuantizeLSTM", inputs, {"hidden_size": 4, **attrs}, domain="com.microsoft")
+        assert "are not handled" in text

@@ -1,0 +1,47 @@
+"""onnxruntime's LSTM with weights of 8 bits."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from onnxgen.code.quote import OMIT
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+USUAL = ["Sigmoid", "Tanh", "Tanh"]
+
+
+@op("DynamicQuantizeLSTM", domain="com.microsoft")
+def dynamic_quantize_lstm(
+    b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
+    initial_c: Arg | None, P: Arg | None, W_scale: Arg, W_zero_point: Arg, R_scale: Arg, R_zero_point: Arg, *,
+    hidden_size: int, direction: str = "forward", clip: float = 0.0, input_forget: int = 0,
+    activations: list[str] | None = None, activation_alpha: list[float] | None = None,
+    activation_beta: list[float] | None = None,
+) -> list[ast.expr]:  # fmt: skip
+    """Each direction by itself; what comes in is quantised anew for each product."""
+    if direction not in DIRECTIONS:
+        raise b.error("its direction is none of an LSTM", "fix the file")
+    directions = DIRECTIONS[direction]
+    if sequence_lens is not None or input_forget or (activations or USUAL) != USUAL * (len(activations or USUAL) // 3):
+        raise b.error(
+            "lengths of sequences, coupled gates and activations are not handled", "quantise without its LSTM"
+        )
+    state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
+    made = []
+    for i, is_reverse in enumerate(directions):
+        weights, recurrent = (
+            b("(w[i], s[i], z[i])", w=w, s=s, z=z, i=i)
+            for w, s, z in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))
+        )
+        given = [None if v is None else b("v[i]", v=v, i=i) for v in (B, P)]
+        h, c = (state if v is None else b("v[i]", v=v, i=i) for v in (initial_h, initial_c))
+        called = b.call("dynamic_lstm", X, weights, recurrent, *given, h, c, is_reverse, clip=clip or OMIT)
+        made.append(b.let(called, "direction"))
+    parts = [[b("y[k]", y=y, k=k) for y in made] for k in range(3)]
+    return [b.call("torch.stack", p, dim=1 if k == 0 else OMIT) for k, p in enumerate(parts)]
