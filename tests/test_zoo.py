@@ -27,6 +27,8 @@ WHOLE = bool(os.environ.get("ONNXGEN_WHOLE_ZOO"))
 
 
 VARIANTS = {"resnet_bottleneck", "unet_nearest", "unet_bilinear", "gru_tagger", "encoder_prenorm"}
+# dynamo's export in training mode is read in `test_zoo_training.py`, too, or in `test_golden.py`, to the same text
+ELSEWHERE = {"resnet18", "vit", "llama", "bert", "encoder", "decoder", "gru_last", "unet_transpose"}
 LARGE = {
     "resnet50",
     "mobilenet_v3",
@@ -41,11 +43,13 @@ LARGE = {
 def cases() -> Iterator[Any]:
     """Every network in every case. A dynamo export takes seconds, so by default a network has two of its four: one
     opset in evaluation and the other in training mode, the other way round for the next network; and a variant of
-    another network has one. A large one has none, and no old opset: `test_zoo_training.py` has it, too."""
+    another network has one, as has what other tests export in training mode. A large one has none, and no old opset:
+    `test_zoo_training.py` has it, too."""
     for number, name in enumerate(ZOO):
         for case in CASES:
             skipped = case.exporter == "dynamo" and (
-                (DYNAMO_OPSETS.index(case.opset) + case.training + number) % 2 or (case.training and name in VARIANTS)
+                (DYNAMO_OPSETS.index(case.opset) + case.training + number) % 2
+                or (case.training and name in VARIANTS | ELSEWHERE)
             )
             skipped = skipped or (name in LARGE and (case.exporter, case.opset) != ("legacy", 17))
             marks = pytest.mark.skipif(bool(skipped) and not WHOLE, reason="only with ONNXGEN_WHOLE_ZOO=1")
