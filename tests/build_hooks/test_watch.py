@@ -53,6 +53,7 @@ class Watching:
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
         )
         self.lines: list[str] = []
         self.taken = 0
