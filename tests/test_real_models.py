@@ -24,6 +24,7 @@ from tests.real import (
     run,
 )
 from tests.stripped import strip
+from tests.test_rules import format_again, newer
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,12 @@ def compare(made: Run, expected: dict[str, Any], values: bool, half: bool) -> No
         assert_same(name, ours, theirs, values, half)
 
 
+def assert_rules(source: str) -> None:
+    """It needs no newer torch than 2.4, and black leaves it as it is."""
+    assert newer(source) == []
+    assert format_again(source) == source
+
+
 @pytest.mark.parametrize("entry", shared_models("net", "graph"))
 @pytest.mark.parametrize("variant", ["tree", "flat", "stripped"])
 def test_agrees_with_onnxruntime(entry: dict[str, Any], variant: str, refs: ModuleType, tmp_path: Path) -> None:
@@ -54,12 +61,13 @@ def test_agrees_with_onnxruntime(entry: dict[str, Any], variant: str, refs: Modu
         path = strip(path, tmp_path / "stripped.onnx")
     if "feeds" not in entry:
         # no inputs are known with which onnxruntime runs this graph: it must generate and import all the same
-        generate(path, tmp_path / "model.py", options)
+        assert_rules(generate(path, tmp_path / "model.py", options).source)
         imported(tmp_path / "model.py").Model.from_pretrained()
         assert entry["ort"] != "ok"
         return
     feeds = refs.inputs(entry["path"], recipe=entry["feeds"])
     made = run(path, tmp_path, feeds, options)
+    assert_rules(made.generated.source)
     if entry["ort"] == "ok":
         half = computes_in_half(entry["path"])
         expected = reference(refs, entry, feeds)
