@@ -44,21 +44,12 @@ def resize(
     old = [x.shape[a] for a in axes]
     starts, ends = (list(roi[:n]), list(roi[n:])) if roi is not None else ([0.0] * n, [1.0] * n)
     cropped = coordinates == "tf_crop_and_resize"
-    exact: Sequence[float] | None = None
-    if scales is not None:
-        sizes = [scale_size(d, s) for d, s in zip(old, scales)]  # of the whole axis with a roi, too, as in onnxruntime
-        exact = None if whole else [single_precision(d * single_precision(s)) for d, s in zip(old, scales)]
-    elif sizes is not None and policy != "stretch":
-        choose = min if policy == "not_larger" else max
-        scale = choose(s / d for s, d in zip(sizes, old))
-        sizes, scales = [math.floor(scale * d + 0.5) for d in old], [scale] * n
-    assert sizes is not None
-    scales = [s / max(d, 1) for s, d in zip(sizes, old)] if scales is None else scales
+    sizes, scales, widths = resize_targets(old, sizes, scales, policy, whole)
     dtype = x.dtype
     if mode != "nearest" and dtype not in (torch.float32, torch.float64):
         x = x.float()
     missed = torch.zeros([1] * x.dim(), dtype=torch.bool, device=x.device)
-    for axis, before, size, width, scale, start, end in zip(axes, old, sizes, exact or sizes, scales, starts, ends):
+    for axis, before, size, width, scale, start, end in zip(axes, old, sizes, widths, scales, starts, ends):
         if scale == 1 and size == before and not cropped:
             continue
         at = resize_coordinates(size, before, scale, coordinates, start, end, width, x.device)
@@ -73,6 +64,23 @@ def resize(
     if cropped:
         x = x.masked_fill(missed, outside)
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def resize_targets(
+    old: Sequence[int], sizes: Sequence[int] | None, scales: Sequence[float] | None, policy: str, whole: bool
+) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
+    """Of each axis the new size, the scale, and the new size before it was rounded down; see `resize`."""
+    if scales is not None:
+        new = [scale_size(d, s) for d, s in zip(old, scales)]  # of the whole axis with a roi, too, as in onnxruntime
+        exact = [single_precision(d * single_precision(s)) for d, s in zip(old, scales)]
+        return new, scales, new if whole else exact
+    assert sizes is not None
+    if policy == "stretch":
+        return sizes, [s / max(d, 1) for s, d in zip(sizes, old)], sizes
+    choose = min if policy == "not_larger" else max
+    scale = choose(s / d for s, d in zip(sizes, old))
+    new = [math.floor(scale * d + 0.5) for d in old]
+    return new, [scale] * len(old), new
 
 
 def resize_coordinates(
