@@ -173,6 +173,8 @@ def test_an_unknown_activation_is_refused() -> None:
 
 
 def test_other_domains_say_why() -> None:
+    assert "search in Python" in refusal("BeamSearch", [floats(1)], domain=MICROSOFT)
+    assert "before it was compiled" in refusal("EPContext", [floats(1)], domain=MICROSOFT)
     assert "tokenize in Python" in refusal("BertTokenizer", [floats(1)], domain="ai.onnx.contrib")
 
 

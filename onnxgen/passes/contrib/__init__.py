@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.ops.registry import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.nchwc import set_block
-from onnxgen.passes.contrib.writer import BODIES, Refused, write
+from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Refused, write
 from onnxgen.propagate import propagate
 from onnxgen.propagate.node_facts import NONSENSE
 
@@ -29,6 +29,17 @@ FOREIGN = {
         "out of scope: tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
         "cut them off, and tokenize in Python (or write a function for it: docs/EXTENDING.md)",
     ),
+}
+
+SEARCH = (
+    "it runs a decoder again and again and picks words",
+    "generate from the decoder's own file, and search in Python",
+)
+DEVICE = "what it computes is compiled for one kind of device", "generate from the file before it was compiled"
+REFUSALS = {  # operators of onnxruntime that are programs of their own, and why
+    **dict.fromkeys("BeamSearch WhisperBeamSearch GreedySearch Sampling".split(), SEARCH),
+    **dict.fromkeys("EPContext Snpe".split(), DEVICE),
+    "Tokenizer": ("it works on text, not on tensors", "cut it off, and tokenize in Python"),
 }
 
 
@@ -45,6 +56,8 @@ def contrib(model: ir.Model, options: Options) -> None:
     for node in model.graph.all_nodes():
         if node.domain in FOREIGN:
             node.meta[REFUSED] = FOREIGN[node.domain]
+        elif node.domain == MICROSOFT and node.op_type in REFUSALS:
+            node.meta[REFUSED] = REFUSALS[node.op_type]
     for _ in range(DEPTH):  # what one node makes may be what another must know
         nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known and _is_ours(n, model)]
         if not nodes:
