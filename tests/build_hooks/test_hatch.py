@@ -279,12 +279,14 @@ def test_a_link_out_of_the_project_is_followed(backend: Backend, tmp_path: Path)
         assert found.isreg() and found.size == (tmp_path / "stored").stat().st_size
 
 
-def test_templates_are_in_the_sdist(backend: Backend, tmp_path: Path) -> None:
-    settings = '[tool.hatch.build.targets.sdist]\nonly-include = ["src"]\n\n[tool.onnxgen]\ntemplates = "mine"\n'
-    project = one(tmp_path / "project", settings, **ONE.files, **{"mine/part.jinja": "{# mine #}"})
+def test_templates_and_plugins_are_in_the_sdist(backend: Backend, tmp_path: Path) -> None:
+    settings = '[tool.hatch.build.targets.sdist]\nonly-include = ["src"]\n\n'
+    settings += '[tool.onnxgen]\ntemplates = "mine"\nplugins = ["ops/"]\n'
+    files = {"mine/part.jinja": "{# mine #}", "ops/__init__.py": "from . import more\n", "ops/more.py": "1 / 0\n"}
+    project = one(tmp_path / "project", settings, **ONE.files, **files)
     with tarfile.open(backend.build("sdist", project, tmp_path / "dist")) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    assert names >= {"mine/part.jinja", "models/one.onnx", "pyproject.toml"}
+    assert names >= {"mine/part.jinja", "ops/__init__.py", "ops/more.py", "models/one.onnx", "pyproject.toml"}
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -230,15 +230,26 @@ HOUSE = "ours"
 """
 
 
-def test_templates_go_into_an_sdist(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    files = {**LAYOUTS["src"].files, "looks/module.py.jinja": TEMPLATE}
-    layout = replace(LAYOUTS["src"], files=files, settings='[tool.onnxgen]\ntemplates = "looks"\nembed = true\n')
+PLUGIN = """import onnxgen
+@onnxgen.op("Gemm")
+def gemm(b, A, B, C=None, **more):
+    return b("f(A, B)", f=b.helper("product"), A=A, B=B)
+def product(a, b):
+    return a @ b.T
+"""
+
+
+def test_templates_and_plugins_go_into_an_sdist(builder: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    files = {**LAYOUTS["src"].files, "looks/module.py.jinja": TEMPLATE, "ops/gemm.py": PLUGIN}
+    settings = '[tool.onnxgen]\ntemplates = "looks"\nplugins = ["ops/gemm.py"]\nembed = true\n'
+    layout = replace(LAYOUTS["src"], files=files, settings=settings)
     project = write_project(tmp_path / "project", layout)
     with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     wheel = backend("build_wheel", tmp_path / "unpacked" / "pkg-1.0", tmp_path / "wheel", builder, env)
     assert not [name for name in members(wheel) if name.endswith(".safetensors")]
-    assert 'HOUSE = "ours"' in (unpack(wheel, tmp_path / "site") / "pkg/one.py").read_text()
+    made = (unpack(wheel, tmp_path / "site") / "pkg/one.py").read_text()
+    assert 'HOUSE = "ours"' in made and "def product(a, b):" in made
 
 
 @pytest.mark.parametrize("name", ["src", "new folder"])
