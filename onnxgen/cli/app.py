@@ -88,6 +88,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=1e-3, show_default=True, help="Relative tolerance.")
 @click.option("--atol", type=click.FloatRange(min=0), default=1e-5, show_default=True, help="Absolute tolerance.")
+@plugin_option
 @saying_options
 def export(module: Path, **given: Any) -> int:
     """Write the trained values of MODULE into its original graph, or export it anew if it was changed."""

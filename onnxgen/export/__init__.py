@@ -7,6 +7,7 @@ of inputs and outputs. Either way the new file is compared with the module befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ def export(
     seed: int = 0,
     rtol: float = 1e-3,
     atol: float = 1e-5,
+    plugins: Sequence[str] = (),
 ) -> ExportReport:
     """Write a generated module's trained values back to ONNX.
 
@@ -43,6 +45,7 @@ def export(
             files beside it go to `<out>.data`.
         verify: compare the new file with the module before it is put in place; runs, seed, rtol and atol are those of
             `onnxgen.verify`.
+        plugins: modules that say what operators of the file compute, where no oracle knows (see `onnxgen.op`).
 
     Returns:
         what was done.
@@ -57,7 +60,7 @@ def export(
     need_torch("export")
     from onnxgen.export.road import Road, Verification
 
-    wanted = Verification(runs, seed, rtol, atol) if verify else None
+    wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
     road = Road(Path(module), None if onnx is None else Path(onnx), trained, None if out is None else Path(out))
     return road.run(wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -34,11 +34,12 @@ class Verification:
     seed: int
     rtol: float
     atol: float
+    plugins: Sequence[str] = ()
 
     def compare(self, made: Path, network: nn.Module, origin: Origin, out: str) -> VerifyReport:
         """What lies at `made` is called `out`, where it will be. Raises `OnnxgenError` if no oracle can run it."""
         try:
-            check = Check(made, _options(origin), rtol=self.rtol, atol=self.atol)
+            check = Check(made, replace(_options(origin), plugins=self.plugins), rtol=self.rtol, atol=self.atol)
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed)
         except OnnxgenError as error:
             way_out = "--no-verify writes it all the same"

@@ -43,6 +43,7 @@ class Operator:
         renames: schema names of other opsets that mean one of the function's parameters.
         takes: whether the function can take a node; others are replaced by the standard's function body.
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
+        reference: what it computes, in numpy; onnxgen's own have onnx's.
         plugin: what it comes from; None if it is onnxgen's own.
     """
 
@@ -53,6 +54,7 @@ class Operator:
     renames: Mapping[str, str] = field(default_factory=dict)
     takes: Callable[[ir.Node], bool] = lambda node: True
     infer: Rule | None = None
+    reference: Lowering | None = None
     plugin: Plugin | None = None
 
     @property
@@ -77,6 +79,7 @@ def op(
     renames: Mapping[str, str] | None = None,
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
+    reference: Lowering | None = None,
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -90,11 +93,16 @@ def op(
         takes: says of a node whether the function can take it; default: any.
         infer: says of a node (`propagate.node_facts.NodeFacts`) what is known of its outputs: a `propagate.info.Info`
             each. Default: onnxgen's own rule, or what the file declares.
+        reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
+            something to compare with.
     """
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            register_function(name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer)
+            register_function(
+                name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer,
+                reference=reference,
+            )  # fmt: skip
         return function
 
     return register
@@ -109,10 +117,11 @@ def register_function(
     renames: Mapping[str, str] | None = None,
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
+    reference: Lowering | None = None,
 ) -> None:
     """What `op` does, for operators that come from a table."""
     domain = "" if domain == "ai.onnx" else domain
-    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer)
+    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
     noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
     if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
         noted[:] = [o for o in noted if o.key != made.key]

@@ -20,6 +20,7 @@ from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
+from onnxgen.plugins.evaluating import evaluators
 from onnxgen.propagate import propagate
 from onnxgen.reader import read
 from onnxgen.stored import stored
@@ -48,6 +49,7 @@ class Check:
 
     def __init__(self, path: Path, options: Options, *, rtol: float, atol: float) -> None:
         self.path, self.options = path, options
+        self.new_ops = evaluators(options.plugins)
         self.freed: Freed | None = None
         self.approximation: Approximation | None = None
         model = self._examined()
@@ -165,7 +167,7 @@ class Check:
         self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
     ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
         """Inputs, the oracle that ran on them, and what it computed. Raises `OnnxgenError` if there are none."""
-        for oracle in oracles(self.path, without_dropout=self.graph.training):
+        for oracle in oracles(self.path, without_dropout=self.graph.training, new_ops=self.new_ops):
             if isinstance(oracle, Refused):
                 self.refusals.append(str(oracle))
                 self.notes.append(str(oracle))

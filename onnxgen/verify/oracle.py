@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,7 +46,7 @@ class Onnxruntime:
 
     name = "onnxruntime"
 
-    def __init__(self, path: Path, changed: onnx.ModelProto | None) -> None:
+    def __init__(self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any]) -> None:
         try:
             import onnxruntime as ort
         except ImportError as error:
@@ -133,7 +133,7 @@ class Reference:
 
     name = "onnx.reference"
 
-    def __init__(self, path: Path, changed: onnx.ModelProto | None) -> None:
+    def __init__(self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any]) -> None:
         from onnx.reference import ReferenceEvaluator
 
         model = changed if changed is not None else onnx.load(path)
@@ -142,7 +142,7 @@ class Reference:
         if wrong:
             raise Refused(f"it computes {', '.join(sorted(wrong))} of opset {opset} by a later meaning")
         try:
-            self.evaluator = ReferenceEvaluator(model)
+            self.evaluator = ReferenceEvaluator(model, new_ops=list(new_ops))
         except Exception as error:
             raise Refused(_line(error)) from None
 
@@ -162,15 +162,16 @@ def _tidy(value: Any) -> Any:
     return [_tidy(v) for v in value] if isinstance(value, list) else np.asarray(value)
 
 
-def oracles(path: Path, *, without_dropout: bool) -> Iterator[Oracle | Refused]:
+def oracles(path: Path, *, without_dropout: bool, new_ops: Sequence[Any] = ()) -> Iterator[Oracle | Refused]:
     """The oracles in the order to try them; for one that can't load the file a `Refused` that names it.
 
-    `without_dropout` compares a copy of the model in which no Dropout drops anything.
+    `without_dropout` compares a copy of the model in which no Dropout drops anything. `new_ops`: what plugins say of
+    their operators (`plugins.evaluating`), for onnx's evaluator.
     """
     changed = _still(path) if without_dropout else None
     for kind in (Onnxruntime, Reference):
         try:
-            yield kind(path, changed)
+            yield kind(path, changed, new_ops)
         except Refused as refusal:
             yield Refused(f"{kind.name} can't load it: {refusal}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -64,7 +65,7 @@ def model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=9, producer_name="pytorch")
 
 
-def one(op: str = "Swish", inputs: int = 1, domain: str = "com.acme", **attributes: object) -> onnx.ModelProto:
+def one(op: str = "Swish", inputs: int = 1, domain: str = "com.acme", **attributes: Any) -> onnx.ModelProto:
     """A single node of vectors."""
     names = [f"x{i}" for i in range(inputs)]
     node = helper.make_node(op, names, ["y"], "node", domain=domain, **attributes)

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -142,7 +143,8 @@ def test_attributes_of_every_kind(here: Path) -> None:
         "    assert more == {'x y': 2.5, 'class': [1, 2]}, more\n"
         '    return b("torch.stack([*xs]).sum(0) + n", xs=list(xs), n=a_b + len(words[0]))\n',
     )
-    proto = one("Odd", 3, words=["ab", "c"], **{"a-b": 3, "x y": 2.5, "class": [1, 2]})
+    odd: dict[str, Any] = {"a-b": 3, "x y": 2.5, "class": [1, 2]}
+    proto = one("Odd", 3, words=["ab", "c"], **odd)
     assert "torch.stack([*[x0, x1, x2]]).sum(0) + 5" in made(proto, "ops.py")
 
 
@@ -394,3 +396,25 @@ def test_an_operator_called_like_a_standard_one(here: Path, name: str) -> None:
     x = torch.randn(3, 4)
     torch.testing.assert_close(network(x), x.relu() * torch.from_numpy(values).exp() + x.relu())
     assert [n for n, _ in network.named_parameters()] == ["w"]
+
+
+# ---- compared with what the plugin says in numpy ---------------------------------------------------------------------
+
+REFERENCE = SWISH.replace("import onnxgen\n", "import numpy as np\n\nimport onnxgen\n").replace(
+    "infer=", "reference=lambda x, beta, alpha: (alpha * x / (1 + np.exp(-beta * x))).astype(x.dtype), infer="
+)
+
+
+def test_verify_and_export_compare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(here / "ops.py", REFERENCE)
+    saved(net(), here / "net.onnx")
+    assert command(["net.onnx", "-q", "--plugin", "ops.py"]) == 0
+    assert command(["verify", "net.onnx", "net.py", "--plugin", "ops.py"]) == 0
+    assert command(["export", "net.py", "-o", "out.onnx", "--plugin", "ops.py"]) == 0
+    assert "verified against the module" in capsys.readouterr().out
+    written(here / "wrong.py", REFERENCE.replace("alpha * x /", "alpha + x /"))
+    assert command(["verify", "net.onnx", "net.py", "--plugin", "wrong.py"]) == 1
+    assert command(["export", "net.py", "-o", "no.onnx", "--plugin", "wrong.py"]) == 1
+    assert not (here / "no.onnx").exists()
+    written(here / "none.py", SWISH)
+    assert command(["verify", "net.onnx", "net.py", "--plugin", "none.py"]) == 2
