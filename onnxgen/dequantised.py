@@ -97,11 +97,13 @@ class Dequantised:
             before: the ONNX tensors as the file has them.
 
         Raises:
-            FloatingPointError: a float is infinite or NaN, which no integer is.
+            FloatingPointError: a float is infinite or NaN, which no integer is, or a trained scale is not positive.
         """
         stored = before(self.tensor)
         numbers = self._codes(stored) if self.form == TABLE else self._numbers(stored)
         scale, was = self._spread(self.scale(now)), self._spread(self.scale(before))
+        if (scale <= 0).any() and not np.array_equal(scale, was):
+            raise FloatingPointError("a trained scale is not positive")
         unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
         ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))
         if self.form == TABLE:
@@ -149,10 +151,14 @@ class Dequantised:
             return np.asarray(2 ** (self.bits - 1) if self.form == BITS else 0, np.float32)
         zero = get(self.zero)
         if self.form == BITS and zero.dtype == np.uint8:
-            rows = self.shape[0]
-            packed = Dequantised("", (), "", (rows, -(-self.shape[1] // self.block)), form=BITS, bits=self.bits)
-            zero = packed._numbers(zero.reshape(rows, 1, -1))
+            zero = self.unpacked_zero(zero)
         return self._spread(zero)
+
+    def unpacked_zero(self, zero: Array) -> Array:
+        """Zero points that are packed as the matrix is, as [rows, blocks]."""
+        rows = self.shape[0]
+        packed = Dequantised("", (), "", (rows, -(-self.shape[1] // self.block)), form=BITS, bits=self.bits)
+        return packed._numbers(zero.reshape(rows, 1, -1))
 
     def _spread(self, values: Array) -> Array:
         """A scale or zero point so that it broadcasts to the float tensor."""
@@ -200,6 +206,16 @@ def quantised(model: ir.Model, names: Container[str]) -> dict[str, Any]:
 def _table(kind: int) -> Array:
     values = TABLES[kind]
     return np.array(values if kind else [*values, *(-v for v in values)], np.float32)
+
+
+class UnpackedTensor(ir.LazyTensor):
+    """The zero points of a packed matrix, one a block: no tensor of the file, so nothing to be taken back."""
+
+    def __init__(self, how: Dequantised, packed: ir.TensorProtocol, name: str) -> None:
+        shape = ir.Shape((how.shape[0], -(-how.shape[1] // how.block)))
+        super().__init__(
+            lambda: ir.tensor(how.unpacked_zero(packed.numpy()).astype(np.uint8)), ir.DataType.UINT8, shape, name=name
+        )
 
 
 def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Array:

@@ -22,7 +22,7 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, code_digest, render, with_fingerprint
 from onnxgen.dequantised import KEY as QUANTISED
-from onnxgen.dequantised import quantised
+from onnxgen.dequantised import UnpackedTensor, quantised
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
@@ -182,6 +182,7 @@ def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> t
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
     tensors.update(module.constants)
     made = frozenset(name for norm in restored for name in norm.made)
+    made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
     known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
     return tensors, way_back(known, copies, folds(restored, sources))
 
@@ -206,8 +207,7 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     report.classes = len(classes)
     tied = {tie.names[1] for tie in module.ties}
     for member in module.members:
-        for key, source in member.state_keys():
-            short = key.rpartition(".")[2]
+        for short, (key, source) in zip(member.keys, member.state_keys()):
             if (
                 member.kind != "buffer"
                 and key not in tied

@@ -13,6 +13,7 @@ from onnxgen.reader.origin import param_path, seen_from
 from onnxgen.stored import VIEWS, folded_from, stored
 from onnxgen.wayback import Source
 
+PASSING = {*VIEWS, "FakeQuantize"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # what exporters call tensors that have no name
 
 
@@ -33,7 +34,7 @@ class Homes:
         self._sets: dict[str, set[frozenset[ir.Value]]] = {}
         for node in graph.all_nodes():
             scope = tuple(node.meta.get("scope", ()))
-            weights = frozenset() if node.op_type in VIEWS else frozenset(_weights(node))
+            weights = frozenset() if node.op_type in PASSING else frozenset(_weights(node))
             for n in range(1, len(scope) + 1 if weights else 0):
                 self.crowd.setdefault(scope[:n], set()).add(weights)
             for value in weights:
@@ -73,7 +74,7 @@ def _weights(node: ir.Node) -> Iterator[ir.Value]:
     for value in node.inputs:
         for _ in range(8):
             producer = None if value is None else value.producer()
-            if producer is None or producer.op_type not in VIEWS or not producer.inputs:
+            if producer is None or producer.op_type not in PASSING or not producer.inputs:
                 break
             value = producer.inputs[0]
         tensor = stored(value)

@@ -12,7 +12,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.names import is_class_name
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-QUANTIZED = ("keep", "float")
+QUANTIZED = ("keep", "float", "qat", "qat-learned")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Options:
         restore_batchnorm: put BatchNorm layers that an export for inference folded into convolutions back, as the
             identity (see `passes.folded`).
         quantized: what becomes of quantised operators (see `passes.quantized`): "keep", integers exactly as the file
-            has them; or "float", the network of floats that was quantised.
+            has them; "float", the network of floats that was quantised; "qat", the same with fake quantisation, for
+            training that is aware of it; "qat-learned", whose scales are trained, too.
         dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
             `dropout.matches`; of several patterns that match one module the last counts).
         nchwc_block: how many channels (8 or 16) are a block in a file that onnxruntime optimised for one kind of

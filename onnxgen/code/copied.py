@@ -1,4 +1,4 @@
-"""Finds the helper functions that generated code calls, to copy their source into it.
+"""Finds the helper functions and classes that generated code calls, to copy their source into it.
 
 `onnxgen/helpers/` holds real torch functions for what no single torch call does. They are read as text: generating
 never imports torch.
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from onnxgen.paths import helpers_dir
 
-_CALL = re.compile(r"(?<![\w.])([a-z_]\w*)\(")  # a function, and no method of that name
+_CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")  # a function or class, and no method of that name
 
 
 @lru_cache(maxsize=1)
@@ -23,7 +23,7 @@ def _sources() -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 found[node.name] = "\n".join(lines[first - 1 : node.end_lineno])
     return found

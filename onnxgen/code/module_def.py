@@ -54,6 +54,11 @@ class Member:
             yield ".".join((*self.path, key) if key else self.path), source
 
 
+def is_statistic(key: str) -> bool:
+    """Whether a key of a layer is what it measures or rounds by, rather than a weight."""
+    return key.startswith("running_") or key.rpartition(".")[2] in ("scale", "zero")
+
+
 @dataclass
 class Tie:
     """One tensor that is a weight in two places: stored as `kept`, and `tied` is the very same parameter."""

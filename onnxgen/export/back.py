@@ -81,7 +81,8 @@ class _Writer:
         return self.stored[name].read(self.folder).numpy()
 
     def run(self) -> None:
-        found = list(self._places())
+        # integers first, then scales that follow others: until then all that they are made of is as the file has it
+        found = sorted(self._places(), key=lambda item: self.integers.rank(item[0].name))
         counts = Counter(name for _, names in found for name in names)
         lost = sorted(self.record.tensors.keys() - counts.keys())
         double = sorted(name for name, count in counts.items() if count > 1)

@@ -35,6 +35,10 @@ class Integers:
         self.by_tensor = {how.tensor: name for name, how in self.floats.items()}
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
 
+    def rank(self, name: str) -> int:
+        """When a tensor of the file may be written: what others are computed from comes after them."""
+        return 0 if name in self.by_tensor else 1 if name in self.products else 2
+
     def now(self, name: str) -> Array:
         """A tensor of the file that is no integers: as trained, if it was."""
         before = self.before(name)

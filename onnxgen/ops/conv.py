@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.ops.arg import Arg
+from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pads import padded, resolve_pads
 from onnxgen.ops.registry import op
 from onnxgen.propagate.dims import Dim, Sym, dim_max
@@ -54,18 +55,20 @@ def conv(
         "dilation": unless(same(dilations), 1),
         "groups": unless(group, 1),
     }
-    source = W.source
+    made = layer(b, W, f"Conv{n}d")
+    source = made.weight
     if source is not None and (B is None or B.source is not None):
         channels = source.shape[1] * group, source.shape[0]
         build = b.call(
-            f"nn.Conv{n}d",
+            made.name,
             *channels,
             same(kernel),
             **options,
             bias=unless(B is not None, True),
             dtype=_dtype(source.dtype),
+            **made.options,
         )
-        module = b.module("conv", build, weight=source, bias=B)
+        module = b.module("conv", build, weight=source, bias=B, **made.keys)
         if module is not None:
             return b("m(x)", m=module, x=x)
     return b.call(f"F.conv{n}d", x, W, OMIT if B is None else B, **options)

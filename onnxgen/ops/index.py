@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import unless
 from onnxgen.ops.arg import Arg
+from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.registry import op
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
@@ -51,7 +52,8 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     `nn.Embedding` refuses negative ids, which ONNX allows: it is taken where ids come from outside (whoever calls the
     network has token ids), can't be negative, or where the table's name says that it was a module's weight.
     """
-    source = data.source
+    table = layer(b, data, "Embedding")
+    source = table.weight
     if source is None or not data.is_float or axis != 0 or len(source.shape) != 2 or indices.rank == 0:
         return None
     path = param_path(source.names[0]) if len(source.names) == 1 else None
@@ -61,7 +63,8 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     if not named and not never_negative(indices.value, trust_inputs=True):
         return None
     dtype = unless(source.dtype, ir.DataType.FLOAT)
-    module = b.module("embedding", b.call("nn.Embedding", *source.shape, dtype=dtype), weight=source)
+    build = b.call(table.name, *source.shape, dtype=dtype, **table.options)
+    module = b.module("embedding", build, weight=source, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.dequantised import DequantisedTensor
 from onnxgen.ops.arg import Arg
+from onnxgen.ops.fake_quant import Layer, layer
 from onnxgen.ops.registry import op
 from onnxgen.ops.wide import computed
 from onnxgen.passes.linear import DOMAIN
@@ -20,6 +21,8 @@ from onnxgen.wayback import Source
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
+PLAIN = Layer("nn.Linear", None, {}, {})
+
 
 @op("MatMul")
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
@@ -29,7 +32,7 @@ def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
 @op("Linear", domain=DOMAIN)
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, weight as [in, out]."""
-    module = linear_module(b, weight.source, None if bias is None else bias.source, transposed=True)
+    module = _module(b, weight, None if bias is None else bias.source, transposed=True)
     if module is not None and (bias is None or bias.source is not None):
         return b("m(x)", m=module, x=x)
     label = _original_name(weight, bias)
@@ -54,8 +57,16 @@ def _original_name(weight: Arg, bias: Arg | None) -> str:
     return viewed_from(weight.value) or (beside if partner is not None and "bias" in partner[-1] else "")
 
 
-def linear_module(b: Builder, weight: Source | None, bias: Source | None, transposed: bool) -> MemberRef | None:
-    """`nn.Linear` for a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in].
+def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> MemberRef | None:
+    """The layer with a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in]."""
+    if weight.rank != 2:
+        return None
+    made = layer(b, weight, "Linear", transposed)
+    return linear_module(b, made.weight, bias, made)
+
+
+def linear_module(b: Builder, weight: Source | None, bias: Source | None, made: Layer = PLAIN) -> MemberRef | None:
+    """`nn.Linear`, or what `made` says instead, for a stored weight [out, in].
 
     A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is
     stored as [in, out] was no `nn.Linear` (GPT-2's Conv1D), and stays a parameter of its own. Not where it was
@@ -63,8 +74,6 @@ def linear_module(b: Builder, weight: Source | None, bias: Source | None, transp
     """
     if weight is None or len(weight.shape) != 2 or not weight.dtype.is_floating_point():
         return None
-    if transposed:
-        weight = weight.transpose((1, 0))
     if len(weight.names) == 1 and param_path(weight.names[0]) is not None and not weight.is_identity:
         if not any(isinstance(piece.tensor, DequantisedTensor) for piece in weight.pieces):
             return None
@@ -74,8 +83,8 @@ def linear_module(b: Builder, weight: Source | None, bias: Source | None, transp
         if any(d != 1 for d in bias.shape[:-1]) or bias.shape[-1:] != (rows,):
             return None
         bias = bias.reshape((rows,))
-    build = b.call("nn.Linear", columns, rows, bias=unless(bias is not None, True), dtype=dtype)
-    return b.module("fc", build, weight=weight, bias=bias)
+    build = b.call(made.name, columns, rows, bias=unless(bias is not None, True), dtype=dtype, **made.options)
+    return b.module("fc", build, weight=weight, bias=bias, **made.keys)
 
 
 @op("Gemm", since=1)
@@ -94,7 +103,7 @@ def gemm(
     """`alpha * A' @ B' + beta * C`, C broadcast to the result (before opset 7 only if `broadcast`)."""
     a = b("x.T", x=A) if transA else A.expr
     if alpha == 1.0 and (beta == 1.0 or C is None) and (C is None or C.source is not None):
-        module = linear_module(b, B.source, None if C is None else C.source, transposed=not transB)
+        module = _module(b, B, None if C is None else C.source, transposed=not transB)
         if module is not None:
             return b("m(x)", m=module, x=a)
     product = b("a @ y", a=a, y=b("x.T", x=B) if transB else B)

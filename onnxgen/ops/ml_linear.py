@@ -31,7 +31,7 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
         return _first(b, x, weight, bias, shape)
     if weight.is_trainable and (bias is None or bias.is_trainable) and weight.source is not None:
         source = None if bias is None else bias.source
-        module = linear_module(b, weight.source.reshape(shape), source, transposed=False)
+        module = linear_module(b, weight.source.reshape(shape), source)
         if module is not None:
             return b("m(x)", m=module, x=x)
     return _functional(b, x, table(b, weight, shape, "coefficients"), bias, columns)

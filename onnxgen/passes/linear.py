@@ -18,9 +18,12 @@ DOMAIN = "onnxgen"
 
 
 def _is_stored(value: ir.Value | None) -> bool:
-    """Whether a value is a stored tensor or a view of one."""
+    """Whether a value is a stored tensor, or a view or fake quantisation of one."""
 
     def source(v: ir.Value | None) -> Source | None:
+        node = None if v is None else v.producer()
+        if node is not None and node.op_type == "FakeQuantize" and node.domain == DOMAIN:
+            return source(node.inputs[0])
         return None if v is None else view_source(v, source)
 
     return source(value) is not None

@@ -31,6 +31,7 @@ FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Ran
 FLAT_INPUTS = {
     "BatchNormalization": {3, 4},
     "DequantizeLinear": {1, 2},
+    "FakeQuantize": {1, 2},
     "Dropout": {1, 2},
     "Resize": {1, 2, 3},
     "Upsample": {1},
@@ -63,6 +64,7 @@ WEIGHT_INPUTS = {
     "GRU": {1, 2, 3},
     "RNN": {1, 2, 3},
     "PRelu": {1},
+    "FakeQuantize": {1},
     "LinearRegressor": {1, 2},
     "LinearClassifier": {1, 2},
     "SVMRegressor": {1, 2, 3},
@@ -79,7 +81,7 @@ ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's sta
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 WRITTEN = re.compile(r"reorder|\w+_token_\d+")  # what onnxruntime calls what it makes
-SAME_TENSOR = {"Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Concat", "Slice", "Split", "Expand"}
+SAME_TENSOR = set("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
 
 
 def trainable(model: ir.Model, options: Options) -> None:

@@ -33,7 +33,10 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
     "ai.onnx.ml": infer_ml.RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-    "onnxgen": {"SummedPool": infer_conv.RULES["AveragePool"]},
+    "onnxgen": {  # what passes make before the last propagation
+        "SummedPool": infer_conv.RULES["AveragePool"],
+        **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
+    },
 }
 
 

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from onnxgen.code.module_def import is_statistic
 from onnxgen.code.quote import call, literal, quote
 from onnxgen.structure.tree import Place
 
@@ -118,7 +119,7 @@ def _register(made: Layout, here: ast.expr, place: Place) -> None:
         made.reach[id(place.member)] = here
         for key in sorted(place.member.frozen):
             target = ast.Attribute(here, key, ast.Load()) if key else here
-            if not key.startswith("running_"):
+            if not is_statistic(key):
                 made.add(None, quote("w.requires_grad_(False)", w=target))
 
 

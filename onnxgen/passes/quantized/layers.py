@@ -12,6 +12,7 @@ from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.attention import attended
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
 from onnxgen.passes.idioms import DOMAIN
+from onnxgen.passes.quantized.fakes import FIXED
 from onnxgen.propagate.info import info
 
 Value = ir.Value
@@ -206,7 +207,9 @@ def qlinear_softmax(
     x, rank = _floats(g, X, X_scale, x_zero_point), g.rank(X)
     if opset < 13 and axis % rank != rank - 1:
         raise Refused("its softmax is over several axes", "generate with --quantized keep")
-    return _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
+    made = _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
+    g.written[-1].meta[FIXED] = True  # onnxruntime takes the whole number below 1 / y_scale instead
+    return made
 
 
 @body("QLinearGlobalAveragePool", table=TABLE)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.quantized.bounds import least
+from onnxgen.passes.quantized.fakes import fake
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.rewrite import beside
 from onnxgen.passes.steps import input_at, insert
@@ -28,8 +29,8 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
             continue
         if quantise not in made:
             x = quantise.inputs[0]
-            made[quantise] = x if mode != "float" else _rectified(quantise, x)
-            rectified += made[quantise] is not x
+            made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode)
+            rectified += mode == "float" and made[quantise] is not x
         _take(node, made[quantise])
     if not rectified:
         return []

@@ -7,6 +7,7 @@ import re
 import onnx_ir as ir
 
 from onnxgen.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
+from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.scales import Scaled, factors
 from onnxgen.passes.steps import input_at
@@ -23,6 +24,7 @@ def weights(model: ir.Model, mode: str) -> None:
     """Replace every such DequantizeLinear; those of one tensor and one scale are one float tensor."""
     names = _Names(model)
     made: dict[Dequantised, ir.Value] = {}
+    faked: dict[tuple[Dequantised, object], ir.Value] = {}
     for node in list(model.graph.all_nodes()):
         if node.op_type not in ("DequantizeLinear", PACKED) or node.inputs[0] is None:
             continue
@@ -31,7 +33,10 @@ def weights(model: ir.Model, mode: str) -> None:
             continue
         if how not in made:
             made[how] = _initializer(model, node, how, names)
-        node.outputs[0].replace_all_uses_with(made[how], replace_graph_outputs=True)
+        if mode != "float" and (how, node.graph) not in faked:
+            faked[how, node.graph] = fake_weight(node, made[how], how, mode)
+        value = faked.get((how, node.graph), made[how])
+        node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
 
 
 def note_products(model: ir.Model) -> None:

@@ -1,0 +1,112 @@
+"""Fake quantisation (`--quantized qat`): of activations a module, of a layer's weight the layer's own part."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.quote import unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.registry import op
+from onnxgen.passes.idioms import DOMAIN
+from onnxgen.propagate.info import info
+from onnxgen.wayback import Source
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+FAKE = "FakeQuantize"
+FLOAT = ir.DataType.FLOAT
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer is built of whose weight is stored, perhaps to be fake-quantised.
+
+    Attributes:
+        name: of its class: `nn.Linear` or `QuantizedLinear`.
+        weight: None if it is computed.
+        options, keys: what the quantiser adds to the arguments of `Builder.call` and `Builder.module`.
+    """
+
+    name: str
+    weight: Source | None
+    options: dict[str, Any]
+    keys: dict[str, Source]
+
+
+def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> Layer:
+    """The layer of torch's with this weight; `turned`: the layer has the matrix the other way round."""
+    value, flips = weight.value, turned
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type == "Transpose" and info(node.inputs[0]).rank == 2 and _is_turn(node):
+        value, flips = node.inputs[0], not flips
+        node = None if value is None else value.producer()
+    if node is None or node.op_type != FAKE or node.domain != DOMAIN:
+        source = weight.source
+        return Layer(f"nn.{name}", source.transpose((1, 0)) if source is not None and turned else source, {}, {})
+    source = b.lowering.source(node.inputs[0])
+    made = None if source is None else _quantizer(b, node, len(source.shape), flips)
+    if source is None or made is None:
+        return Layer(f"nn.{name}", None, {}, {})
+    keys = {f"quantize.{key}": found for key, found in made[1].items()}
+    return Layer(f"Quantized{name}", source.transpose((1, 0)) if flips else source, {"quantize": made[0]}, keys)
+
+
+def _is_turn(node: ir.Node) -> bool:
+    return "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) == [1, 0]
+
+
+@op(FAKE, domain=DOMAIN)
+def fake_quantize(
+    b: Builder, x: Arg, scale: Arg, zero: Arg | None = None, *,
+    axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
+) -> ast.expr:  # fmt: skip
+    made = _quantizer(b, b.node, x.known_rank if scale.shape not in ((), (1,)) else 0)
+    module = None if made is None else b.module("quant", made[0], **made[1])
+    if module is None:
+        raise b.error("its scale is computed", "generate with --quantized float")
+    return b("m(x)", m=module, x=x)
+
+
+@op("FakeQuantizeDynamic", domain=DOMAIN)
+def fake_quantize_dynamic(b: Builder, x: Arg) -> ast.expr:
+    return b("fake_quantize_dynamic(x)", x=x)
+
+
+def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tuple[ast.expr, dict[str, Source]] | None:
+    """What builds the quantiser of a node, and its tensors; None if these are computed."""
+    given = {name: int(attribute.value) for name, attribute in node.attributes.items()}
+    axis, block = given.get("axis", 1), given.get("block", 0)
+    keys: dict[str, Source] = {}
+    for key, value in zip(("scale", "zero"), node.inputs[1:]):
+        source = None if value is None else b.lowering.source(value)
+        if value is not None and source is None:
+            return None
+        if source is not None:
+            found = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
+            keys[key] = found.transpose((1, 0)) if turned and len(found.shape) == 2 else found
+    shape, scale = keys["scale"].shape, node.inputs[1]
+    learned = scale is not None and b.lowering.is_trainable(scale)
+    if "to" in given:
+        dtype = ir.DataType(given["to"])
+        return b.call("FakeQuantizeFloat", *shape, dtype=dtype, learned=unless(learned, False)), keys
+    at = (1 - axis if turned else axis) - rank if block else -1
+    build = b.call(
+        FAKE, *shape, low=unless(given["low"], -128), high=unless(given["high"], 127), axis=unless(at, -1),
+        block=unless(block, 0), shifted=unless("zero" in keys, False), learned=unless(learned, False),
+    )  # fmt: skip
+    return build, keys
+
+
+def _shaped(source: Source, rank: int, axis: int, block: int) -> Source:
+    """A scale or zero point so that it broadcasts."""
+    if int(np.prod(source.shape)) == 1:
+        return source.reshape(())
+    if block:
+        return source
+    return source.reshape((*[1] * (axis % rank), -1, *[1] * (rank - 1 - axis % rank)))

@@ -1,0 +1,132 @@
+"""Fake quantisation: `onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates as integers do, and makes floats."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
+from onnxgen.passes.idioms import DOMAIN
+from onnxgen.passes.quantized.moved import MOVERS
+from onnxgen.passes.quantized.scales import Scaled, elements, is_zero, same
+from onnxgen.passes.steps import input_at, insert
+from onnxgen.passes.trainable import BLOCKED
+from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.stored import stored
+
+FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
+LEARNED = "qat-learned"
+FIXED = "fixed scale"  # in `node.meta` of a QuantizeLinear: no other scale would do
+
+
+def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
+    """What a QuantizeLinear or DynamicQuantizeLinear makes of `x`, dequantised again."""
+    if quantise.op_type == "DynamicQuantizeLinear":
+        return _put(quantise, ir.Node(DOMAIN, DYNAMIC, [x], version=1), x)
+    scaled = Scaled.of(quantise)
+    if _is_rounded(x, scaled, mode):
+        return x
+    zero = stored(scaled.zero)
+    dtype = zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
+    node = _node(x, scaled, dtype, mode if _is_of_one_scale(quantise) else "qat")
+    return x if node is None else _put(quantise, node, x)
+
+
+def _is_of_one_scale(quantise: ir.Node) -> bool:
+    """Whether the file has one tensor for the scale by which it quantises and dequantises: two would drift apart."""
+    users = [use.node for use in quantise.outputs[0].uses()]
+    return FIXED not in quantise.meta and all(
+        n.op_type == "DequantizeLinear" and n.inputs[1] is quantise.inputs[1] for n in users
+    )
+
+
+def _is_rounded(x: ir.Value, scaled: Scaled, mode: str) -> bool:
+    """Whether a value has only been moved since it was rounded by the same scale."""
+    node = x.producer()
+    while node is not None and node.op_type in MOVERS and node.domain == "" and MOVERS[node.op_type] == (0,):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != FAKE or not scaled.is_single:
+        return False
+    scale, zero = node.inputs[1], input_at(node, 2)
+    if mode == LEARNED and scale is not scaled.scale:
+        return False
+    return same(scale, scaled.scale) and (same(zero, scaled.zero) or is_zero(zero, scaled.zero))
+
+
+def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) -> ir.Value:
+    """A stored weight as its integers would hold it: rounded by its own scale.
+
+    Not biases of int32, whose steps are far finer than anybody's, nor codes of a table.
+    """
+    tensor = stored(before.inputs[0])
+    if how.form == TABLE or tensor is None or tensor.dtype == ir.DataType.INT32:
+        return weight
+    scaled, dtype = Scaled.of(before), ir.DataType(tensor.dtype)
+    if how.form == BITS:
+        dtype = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}.get(how.bits, ir.DataType.UINT8)
+        shape = how.shape[0], -(-how.shape[1] // how.block)
+        scale = _reshaped(before, scaled.scale, shape)
+        scaled = Scaled(scale, _unpacked(before, how, shape), how.axis, how.block)
+    node = _node(weight, scaled, dtype, mode, how)
+    if node is None:
+        return weight
+    node.meta.update({key: v for key, v in before.meta.items() if key == "scope"})
+    return _put(before, node, weight)
+
+
+def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None) -> ir.Node | None:
+    given = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
+    inputs: list[ir.Value | None] = [x, scaled.scale]
+    if dtype.is_floating_point():
+        given.append(ir.AttrInt64("to", dtype))
+    else:
+        low, high = int(dtype.min), int(dtype.max)
+        if how is not None and how.form == BITS:
+            low, high = 0, 2**how.bits - 1
+            if scaled.zero is None:  # the middle
+                low, high = low - 2 ** (how.bits - 1), high - 2 ** (how.bits - 1)
+        if scaled.zero is not None and not is_zero(scaled.zero):
+            inputs.append(scaled.zero)
+        given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
+    node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)
+    if mode == LEARNED and elements(scaled.scale) is not None:
+        node.meta[BLOCKED] = {2}
+    return node
+
+
+def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
+    insert(before, node)
+    made = node.outputs[0]
+    made.name, made.type, made.shape = f"{before.outputs[0].name}:fake", like.type, like.shape
+    set_info(made, info(like))
+    return made
+
+
+def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Value:
+    """A scale as [rows, blocks]."""
+    if info(value).shape == shape:
+        return value
+    constant = ir.Node("", "Constant", [], [ir.AttrInt64s("value_ints", shape)], version=21)
+    insert(before, constant)
+    sizes = constant.outputs[0]
+    sizes.name = f"{before.outputs[0].name}:blocks"
+    node = ir.Node("", "Reshape", [value, sizes], version=21)
+    insert(before, node)
+    node.outputs[0].name = f"{value.name}:blocks"
+    set_info(node.outputs[0], Info(info(value).dtype, shape))
+    return node.outputs[0]
+
+
+def _unpacked(before: ir.Node, how: Dequantised, shape: tuple[int, int]) -> ir.Value | None:
+    """Zero points that are packed as the weight is, one a block."""
+    zero = input_at(before, 2)
+    packed = stored(zero)
+    graph = before.graph
+    if zero is None or packed is None or not isinstance(graph, ir.Graph):
+        return None
+    if packed.dtype != ir.DataType.UINT8:
+        return _reshaped(before, zero, shape)
+    tensor = UnpackedTensor(how, packed, f"{zero.name}:blocks")
+    value = ir.Value(name=tensor.name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    set_info(value, Info(tensor.dtype, shape))
+    graph.register_initializer(value)
+    return value
