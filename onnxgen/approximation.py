@@ -1,7 +1,8 @@
 """How near a module of floats comes to the quantised file that it was generated from.
 
 Every rounding of the file (a QuantizeLinear, say) is off by up to half a step, at random; over n of them the errors
-add up like a random walk's. A *step* is the range of the file's output divided by 2 ** bits - 1. So what fake
+add up like a random walk's. A *step* is the range of the file's output divided by 2 ** bits - 1, or its own if it was
+just quantised. So what fake
 quantisation computes (`qat`) may differ, in root mean square, by no more than half a step times sqrt(n + 1), and no
 element by more than six times that.
 
@@ -35,6 +36,7 @@ class Approximation:
         bits: of the coarsest of these.
         outputs: scale and zero point of outputs that are integers in the file and floats in the module.
         inputs: the range outside of which the file saturates inputs that it quantises at once.
+        ranges: the range that the file saturates an output to that it has just dequantised.
     """
 
     mode: str
@@ -42,6 +44,7 @@ class Approximation:
     bits: int
     outputs: Mapping[str, tuple[float, float]]
     inputs: Mapping[str, tuple[float, float]]
+    ranges: Mapping[str, tuple[float, float]]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -52,7 +55,8 @@ class Approximation:
         try:
             found = json.loads(text)
             pairs = [
-                {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()} for key in ("outputs", "inputs")
+                {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
+                for key in ("outputs", "inputs", "ranges")
             ]
             return cls(str(found["mode"]), int(found["roundings"]), int(found["bits"]), *pairs)
         except (KeyError, TypeError, AttributeError) as error:
@@ -69,20 +73,25 @@ class Approximation:
         """Inputs that the file does not saturate."""
         return {k: np.clip(v, *self.inputs[k]).astype(v.dtype) if k in self.inputs else v for k, v in feeds.items()}
 
-    def allowed(self, expected: NDArray[Any]) -> float:
+    def saturated(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        """An output of floats within what the file can say of it."""
+        return np.clip(value, *self.ranges[name]).astype(value.dtype) if name in self.ranges else value
+
+    def allowed(self, name: str, expected: NDArray[Any]) -> float:
         """The root mean square that an output may differ by."""
         finite = expected[np.isfinite(expected)].astype(np.float64)
         if not finite.size:
             return 0.0
-        step = float(finite.max() - finite.min()) / (2**self.bits - 1)
+        low, high = self.ranges.get(name, (0.0, 0.0))
+        step = max(float(finite.max() - finite.min()), high - low) / (2**self.bits - 1)
         by_rounding: float = 0.5 * step * math.sqrt(self.roundings + 1)
         return max(by_rounding, 0.5 * float(finite.std())) if self.mode == "float" else by_rounding
 
-    def problem(self, expected: NDArray[Any], got: NDArray[Any], floor: float) -> str:
+    def problem(self, name: str, expected: NDArray[Any], got: NDArray[Any], floor: float) -> str:
         """What is different, in words; "" if nothing is. `floor`: what may differ in any case."""
         distance = np.abs(expected.astype(np.float64) - got.astype(np.float64))
         distance = np.where(np.isnan(expected) & np.isnan(got), 0.0, distance)
-        rms, largest, most = float(np.sqrt((distance**2).mean())), float(distance.max()), self.allowed(expected)
+        rms, largest, most = float(np.sqrt((distance**2).mean())), float(distance.max()), self.allowed(name, expected)
         if rms <= most + floor and largest <= SIGMAS * most + floor:
             return ""
         return f"differs by {rms:.3g} in root mean square and {largest:.3g} at most; quantising explains {most:.3g}"

@@ -60,14 +60,9 @@ def conv(
     if source is not None and (B is None or B.source is not None):
         channels = source.shape[1] * group, source.shape[0]
         build = b.call(
-            made.name,
-            *channels,
-            same(kernel),
-            **options,
-            bias=unless(B is not None, True),
-            dtype=_dtype(source.dtype),
-            **made.options,
-        )
+            made.name, *channels, same(kernel), **options, bias=unless(B is not None, True),
+            dtype=_dtype(source.dtype), **made.options,
+        )  # fmt: skip
         module = b.module("conv", build, weight=source, bias=B, **made.keys)
         if module is not None:
             return b("m(x)", m=module, x=x)

@@ -294,7 +294,8 @@ class Check:
         """An output of floats by how much quantising may change it; of others only shape and dtype count."""
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
-        why = d.why or (near.problem(expected, got, self.tolerance.atol) if is_float and expected.size else "")
+        got = near.saturated(name, got) if is_float and not d.why else got
+        why = d.why or (near.problem(name, expected, got, self.tolerance.atol) if is_float and expected.size else "")
         largest = float(np.abs(expected - got).max()) if is_float and expected.size and not d.why else 0.0
         compared = "values" if is_float else "shape and dtype"
         return OutputCheck(printable(name), describe(expected), describe(got), largest, 0.0, compared, why)

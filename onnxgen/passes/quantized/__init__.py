@@ -23,7 +23,7 @@ from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.layers import table
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
-from onnxgen.passes.quantized.pairs import limits, pairs
+from onnxgen.passes.quantized.pairs import limits, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.propagate import propagate
@@ -46,6 +46,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     outputs = float_outputs(model)
     quantised_inputs = [n for n in roundings if n.inputs[0] in set(model.graph.inputs)]
     inputs = {n.inputs[0].name or "": r for n in quantised_inputs if n.inputs[0] is not None and (r := limits(n))}
+    ranges = output_ranges(model)
     products(model)
     dequantise_first(model)
     propagate(model.graph, options)
@@ -54,7 +55,8 @@ def quantized(model: ir.Model, options: Options) -> None:
     notes += pairs(model, options.quantized)
     weights(model, options.quantized)
     _drop_unused(model)
-    model.meta[APPROXIMATION] = Approximation(options.quantized, len(roundings), _bits(roundings), outputs, inputs)
+    bits = _bits(roundings)
+    model.meta[APPROXIMATION] = Approximation(options.quantized, len(roundings), bits, outputs, inputs, ranges)
     left = [n for n in model.graph.all_nodes() if n.op_type in INTEGER]
     model.meta[NOTES] = notes + ([_left(left)] if left else [])
 

@@ -88,9 +88,16 @@ def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequa
             inputs.append(scaled.zero)
         given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
     node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)
-    if mode == LEARNED and elements(scaled.scale) is not None:
+    if mode == LEARNED and elements(scaled.scale) is not None and _is_own(scaled.scale):
         node.meta[BLOCKED] = {2}
     return node
+
+
+def _is_own(scale: ir.Value) -> bool:
+    """Whether a scale is of one tensor of integers alone: what several share stays as it is."""
+    nodes = [u.node for u in scale.uses() if any(o.uses() or o.is_graph_output() for o in u.node.outputs)]
+    made = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
+    return len(made | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
 
 
 def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:

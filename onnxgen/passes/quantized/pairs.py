@@ -100,6 +100,19 @@ def limits(quantise: ir.Node) -> tuple[float, float] | None:
     return (float(dtype.min) - at) * step, (float(dtype.max) - at) * step
 
 
+def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
+    """What outputs of the graph saturate to that were quantised last, and perhaps moved since."""
+    found = {}
+    for output in model.graph.outputs:
+        node = output.producer()
+        while node is not None and node.op_type in {*PASSING, "DequantizeLinear"} and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        limit = None if node is None else limits(node)
+        if limit is not None:
+            found[output.name or ""] = limit
+    return found
+
+
 def _may_be_negative(x: ir.Value) -> bool:
     """Whether a quantiser may have fused a ReLU into what makes `x`."""
     node = x.producer()

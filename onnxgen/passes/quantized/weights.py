@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
@@ -48,8 +49,18 @@ def note_products(model: ir.Model) -> None:
         x, weight, bias = (p for p in operands if p is not None)
         if all(p.op_type == "DequantizeLinear" for p in (x, weight, bias)) and len(bias.outputs[0].uses()) == 1:
             scales = [factors(Scaled.of(p).scale) for p in (x, weight)]
-            if all(scales) and stored(bias.inputs[1]) is not None:
+            if all(scales) and _is_product(bias.inputs[1], [v for found in scales for v in found or ()]):
                 bias.meta[PRODUCT] = tuple(v.name or "" for found in scales for v in found or ())
+
+
+def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
+    """Whether a stored scale is what some stored scales come to."""
+    tensor, factor = stored(scale), np.ones(1, np.float32)
+    for part in (stored(v) for v in parts):
+        if part is None or tensor is None or part.size not in (1, tensor.size):
+            return False
+        factor = factor * part.numpy().astype(np.float32).reshape(-1)
+    return tensor is not None and scale not in parts and bool(np.allclose(tensor.numpy().reshape(-1), factor, 1e-3, 0))
 
 
 def _linear(node: ir.Node) -> Dequantised | None:
