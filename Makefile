@@ -27,7 +27,7 @@ lint: $(VENV)/.test
 	$(RUN) -m mypy
 
 pytest: $(VENV)/.test
-	$(RUN) -m pytest -n $(JOBS)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
