@@ -50,7 +50,7 @@ def batch_normalization(
 ) -> Any:
     """`nn.BatchNormNd`; ONNX's momentum is the share that is kept, torch's the share that is replaced."""
     if not spatial:
-        raise b.error("spatial=0 (statistics for each element) is not handled", "export with opset 9 or newer")
+        return _normalized_each(b, X, scale, B, input_mean, input_var, shortest(epsilon))
     _check_channels(b, X, scale, B, input_mean, input_var)
     rank = X.known_rank
     x, dims = _batch_norm_input(b, X, rank)
@@ -74,6 +74,13 @@ def batch_normalization(
         return made
     y = b.let(made, "x", b.out(0))
     return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
+
+
+def _normalized_each(b: Builder, X: Arg, scale: Arg, bias: Arg, mean: Arg, var: Arg, epsilon: float) -> ast.expr:
+    """spatial=0, until opset 8: statistics and weights for each element, [C, size...]."""
+    if b.wants(1) or b.wants(2):
+        raise b.error("spatial=0 with statistics as outputs is not handled", "export with opset 9 or newer")
+    return b("(x - m) / torch.sqrt(v + e) * s + c", x=X, m=mean, v=var, e=epsilon, s=scale, c=bias)
 
 
 def _batch_norm_input(b: Builder, X: Arg, rank: int) -> tuple[Any, int]:

@@ -2,7 +2,7 @@
 
 Only for a model that `check` let pass. Nothing here changes what the model computes:
 attribute types that were left out, types that onnx_ir cannot hold, an inner graph that hands out an outer value,
-types spelled as text, sparse constants, and an ai.onnx import that no node needs.
+types spelled as text, an axis that could once be left out, sparse constants, and an ai.onnx import that no node needs.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
                 attribute.Clear()
                 attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
                 attribute.t.CopyFrom(tensor)
+        if (node.domain, node.op_type) == ("", "Concat") and not any(a.name == "axis" for a in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("axis", 1))  # Concat-1; later ones must say it
 
 
 def _type_as_number(attribute: onnx.AttributeProto) -> None:

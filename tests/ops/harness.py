@@ -317,6 +317,11 @@ def _cases() -> tuple[Any, ...]:
         return tuple(collect_testcases(None))
 
 
+def all_cases() -> tuple[Any, ...]:
+    """All of ONNX's own node tests."""
+    return _cases()
+
+
 def backend_cases(*op_types: str, expanded: bool = False) -> list[Any]:
     """ONNX's own node tests for some operators: `case.name`, `case.model`, `case.data_sets`.
 
