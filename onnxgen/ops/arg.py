@@ -14,6 +14,11 @@ from onnxgen.propagate.dims import Dim, Sym
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.wayback import Source
 
+UNKNOWN_SHAPE = (
+    "run onnx's shape inference on the file first; after an operator of your own, an infer rule says it "
+    "(docs/EXTENDING.md)"
+)
+
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
@@ -49,9 +54,7 @@ class Arg:
     def known_rank(self) -> int:
         """The rank, where the operator can't be written without it (a problem is raised if it is unknown)."""
         if self.info.rank is None:
-            raise self.builder.error(
-                f"the rank of its input {self.name!r} is unknown", "run onnx's shape inference on the file first"
-            )
+            raise self.builder.error(f"the rank of its input {self.name} is unknown", UNKNOWN_SHAPE)
         return self.info.rank
 
     @property

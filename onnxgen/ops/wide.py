@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.ops.arg import Arg
+from onnxgen.ops.arg import UNKNOWN_SHAPE, Arg
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -37,7 +37,7 @@ INTEGERS = {
 def is_integer(b: Builder, x: Arg) -> bool:
     """Whether an operator whose meaning depends on it works on integers (a problem is raised if nobody knows)."""
     if x.dtype is None:
-        raise b.error(f"the type of its input {x.name!r} is unknown", "run onnx's shape inference on the file first")
+        raise b.error(f"the type of its input {x.name} is unknown", UNKNOWN_SHAPE)
     return x.dtype in INTEGERS
 
 
