@@ -89,7 +89,7 @@ def leaky_relu(b: Builder, X: Arg, *, alpha: float = 0.01) -> ast.expr:
 
 @op("ThresholdedRelu")
 def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-    return b("F.threshold(x, alpha, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
+    return b("torch.where(x > alpha, x, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
 
 
 @op("HardSigmoid")

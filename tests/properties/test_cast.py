@@ -192,8 +192,8 @@ def dynamic(draw: Draw) -> Case:
     return draw(placed("DynamicQuantizeLinear", [x], {}, draw(opsets(11)), 3, rtol=1e-6))
 
 
-test_cast = agreement(cast(), 250)
-test_cast_of_text = agreement(text(), 60)
-test_quantize = agreement(quantize(), 100)
-test_dequantize = agreement(dequantize(), 100)
-test_dynamic_quantize = agreement(dynamic(), 30)
+test_cast = agreement(cast(), 200)
+test_cast_of_text = agreement(text(), 48)
+test_quantize = agreement(quantize(), 80)
+test_dequantize = agreement(dequantize(), 80)
+test_dynamic_quantize = agreement(dynamic(), 24)

@@ -122,9 +122,9 @@ def concat(draw: Draw) -> Case:
     return draw(placed("Concat", parts, {"axis": axis}, opset))
 
 
-test_pad = agreement(pad(), 150)
-test_slice = agreement(slices(), 150)
-test_split = agreement(split(), 80)
-test_tile = agreement(tile(), 40)
-test_expand = agreement(expand(), 60)
-test_concat = agreement(concat(), 40)
+test_pad = agreement(pad(), 120)
+test_slice = agreement(slices(), 120)
+test_split = agreement(split(), 64)
+test_tile = agreement(tile(), 32)
+test_expand = agreement(expand(), 48)
+test_concat = agreement(concat(), 32)

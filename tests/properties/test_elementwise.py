@@ -120,6 +120,8 @@ def one_number(draw: Draw) -> Case:
     }  # fmt: skip
     op = draw(st.sampled_from(list(firsts)))
     kinds = ["float32"] * 3 + ["float64"] + (["int32", "int64", "int8", "uint8"] if op not in ("IsInf",) else [])
+    if op == "Shrink":  # the standard's function body casts bias and lambd to integers, onnxruntime the result
+        kinds = kinds[:4]
     dtype = "bool" if op == "Not" else draw(st.sampled_from(kinds))
     shape = draw(shapes(0, 3, (0, 4)))
     attrs: dict[str, Any] = {}
@@ -130,6 +132,8 @@ def one_number(draw: Draw) -> Case:
     if op == "Shrink":
         attrs = {n: draw(st.sampled_from([0.5, 1.0, 0.25])) for n in ("bias", "lambd") if draw(st.booleans())}
     x = draw(whole(shape, dtype) if op in ("Not", "Shrink") else special(shape, dtype))
+    if op == "HardSwish":  # torch multiplies before it divides
+        x = np.where(np.isfinite(x) & (abs(x.astype(np.float64)) > 1e30), np.ones_like(x), x)
     return draw(placed(op, [x], attrs, draw(opsets(firsts[op])), rtol=2 * EPS, atol=EPS))
 
 
@@ -156,13 +160,13 @@ def of_several(draw: Draw) -> Case:
     return draw(placed(op, inputs, {}, opset, rtol=2 * EPS))
 
 
-test_division = agreement(division(), 100)
-test_arithmetic = agreement(arithmetic(), 50)
-test_pow = agreement(power(), 60)
-test_bit_shift = agreement(shift(), 50)
-test_bitwise = agreement(bitwise(), 30)
-test_clip = agreement(clip(), 80)
-test_range = agreement(a_range(), 60)
-test_one_number = agreement(one_number(), 100)
-test_compared = agreement(compared(), 60)
-test_of_several = agreement(of_several(), 50)
+test_division = agreement(division(), 80)
+test_arithmetic = agreement(arithmetic(), 40)
+test_pow = agreement(power(), 48)
+test_bit_shift = agreement(shift(), 40)
+test_bitwise = agreement(bitwise(), 24)
+test_clip = agreement(clip(), 64)
+test_range = agreement(a_range(), 48)
+test_one_number = agreement(one_number(), 80)
+test_compared = agreement(compared(), 48)
+test_of_several = agreement(of_several(), 40)

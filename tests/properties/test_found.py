@@ -34,6 +34,7 @@ FOUND = {
         "Resize", [floats(1, 1, 2, 1), NONE, NONE, i64([1, 1, 5, 9])], {"mode": "cubic"}, 11, stored=[0, 3], named=[0]
     ),
     "the sign of NaN": case("Sign", [np.array([np.nan, -2, 0], np.float32)], {}),
+    "NaN is above no threshold": case("ThresholdedRelu", [np.array([np.nan, 2], np.float32)], {}),
     "a product of large integers": case("MatMul", [uint(2, 2) + np.uint64(2**63), uint(2, 2)], {}),
     "a stored matrix of integers": case("MatMul", [uint(2, 3), uint(3, 2)], {}, stored=[1]),
     "pieces of nothing": case("Split", [np.zeros((2, 0), np.float32)], {"axis": 1}, 11, outputs=3),

@@ -90,7 +90,7 @@ def einsum(draw: Draw) -> Case:
     return draw(placed("Einsum", operands, {"equation": equation}, draw(opsets(12))))
 
 
-test_matmul = agreement(matmul(), 120)
-test_matmul_integer = agreement(integer(), 50)
-test_gemm = agreement(gemm(), 80)
-test_einsum = agreement(einsum(), 80)
+test_matmul = agreement(matmul(), 96)
+test_matmul_integer = agreement(integer(), 40)
+test_gemm = agreement(gemm(), 64)
+test_einsum = agreement(einsum(), 64)

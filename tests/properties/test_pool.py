@@ -97,7 +97,7 @@ def of_everything(draw: Draw) -> Case:
     return draw(placed(op, [x], attrs, draw(opsets()), rtol=32 * EPS, atol=bound))
 
 
-test_max_pool = agreement(max_pool(), 120)
-test_average_pool = agreement(average_pool(), 120)
-test_lp_pool = agreement(lp_pool(), 80)
-test_global_pools = agreement(of_everything(), 60)
+test_max_pool = agreement(max_pool(), 96)
+test_average_pool = agreement(average_pool(), 96)
+test_lp_pool = agreement(lp_pool(), 64)
+test_global_pools = agreement(of_everything(), 48)

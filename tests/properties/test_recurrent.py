@@ -68,6 +68,6 @@ def layer(draw: Draw, kind: str) -> Case:
     return draw(placed(kind, inputs, attrs, opset, outputs if any(outputs) else ["Y"], rtol=bound, atol=bound))
 
 
-test_lstm = agreement(layer("LSTM"), 80)
-test_gru = agreement(layer("GRU"), 80)
-test_rnn = agreement(layer("RNN"), 60)
+test_lstm = agreement(layer("LSTM"), 64)
+test_gru = agreement(layer("GRU"), 64)
+test_rnn = agreement(layer("RNN"), 48)

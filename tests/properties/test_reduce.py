@@ -115,8 +115,8 @@ def sums_of_numbers(draw: Draw) -> Case:
     return draw(placed(op, inputs, attrs, opset, rtol=8 * EPS, atol=sums(x.size, 1.0)))
 
 
-test_reduce = agreement(reduction(), 200)
-test_reduce_fractions = agreement(sums_of_numbers(), 40)
-test_arg_max = agreement(extreme_place(), 60)
-test_cum_sum = agreement(running_sum(), 60)
-test_top_k = agreement(top(), 80)
+test_reduce = agreement(reduction(), 160)
+test_reduce_fractions = agreement(sums_of_numbers(), 32)
+test_arg_max = agreement(extreme_place(), 48)
+test_cum_sum = agreement(running_sum(), 48)
+test_top_k = agreement(top(), 64)

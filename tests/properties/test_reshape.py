@@ -107,10 +107,10 @@ def shape_of(draw: Draw) -> Case:
     return draw(placed(op, [x], attrs, opset))
 
 
-test_reshape = agreement(reshape(), 150)
-test_flatten = agreement(flatten(), 40)
-test_squeeze = agreement(squeeze(), 60)
-test_unsqueeze = agreement(unsqueeze(), 40)
-test_transpose = agreement(transpose(), 40)
-test_depth_to_space = agreement(depth(), 60)
-test_shape = agreement(shape_of(), 60)
+test_reshape = agreement(reshape(), 120)
+test_flatten = agreement(flatten(), 32)
+test_squeeze = agreement(squeeze(), 48)
+test_unsqueeze = agreement(unsqueeze(), 32)
+test_transpose = agreement(transpose(), 32)
+test_depth_to_space = agreement(depth(), 48)
+test_shape = agreement(shape_of(), 48)

@@ -80,6 +80,6 @@ def tensor_scatter(draw: Draw) -> Case:
     return draw(placed("TensorScatter", inputs, attrs, draw(opsets(24))))
 
 
-test_scatter_elements = agreement(scatter_elements(), 120)
-test_scatter_nd = agreement(scatter_nd(), 120)
-test_tensor_scatter = agreement(tensor_scatter(), 40)
+test_scatter_elements = agreement(scatter_elements(), 96)
+test_scatter_nd = agreement(scatter_nd(), 96)
+test_tensor_scatter = agreement(tensor_scatter(), 32)
