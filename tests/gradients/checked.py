@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from onnxgen.options import Options
 from tests.gradients.cases import Case, Value
-from tests.gradients.values import off_kinks
+from tests.gradients.values import LARGE, off_kinks
 from tests.ops import harness
 
 FREE, SEEN = 64, 32
@@ -130,7 +130,7 @@ def leaf(origin: str, base: Tensor, most: int) -> Leaf:
     generator = torch.Generator().manual_seed(count)
     places = torch.arange(count) if count == most else torch.randint(0, most, (count,), generator=generator)
     weights = torch.ones(count) if count == most else torch.rand(count, generator=generator) - 0.5
-    weights = weights.reshape(base.shape) * base.isfinite()
+    weights = weights.reshape(base.shape) * (base.abs() < LARGE)
     return Leaf(origin, base, weights, places.reshape(base.shape), torch.zeros(most, requires_grad=True))
 
 
