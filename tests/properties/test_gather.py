@@ -21,6 +21,9 @@ def places(draw: Draw, shape: Any, size: int, negative: bool, dtype: str = "int6
 
 
 INDEX = st.sampled_from(["int64", "int32"])
+# types of indices, values and depth that onnxruntime takes together
+ONE_HOT = [("int64", "int64", "int64"), ("int64", "int32", "float32"), ("int64", "float32", "int64")]
+ONE_HOT += [("int32", "float32", "int32"), ("int32", "float32", "float32")]
 
 
 @st.composite
@@ -61,12 +64,12 @@ def gather_nd(draw: Draw) -> Case:
 @st.composite
 def one_hot(draw: Draw) -> Case:
     opset, depth = draw(opsets(9)), draw(st.integers(1, 4))
-    index = draw(places(draw(shapes(1, 3, (0, 3))), depth + 2, opset >= 11, draw(st.sampled_from(["int64", "int32"]))))
-    values = draw(distinct([2], draw(st.sampled_from(["float32", "int64", "int32"]))))
+    kind, value, count = draw(st.sampled_from(ONE_HOT))
+    index = draw(places(draw(shapes(1, 3, (0, 3))), depth + 2, opset >= 11, kind))
     axis = draw(st.integers(-index.ndim - 1, index.ndim))
-    number = np.array(depth if draw(st.booleans()) else [depth], draw(st.sampled_from(["int64", "int32", "float32"])))
+    number = np.array(depth if draw(st.booleans()) else [depth], count)
     attrs = {"axis": axis} if axis != -1 or draw(st.booleans()) else {}
-    return draw(placed("OneHot", [index, number, values], attrs, opset))
+    return draw(placed("OneHot", [index, number, draw(distinct([2], value))], attrs, opset))
 
 
 @st.composite
