@@ -64,6 +64,12 @@ def _blocks() -> Iterator[Case]:
 
 
 def _models() -> Iterator[Case]:
+    states = [floats(1, 2, 2, seed=1), floats(1, 2, 2, seed=2), floats(1, 6)]
+    side = [np.full(1, 0.01, np.float32), np.full(1, 3, np.int8)]
+    yield fused(
+        "DynamicQuantizeLSTM", floats(3, 2, 3), integers("int8", 1, 3, 8), integers("int8", 1, 2, 8), floats(1, 16),
+        None, *states, *side, *side, hidden_size=2, outputs=3,
+    )  # fmt: skip
     yield fused(
         "QAttention", integers("uint8", 1, 3, 4), integers("int8", 4, 12), floats(12), np.array(0.02, np.float32),
         np.array(0.01, np.float32), None, np.array(3, np.uint8), np.array(0, np.int8), floats(2, 1, 2, 2, 2),
