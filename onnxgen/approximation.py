@@ -1,10 +1,9 @@
 """How near a module of floats comes to the quantised file that it was generated from.
 
-Every rounding of the file (a QuantizeLinear, say) is off by up to half a step, at random; over n of them the errors
-add up like a random walk's. A *step* is the range of the file's output divided by 2 ** bits - 1, or its own if it was
-just quantised. So what fake
-quantisation computes (`qat`) may differ, in root mean square, by no more than half a step times sqrt(n + 1), and no
-element by more than six times that.
+What lies between two integers a file and fake quantisation may round to either: one whole step off. Over n roundings
+(QuantizeLinear, say) such errors add up like a random walk's. A *step* is the range of the file's output divided by
+2 ** bits - 1, or its own if it was just quantised. So what fake quantisation computes (`qat`) may differ, in root mean
+square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
 
 Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
 tells. There an output that differs by more than half of its own standard deviation is another function; anything less
@@ -84,7 +83,7 @@ class Approximation:
             return 0.0
         low, high = self.ranges.get(name, (0.0, 0.0))
         step = max(float(finite.max() - finite.min()), high - low) / (2**self.bits - 1)
-        by_rounding: float = 0.5 * step * math.sqrt(self.roundings + 1)
+        by_rounding: float = step * math.sqrt(self.roundings + 1)
         return max(by_rounding, 0.5 * float(finite.std())) if self.mode == "float" else by_rounding
 
     def problem(self, name: str, expected: NDArray[Any], got: NDArray[Any], floor: float) -> str:
