@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from onnxgen.weights import embed_bytes, index_path, is_sharded
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
+_DEFAULTS = Options()
 # what they change is in the code, if anything
 _NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported")
 CODE_LINE, BUILD_LINE = "Code", "Build"
@@ -198,7 +199,8 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     very same module, which either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
-    chosen = {k: str(v) for k, v in options.__dict__.items() if k not in _NO_MATTER}
+    asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NO_MATTER}
+    chosen = {name: str(value) for name, value in asked.items() if value != getattr(_DEFAULTS, name)}
     text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

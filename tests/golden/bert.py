@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "646745754446aaee64ea22d64b8e8702"
+FINGERPRINT = "7c27fd40776ddbcd867124ac7f2d37c9"
 
 
 class Embeddings(nn.Module):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "72d9ced085c228f55c26d5d2347a35bb"
+FINGERPRINT = "9d91258adc128b9b4ad05bea27f6402a"
 
 
 class Decoder(nn.Module):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "79832a57a03cdf2327bf61593eb4542d"
+FINGERPRINT = "020366f04f46712dd87e15e26716afea"
 
 
 class SqueezeExcitation(nn.Module):

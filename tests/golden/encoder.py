@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "fb7dc2480a552ab9b4223bdd7406d17e"
+FINGERPRINT = "1de44f0efc00cc71879298101e22f81c"
 
 
 class SelfAttention(nn.Module):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "a8ca65f760facaf6efc56278265bbfec"
+FINGERPRINT = "ba694db13056565a26883c8df1d7e9f9"
 
 
 class SqueezeExcitation(nn.Module):

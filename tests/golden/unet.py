@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "b9faefcf2b192193f101e65c12a6cdae"
+FINGERPRINT = "8d59870cf08afbf679dfe1f1f9d45b4e"
 
 
 class DoubleConv(nn.Module):

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "ddd6d14b3187a44c27b8016048d473f5"
+FINGERPRINT = "2e7d443ffb52f2ab01ea32765ec2ffe0"
 
 
 class PatchEmbed(nn.Module):
