@@ -9,9 +9,19 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Path, Statement, blocks, expressions, used
+from onnxgen.code.module_def import (
+    Assign,
+    Member,
+    ModuleDef,
+    Path,
+    Statement,
+    blocks,
+    change_own,
+    expressions,
+    used,
+)
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, unless, walk
 from onnxgen.errors import Problem, Problems
 from onnxgen.names import module_part, printable
@@ -130,7 +140,7 @@ class _Adding:
             if isinstance(statement, Assign) and statement.targets and _is_call(statement.value, leaf):
                 self._rename(block, statement, statement.targets[0], member, [])  # of a recurrent layer its sequence
             else:
-                _change(statement, lambda node: self._wrapped(node, leaf, member))
+                change_own(statement, lambda node: self._wrapped(node, leaf, member))
         self.module.outputs = [rewrite(o, lambda node: self._wrapped(node, leaf, member)) for o in self.module.outputs]
         return None
 
@@ -188,7 +198,7 @@ class _Adding:
 
         maker.targets = tuple(before if t == name else t for t in maker.targets)
         for statement in (s for outer in inside for s in _every([outer])):
-            _change(statement, change)
+            change_own(statement, change)
         scope = member.path[:-1] if scope is None else scope
         drop = Assign((name,), quote("d(x)", d=MemberRef(member), x=Ref(before)), scope, maker.nodes)
         block.insert(next(i for i, s in enumerate(block) if s is maker) + 1, drop)
@@ -215,17 +225,6 @@ def _blocks(body: list[Statement]) -> Iterator[list[Statement]]:
 def _every(body: list[Statement]) -> Iterator[Statement]:
     for block in _blocks(body):
         yield from block
-
-
-def _change(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
-    """Rewrite a statement's own expressions, not those of the blocks in it."""
-    if isinstance(statement, Assign):
-        statement.value = rewrite(statement.value, change)
-    elif isinstance(statement, If):
-        statement.test = rewrite(statement.test, change)
-    else:
-        statement.iterable = None if statement.iterable is None else rewrite(statement.iterable, change)
-        statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
 
 
 def _is_call(node: ast.AST, leaf: Member) -> bool:

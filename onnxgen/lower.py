@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.kinds import annotation
-from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, expressions, used
+from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
 from onnxgen.errors import OnnxgenError, Problem, Problems
@@ -285,6 +285,8 @@ def live(block: list[Statement], wanted: list[str], where: Mapping[str, str]) ->
         elif isinstance(statement, Loop):
             inside = {n for s in statement.body for n in used(s)}
             statement.body = live(statement.body, [*statement.targets, *inside.intersection(needed)], where)
+        elif isinstance(statement, With):
+            statement.body = live(statement.body, list(statement.targets), where)
         needed.update(used(statement))
         needed.update(makers(expressions(statement), where))
         kept.append(statement)

@@ -6,7 +6,7 @@ Lowering makes one flat `ModuleDef`; `structure` splits it into a tree of classe
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.copied import helper_names
-from onnxgen.code.quote import refs
+from onnxgen.code.quote import refs, rewrite
 from onnxgen.code.stub import Stub
 from onnxgen.names import RESERVED
 from onnxgen.plugins.own_code import OwnCode
@@ -119,7 +119,6 @@ class Loop:
 
     `stop`, if given, is evaluated before each turn: the loop ends where it is false.
     `targets` are the values carried around it: assigned before the loop and again in it (or lists that grow in it).
-    `once`: it is `with iterable:` instead, whose targets nothing assigns before.
     """
 
     turn: tuple[str, ...]
@@ -129,17 +128,27 @@ class Loop:
     targets: tuple[str, ...]
     scope: Path = ()
     nodes: tuple[str, ...] = ()
-    once: bool = False
 
 
-Statement = Assign | If | Loop
+@dataclass
+class With:
+    """`with context:`, and the values that its body makes for what comes after."""
+
+    context: ast.expr
+    body: list[Statement]
+    targets: tuple[str, ...]
+    scope: Path = ()
+    nodes: tuple[str, ...] = ()
+
+
+Statement = Assign | If | Loop | With
 
 
 def blocks(statement: Statement) -> list[list[Statement]]:
     """The nested blocks of a statement."""
     if isinstance(statement, If):
         return [statement.then, statement.orelse]
-    return [statement.body] if isinstance(statement, Loop) else []
+    return [] if isinstance(statement, Assign) else [statement.body]
 
 
 def expressions(statement: Statement) -> Iterator[ast.expr]:
@@ -154,9 +163,24 @@ def expressions(statement: Statement) -> Iterator[ast.expr]:
             yield statement.iterable
         if statement.stop is not None:
             yield statement.stop
+    else:
+        yield statement.context
     for block in blocks(statement):
         for inner in block:
             yield from expressions(inner)
+
+
+def change_own(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
+    """Rewrite a statement's own expressions, not those of the blocks in it (see `quote.rewrite`)."""
+    if isinstance(statement, Assign):
+        statement.value = rewrite(statement.value, change)
+    elif isinstance(statement, If):
+        statement.test = rewrite(statement.test, change)
+    elif isinstance(statement, With):
+        statement.context = rewrite(statement.context, change)
+    else:
+        statement.iterable = None if statement.iterable is None else rewrite(statement.iterable, change)
+        statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
 
 
 def assigned(statement: Statement) -> Iterator[str]:
@@ -177,7 +201,7 @@ def used(statement: Statement) -> list[str]:
         for name in refs(expression):
             if name not in inside:
                 found.setdefault(name)
-    if (isinstance(statement, Loop) and not statement.once) or (isinstance(statement, If) and not statement.orelse):
+    if isinstance(statement, Loop) or (isinstance(statement, If) and not statement.orelse):
         # values carried around the loop, or past a branch, are assigned in it but must exist before it
         found.update(dict.fromkeys(statement.targets))
     return list(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, Loop, Statement
+from onnxgen.code.module_def import Assign, Statement, With
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.propagate.bodies import TRAINING
@@ -41,5 +41,5 @@ def gradient(
     for i in range(count):
         names.append(b.lowering.define(b.node.outputs[i]) if b.wants(i) else b.lowering.fresh("unused"))
     block += [*statements, Assign(tuple(names), made, b.scope, b.nodes, "" if count > 1 else "{},")]
-    b.emit(Loop((), b("torch.enable_grad()"), None, block, tuple(names), b.scope, b.nodes, once=True))
+    b.emit(With(b("torch.enable_grad()"), block, tuple(names), b.scope, b.nodes))
     return [None] * count

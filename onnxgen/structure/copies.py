@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, blocks, expressions, used
-from onnxgen.code.quote import Ref, refs, rewrite
+from onnxgen.code.module_def import Assign, Loop, Statement, assigned, blocks, change_own, expressions, used
+from onnxgen.code.quote import Ref, refs
 from onnxgen.structure.scopes import Scope
 
 
@@ -82,14 +82,7 @@ def _rename(statement: Statement, old: str, new: str) -> None:
 
 def replace_in(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
     """Rewrite every expression of a statement, nested blocks included (see `quote.rewrite`)."""
-    if isinstance(statement, Assign):
-        statement.value = rewrite(statement.value, change)
-        return
-    if isinstance(statement, If):
-        statement.test = rewrite(statement.test, change)
-    elif isinstance(statement, Loop):
-        statement.iterable = None if statement.iterable is None else rewrite(statement.iterable, change)
-        statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
+    change_own(statement, change)
     for block in blocks(statement):
         for inner in block:
             replace_in(inner, change)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxgen.code.module_def import Assign, If, Member, Path, Statement, assigned
+from onnxgen.code.module_def import Assign, If, Member, Path, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
 from onnxgen.structure.scopes import ClassRef, Scope
@@ -207,10 +207,14 @@ class FormMaker:
             found.append(statement.test)
             blocks = [statement.then, statement.orelse]
             head = "if"
+        elif isinstance(statement, With):
+            found.append(statement.context)
+            blocks = [statement.body]
+            head = "with"
         else:
             found.extend(e for e in (statement.iterable, statement.stop) if e is not None)
             blocks = [statement.body]
-            kind = statement.iterable is None, statement.stop is None, statement.once
+            kind = statement.iterable is None, statement.stop is None
             head = f"for {tokens.locals(statement.turn)} {kind}"
         inner = [[self._statement(s, tokens, found) for s in block] for block in blocks]
         return f"{head} {tokens.locals(statement.targets)} {inner}"

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Container, Iterable
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, assigned, blocks, expressions, used
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
 from onnxgen.names import identifier
 from onnxgen.propagate.info import Info
@@ -97,7 +97,7 @@ class Names:
                     if target not in last:
                         self.busy.pop(self.names[target], None)
 
-    def _compound(self, statement: If | Loop) -> None:
+    def _compound(self, statement: If | Loop | With) -> None:
         """What a nested block assigns has its name until the block ends; what lives outside keeps its own."""
         for name in statement.targets:
             if name not in self.names:

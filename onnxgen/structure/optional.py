@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from onnxgen.code.module_def import Assign, If, Statement, assigned
+from onnxgen.code.module_def import Assign, If, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite
 from onnxgen.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, parts
@@ -229,6 +229,9 @@ def _rebuilt(statement: Statement, values: Iterator[ast.expr]) -> Statement:
         test = next(values)
         then, orelse = ([_rebuilt(s, values) for s in block] for block in (statement.then, statement.orelse))
         return If(test, then, orelse, statement.targets, statement.scope, statement.nodes)
+    if isinstance(statement, With):
+        context = next(values)
+        return replace(statement, context=context, body=[_rebuilt(s, values) for s in statement.body])
     iterable = next(values) if statement.iterable is not None else None
     stop = next(values) if statement.stop is not None else None
     body = [_rebuilt(s, values) for s in statement.body]

@@ -72,6 +72,9 @@ class _Sizes:
                 if statement.stop is not None:
                     statement.stop = self._expression(statement.stop)
                 self._inner(statement.body, statement.turn)
+            else:
+                statement.context = self._expression(statement.context)
+                self._inner(statement.body)
             for name in statement.targets:
                 self._see(name)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxgen.code.kinds import annotation
-from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.names import printable
 from onnxgen.propagate.info import Info
@@ -163,15 +163,16 @@ class ClassWriter:
                 orelse = self._block(statement.orelse, level + 1)
                 if orelse:
                     lines += [f"{INDENT * level}else:", *orelse]
+            elif isinstance(statement, With):
+                lines += self._annotated(f"{INDENT * level}with {self._text(statement.context)}:", statement.nodes)
+                lines.extend(self._block(statement.body, level + 1))
             else:
                 lines.extend(self._loop(statement, level))
         return lines
 
     def _loop(self, loop: Loop, level: int) -> list[str]:
         inner = INDENT * (level + 1)
-        if loop.once and loop.iterable is not None:
-            head = f"with {self._text(loop.iterable)}:"
-        elif loop.iterable is not None:
+        if loop.iterable is not None:
             target = ", ".join(self.names[name] for name in loop.turn) or "_"
             head = f"for {target} in {self._text(loop.iterable)}:"
         else:
