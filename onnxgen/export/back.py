@@ -104,9 +104,8 @@ class _Writer:
     def _places(self) -> Iterator[tuple[Place, list[str]]]:
         """Every stored tensor, and by which names the record knows it: one of a function has one a call."""
         for place in places(self.model):
-            name = self.integers.by_tensor.get(place.name, place.name)
-            is_known = name in self.record.tensors and name not in self.record.functions
-            yield place, [name] if is_known else []
+            names = self.integers.by_tensor.get(place.name, [place.name])
+            yield place, [n for n in names if n in self.record.tensors and n not in self.record.functions]
         for function in self.model.functions:
             own = (function.domain, function.name, function.overload)
             for place in function_places(function):
@@ -118,7 +117,7 @@ class _Writer:
         self.report.tensors += bool(names)
         before = original.numpy()
         if not names or place.name in self.integers.by_tensor:
-            value = self.integers.value(names[0]) if names else self.integers.now(place.name)
+            value = self.integers.value(names) if names else self.integers.now(place.name)
             return self._put(place, value, original)
         if self._is_lossy(names[0], before):
             self.report.lossy.append(place.name)

@@ -32,7 +32,9 @@ class Integers:
     ) -> None:
         self.tensors, self.state, self.before = tensors, state, before
         self.floats = {name: Dequantised.of_record(how) for name, how in record.items() if name in tensors}
-        self.by_tensor = {how.tensor: name for name, how in self.floats.items()}
+        self.by_tensor: dict[str, list[str]] = {}
+        for name, how in self.floats.items():
+            self.by_tensor.setdefault(how.tensor, []).append(name)
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
 
     def rank(self, name: str) -> int:
@@ -50,8 +52,15 @@ class Integers:
             return np.asarray(made, before.dtype).reshape(before.shape)
         return before
 
-    def value(self, name: str) -> Array:
-        """The integers that a float tensor stands for. Raises `NoWayBack` if no one tensor is all that it is now."""
+    def value(self, names: list[str]) -> Array:
+        """The integers that float tensors stand for. Raises `NoWayBack` if no one tensor is all that they are now."""
+        values = [self._value(name) for name in names]
+        if not all(same(value, values[0]) for value in values[1:]):
+            tensor = printable(self.floats[names[0]].tensor)
+            raise NoWayBack(f"the file stores {tensor} once for tensors of several scales, which now differ")
+        return values[0]
+
+    def _value(self, name: str) -> Array:
         how = self.floats[name]
         original = how.floats(self.before)
         floats = rebuild(self.tensors, name, self.state, original)

@@ -26,12 +26,8 @@ def weights(model: ir.Model, mode: str) -> None:
     names = _Names(model)
     made: dict[Dequantised, ir.Value] = {}
     faked: dict[tuple[Dequantised, object], ir.Value] = {}
-    for node in list(model.graph.all_nodes()):
-        if node.op_type not in ("DequantizeLinear", PACKED) or node.inputs[0] is None:
-            continue
-        how = _packed(node) if node.op_type == PACKED else _linear(node)
-        if how is None or node.inputs[0].is_graph_input():
-            continue
+    found = [(node, how) for node in model.graph.all_nodes() if (how := _how(node)) is not None]
+    for node, how in found:  # all are found before the first is made, which may take the name of its integers
         if how not in made:
             made[how] = _initializer(model, node, how, names)
         if mode != "float" and (how, node.graph) not in faked:
@@ -61,6 +57,13 @@ def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
             return False
         factor = factor * part.numpy().astype(np.float32).reshape(-1)
     return tensor is not None and scale not in parts and bool(np.allclose(tensor.numpy().reshape(-1), factor, 1e-3, 0))
+
+
+def _how(node: ir.Node) -> Dequantised | None:
+    """How the stored tensor that a node dequantises stands for floats; None if that is another node, or computed."""
+    if node.op_type not in ("DequantizeLinear", PACKED) or node.inputs[0] is None or node.inputs[0].is_graph_input():
+        return None
+    return _packed(node) if node.op_type == PACKED else _linear(node)
 
 
 def _linear(node: ir.Node) -> Dequantised | None:
@@ -95,11 +98,11 @@ def _packed(node: ir.Node) -> Dequantised | None:
 
 def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, names: _Names) -> ir.Value:
     """A float initializer, under the name that the tensor had before it was quantised."""
-    inputs = [v for v in (node.inputs[0], input_at(node, 2), *(factors(Scaled.of(node).scale) or ())) if v is not None]
-    tensors = {v.name or "": t for v in inputs if (t := stored(v)) is not None}
     source = node.inputs[0]
     assert source is not None
-    tensor = DequantisedTensor(how, tensors, names.take_over(source, node.outputs[0]))
+    values = (source, *(factors(Scaled.of(node).scale) or ()), *(v for v in [input_at(node, 2)] if v is not None))
+    tensors = {name: t for name, v in zip(how.names, values, strict=True) if (t := stored(v)) is not None}
+    tensor = DequantisedTensor(how, tensors, names.take_over(how.tensor, source, node.outputs[0]))
     shape = ir.Shape(how.shape)
     value = ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     value.meta.update({key: v for key, v in source.meta.items() if key != "info"})
@@ -116,10 +119,14 @@ class _Names:
         self.taken = {v.name for g in model.graphs() for v in (*g.inputs, *g.initializers.values())}
         self.taken |= {o.name for node in model.graph.all_nodes() for o in node.outputs}
 
-    def take_over(self, integers: ir.Value, floats: ir.Value) -> str:
-        """What a tensor was called before it was quantised, as far as the names of its integers and floats tell."""
-        name = integers.name or "weight"
-        name = SUFFIX.sub("", name) or name
+    def take_over(self, stored: str, integers: ir.Value, floats: ir.Value) -> str:
+        """What a tensor was called before it was quantised, as far as the names of its integers and floats tell.
+
+        Args:
+            stored: what the file calls the integers.
+            integers, floats: which may be renamed, if they have that name.
+        """
+        name = SUFFIX.sub("", stored) or stored or "weight"
         if name == integers.name:
             integers.name = self._free(f"{name}.integers")
         elif name == floats.name:
