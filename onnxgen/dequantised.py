@@ -102,7 +102,7 @@ class Dequantised:
         stored = before(self.tensor)
         numbers = self._codes(stored) if self.form == TABLE else self._numbers(stored)
         scale, was = self._spread(self.scale(now)), self._spread(self.scale(before))
-        if (scale <= 0).any() and not np.array_equal(scale, was):
+        if ((scale <= 0) & (scale != was)).any():
             raise FloatingPointError("a trained scale is not positive")
         unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
         ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))

@@ -15,7 +15,7 @@ from onnxgen.export import anew, files
 from onnxgen.export.back import write_back
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
-from onnxgen.export.shared import NoWayBack
+from onnxgen.export.shared import NoWayBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
 from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
@@ -144,12 +144,18 @@ def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> 
     """Which keys or shapes are not what was generated, in words; "" if all are."""
     generated = shapes_of(origin.space)
     given = {key: array.shape for key, array in state.items()}
-    for names in tied(network):  # the sidecar has a tied tensor once
+    # the sidecar has a tied tensor once; a buffer that was moved to a device is no longer the very same
+    equal = [names for names in tied(bare_model(origin)) if _are_equal(names, state)]
+    for names in [*tied(network), *equal]:
         known = [name for name in names if name in generated]
         given = {key: shape for key, shape in given.items() if not known or key in known[:1] or key not in names}
     wanted = {key: shape for key, shape in generated.items() if key in given or not is_constant(key, state)}
     found = misfits(wanted, given)
     return f"the network was changed: it {found}" if found else ""
+
+
+def _are_equal(names: list[str], state: Mapping[str, Array]) -> bool:
+    return all(name in state and same(state[name], state[names[0]]) for name in names)
 
 
 def _options(origin: Origin) -> Options:

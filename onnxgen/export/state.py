@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,11 @@ def is_constant(key: str, wanted: Mapping[str, Any]) -> bool:
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several."""
+    """The names of each parameter and buffer that has several."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in chain(*found):
+        names.setdefault(id(tensor), []).append(name)
     return [group for group in names.values() if len(group) > 1]
 
 

@@ -95,12 +95,18 @@ def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequa
 
 def _is_own(scale: ir.Value) -> bool:
     """Whether a scale is of one tensor of integers alone: what several share stays as it is."""
-    nodes = [u.node for u in scale.uses() if any(o.uses() or o.is_graph_output() for o in u.node.outputs)]
+    nodes = [u.node for u in scale.uses() if _is_used(u.node) or stored(u.node.inputs[0]) is not None]
     made = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
     return len(made | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
 
 
+def _is_used(node: ir.Node) -> bool:
+    """Whether it is no leftover. Of a stored weight it may have become one just now."""
+    return any(o.uses() or o.is_graph_output() for o in node.outputs)
+
+
 def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
+    node.name = before.name
     insert(before, node)
     made = node.outputs[0]
     made.name, made.type, made.shape = f"{before.outputs[0].name}:fake", like.type, like.shape

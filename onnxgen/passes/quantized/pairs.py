@@ -15,6 +15,7 @@ from onnxgen.stored import stored
 
 # what a quantiser fuses a ReLU into, since saturating at 0 does the same
 FUSED = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
+ROUNDS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 PASSING = set("Reshape Transpose Flatten Squeeze Unsqueeze Identity".split())
 SIX = 6.0
 
@@ -25,10 +26,12 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
     rectified = 0
     for node in [n for n in model.graph.all_nodes() if n.op_type == "DequantizeLinear" and n.domain == ""]:
         quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if quantise is None or quantise.inputs[0] is None or not _belongs(node, quantise):
+        if quantise is None or quantise.op_type not in ROUNDS or quantise.domain != "":
+            continue
+        x = quantise.inputs[0]
+        if x is None or not _belongs(node, quantise):
             continue
         if quantise not in made:
-            x = quantise.inputs[0]
             made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode)
             rectified += mode == "float" and made[quantise] is not x
         _take(node, made[quantise])
@@ -40,11 +43,12 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
 
 def _belongs(node: ir.Node, quantise: ir.Node) -> bool:
     """Whether both are of the same scale and zero point."""
-    if quantise.domain != "" or "output_dtype" in node.attributes:
+    if "output_dtype" in node.attributes:
         return False
     if quantise.op_type == "DynamicQuantizeLinear":
         return node.inputs[1] is quantise.outputs[1] and input_at(node, 2) in (None, quantise.outputs[2])
-    return quantise.op_type == "QuantizeLinear" and Scaled.of(node).equals(Scaled.of(quantise))
+    wraps = "saturate" in quantise.attributes and quantise.attributes["saturate"].as_int() == 0  # to NaN
+    return not wraps and Scaled.of(node).equals(Scaled.of(quantise))
 
 
 def _take(node: ir.Node, value: ir.Value) -> None:

@@ -1,0 +1,121 @@
+"""Quantised graphs that quantisers seldom write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from onnxgen import Options, export, generate, load
+from onnxgen.helpers.fake_quant import fake_quantize
+from tests.quantized.nets import run
+from tests.quantized.test_way_back import pretrained
+
+MODES = ["float", "qat", "qat-learned"]
+RNG = np.random.default_rng(7)
+WEIGHT = RNG.integers(-127, 128, (8, 5)).astype(np.int8)
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).clamp(-2, 2)
+
+
+def file(path: Path, nodes: list[onnx.NodeProto], stored: dict[str, Any], x: int = TensorProto.FLOAT) -> Path:
+    inputs = [helper.make_tensor_value_info("x", x, ["n", 8 if x == TensorProto.FLOAT else 3])]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    return path
+
+
+def node(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+
+def untrained_is_the_same(path: Path, mode: str) -> nn.Module:
+    module = path.with_suffix(".py")
+    generate(path, module, Options(quantized=mode))
+    report = export(module, path, out=path.with_name("same.onnx"), verify=False)
+    assert report.road == "written back", report.why
+    assert path.with_name("same.onnx").read_bytes() == path.read_bytes()
+    return pretrained(module).eval()
+
+
+def outputs(path: Path, model: nn.Module, x: Tensor) -> tuple[Any, Any]:
+    with torch.no_grad():
+        return model(x).numpy(), run(path, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_integers_of_constant_nodes(mode: str, tmp_path: Path) -> None:
+    value = numpy_helper.from_array(WEIGHT)
+    nodes = [node("Constant", "", "w", value=value), node("DequantizeLinear", "w s", "d"), node("MatMul", "x d", "y")]
+    nodes[0].ClearField("input")
+    path = file(tmp_path / "m.onnx", nodes, {"s": np.float32(0.02)})
+    got, expected = outputs(path, untrained_is_the_same(path, mode), X)
+    assert np.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_scale_of_0_and_one_below(mode: str, tmp_path: Path) -> None:
+    scales = np.array([0, 0.01, -0.02, 0.02, 0.01], np.float32)
+    nodes = [node("DequantizeLinear", "w s", "d", axis=1), node("MatMul", "x d", "y")]
+    path = file(tmp_path / "m.onnx", nodes, {"w": WEIGHT, "s": scales})
+    model = untrained_is_the_same(path, mode)
+    got, expected = outputs(path, model, X)
+    assert np.allclose(got, expected, atol=1e-5)
+    model(X).square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tied_weight_has_a_tied_quantiser(mode: str, tmp_path: Path) -> None:
+    """Also where its buffer was moved, and is no longer the very same tensor."""
+    nodes = [
+        node("DequantizeLinear", "e s", "d", axis=0), node("Gather", "d x", "g"),
+        node("Transpose", "d", "t", perm=[1, 0]), node("MatMul", "g t", "y"),
+    ]  # fmt: skip
+    stored = {"e": RNG.integers(-127, 128, (10, 8)).astype(np.int8), "s": np.linspace(0.01, 0.02, 10, dtype=np.float32)}
+    path, ids = file(tmp_path / "m.onnx", nodes, stored, TensorProto.INT64), torch.tensor([[1, 2, 3], [9, 0, 1]])
+    model = untrained_is_the_same(path, mode)
+    weight, *_ = model.parameters()
+    with torch.no_grad():
+        weight *= 0.4
+    model = model.double().float()
+    report = export(path.with_suffix(".py"), path, model, tmp_path / "tuned.onnx")
+    assert (report.road, report.changed) == ("written back", ["e"])
+    got, expected = outputs(tmp_path / "tuned.onnx", model, ids)
+    assert np.allclose(got, expected, atol=1e-5) or mode == "float"
+
+
+def test_a_scale_of_several_weights_stays(tmp_path: Path) -> None:
+    """Learned for each it would come apart, and the file has it once."""
+    nodes = [
+        node("DequantizeLinear", "v s", "e"), node("DequantizeLinear", "w s", "d"), node("MatMul", "x e", "a"),
+        node("MatMul", "a d", "y"),
+    ]  # fmt: skip
+    stored = {"v": RNG.integers(-127, 128, (8, 8)).astype(np.int8), "w": WEIGHT, "s": np.float32(0.02)}
+    model = load(file(tmp_path / "m.onnx", nodes, stored), Options(quantized="qat-learned"))
+    assert [name for name, _ in model.named_parameters() if name.endswith("scale")] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_type_that_does_not_saturate(mode: str, tmp_path: Path) -> None:
+    nodes = [node("QuantizeLinear", "x s z", "q", saturate=0), node("DequantizeLinear", "q s z", "y")]
+    stored = {"s": np.float32(0.003), "z": np.zeros((), ml_dtypes.float8_e4m3fn)}
+    path = file(tmp_path / "m.onnx", nodes, stored)
+    x = X.clamp(-1.2, 1.2) + 0.6 * (X.abs() > 1.2) * X.sign()  # none between the largest number and the next step
+    got, expected = outputs(path, load(path, Options(quantized=mode)), x)
+    assert np.isnan(expected).any() and np.allclose(got, expected, 1e-6, 0, equal_nan=True)
+
+
+def test_halves_are_rounded_as_onnxruntime_does() -> None:
+    """In float32: the quotient of two halves often lies on a tie where the true one does not."""
+    x, scale = torch.linspace(-4, 3.7, 5001).half(), torch.tensor(0.03).half()
+    expected = (x.float() / scale.float()).round().clamp(-128, 127) * scale.float()
+    assert torch.equal(fake_quantize(x, scale, 0, -128, 127), expected.half())
