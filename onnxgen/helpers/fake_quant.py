@@ -17,8 +17,9 @@ def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high
     if scale.requires_grad:
         share = (x.numel() / scale.numel() * max(-low, high)) ** -0.5
         scale = scale.detach() + share * (scale - scale.detach())
-    wide = torch.promote_types(x.dtype, torch.float32)  # float16 has too few digits for 255 steps
-    steps = x.to(wide) / scale.where(scale != 0, 1)  # of a scale of 0, everything is 0
+    # float16 has too few digits for 255 steps; of a scale of 0, everything is 0
+    wide = torch.promote_types(x.dtype, torch.float32)
+    steps = x.to(wide) / scale.where(scale != 0, 1)
     steps = torch.clamp(steps, low - zero, high - zero)  # type: ignore[arg-type]
     return ((steps + (steps.round() - steps).detach()) * scale).to(x.dtype)
 
