@@ -44,11 +44,9 @@ def pad_axes(
             position = position.clamp(0, size - 1)
         elif mode == "wrap":
             position = position % size
-        elif size > 1:
-            position = position % (2 * size - 2)
-            position = torch.minimum(position, 2 * size - 2 - position)
         else:
-            position = torch.zeros_like(position)
+            position = position % max(2 * size - 2, 1)  # of a single element all are copies
+            position = torch.minimum(position, 2 * size - 2 - position)
         x = x.index_select(axis, position)
     return x
 
