@@ -1,14 +1,13 @@
 """Overhead of `onnxgen.training.fit` against a loop written by hand: the MNIST sample's network, the same data.
 
-    python -m benchmarks.fit [--device cpu] [--batch 64,256] [--images 60000] [--rounds 5] [--precision 32-true]
+    python -m benchmarks.fit [--device cpu] [--batch 64,256] [--images 60000] [--rounds 3] [--precision 32-true]
                              [--compile] [--threads N] [--json FILE]
 
-One epoch of as many random images as MNIST has, by either, takes turns in one process; the ratio is the median over the
-rounds. Of `fit` it is everything from the first step to the end of the epoch: loader, metrics, what is shown, the check
-for NaN, and the checkpoint and the weights that are saved. The loop by hand indexes tensors and does nothing else. On
-the CPU the ratio is also taken of processor time, which other programs on the machine disturb less; and glibc keeps the
-memory that it has, since whether it gives a freed activation back at once is chance, and costs either loop up to a
-tenth.
+One epoch of as many random images as MNIST has: after each step of `fit` one by hand, so that whatever else the machine
+does slows both alike. Of `fit` it is everything from the first step to the end of training: loader, metrics, what is
+shown, the check for NaN, and the checkpoint and the weights that are saved. The loop by hand indexes tensors and does
+nothing else. Ratios are medians over the rounds, on the CPU also of processor time; and glibc keeps the memory that it
+has, since whether it gives a freed activation back at once is chance, and costs either up to a tenth.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 import lightning
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.common import ROOT, arguments, finish
 from onnxgen.load import load
@@ -38,58 +37,59 @@ RATE = 1e-3
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-@dataclass
-class Clock(lightning.Callback):
-    """Wall and processor seconds from the first training step to the end of training, what is saved included."""
+class Hand:
+    """An epoch's steps as one writes them by hand."""
 
+    def __init__(self, images: Tensor, labels: Tensor, batch: int, given: Settings, device: torch.device) -> None:
+        self.model = load(SAMPLE).to(device).train()
+        if given.compile:
+            self.model.compile()
+        self.images, self.labels, self.device = images, labels, device
+        self.dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(given.precision)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), RATE)
+        self.batches = iter(torch.randperm(len(images)).split(batch))
+
+    def step(self) -> None:
+        chosen = next(self.batches)
+        x, y = self.images[chosen].to(self.device), self.labels[chosen].to(self.device)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            loss = F.nll_loss(self.model(x), y)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@dataclass
+class Turns(lightning.Callback):
+    """After each step of `fit` one by hand; wall and processor seconds of either, those of `fit` to its very end."""
+
+    hand: Hand
     device: torch.device
-    spent: tuple[float, float] = (0.0, 0.0)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.began = now(self.device)
+        self.ours, self.theirs, self.began = [0.0, 0.0], [0.0, 0.0], now(self.device)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *of_the_step: Any) -> None:
+        self.lap(self.ours)
+        self.hand.step()
+        self.lap(self.theirs)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.spent = since(self.began, self.device)
+        self.lap(self.ours)
+
+    def lap(self, spent: list[float]) -> None:
+        ended = now(self.device)
+        for kind in (0, 1):
+            spent[kind] += ended[kind] - self.began[kind]
+        self.began = ended
 
 
 def now(device: torch.device) -> tuple[float, float]:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter(), time.process_time()
-
-
-def since(began: tuple[float, float], device: torch.device) -> tuple[float, float]:
-    wall, processor = now(device)
-    return wall - began[0], processor - began[1]
-
-
-def by_hand(model: nn.Module, images: Tensor, labels: Tensor, batch: int, given: Settings, device: torch.device) -> Any:
-    """One epoch; wall and processor seconds."""
-    model = model.to(device).train()
-    if given.compile:
-        model.compile()
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(given.precision)
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
-    optimizer = torch.optim.AdamW(model.parameters(), RATE)
-    began = now(device)
-    for chosen in torch.randperm(len(images)).split(batch):
-        x, y = images[chosen].to(device), labels[chosen].to(device)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = F.nll_loss(model(x), y)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return since(began, device)
-
-
-def ours(model: nn.Module, images: Tensor, labels: Tensor, batch: int, given: Settings, device: torch.device) -> Any:
-    clock = Clock(device)
-    with tempfile.TemporaryDirectory() as folder:
-        data = {"train": (images, labels)}
-        more: dict[str, Any] = {"batch_size": batch, "lr": RATE, "epochs": 1, "val": 0.0, "out": Path(folder) / "run"}
-        fit(model, data, settings=given, callbacks=[clock], show="nothing", **more)
-    return clock.spent
 
 
 def keep_memory() -> None:
@@ -101,27 +101,32 @@ def keep_memory() -> None:
                 mallopt(what, 1 << 30)
 
 
-def measure(batch: int, number: int, rounds: int, given: Settings) -> dict[str, Any]:
+def turns(images: Tensor, labels: Tensor, batch: int, given: Settings) -> Turns:
+    """One epoch of both."""
     device = choose(given.device).torch_device
+    made = Turns(Hand(images, labels, batch, given, device), device)
+    with tempfile.TemporaryDirectory() as folder:
+        data = {"train": (images, labels)}
+        more: dict[str, Any] = {"batch_size": batch, "lr": RATE, "epochs": 1, "val": 0.0, "out": Path(folder) / "run"}
+        fit(load(SAMPLE), data, settings=given, callbacks=[made], show="nothing", **more)
+    return made
+
+
+def measure(batch: int, number: int, rounds: int, given: Settings) -> dict[str, Any]:
     number -= number % batch
     images, labels = torch.randn(number, 1, 28, 28), torch.randint(0, 10, (number,))
-    pairs = []
-    for turn in range(rounds + 1):
-        order = (by_hand, ours) if turn % 2 else (ours, by_hand)
-        found = {loop: loop(load(SAMPLE), images, labels, batch, given, device) for loop in order}
-        if turn:  # the first round warms up
-            pairs.append((found[ours], found[by_hand]))
-    wall = statistics.median(a[0] / b[0] for a, b in pairs)
-    processor = statistics.median(a[1] / b[1] for a, b in pairs)
+    turns(images[: 20 * batch], labels[: 20 * batch], batch, given)  # warms up
+    made = [turns(images, labels, batch, given) for _ in range(rounds)]
+    wall, processor = (statistics.median(m.ours[kind] / m.theirs[kind] for m in made) for kind in (0, 1))
     target = TARGETS.get(batch)
     return {
         "device": given.device,
         "precision": given.precision + (" compiled" if given.compile else ""),
         "batch": batch,
-        "fit images/s": round(number / statistics.median(a[0] for a, _ in pairs)),
-        "by hand images/s": round(number / statistics.median(b[0] for _, b in pairs)),
+        "fit images/s": round(number / statistics.median(m.ours[0] for m in made)),
+        "by hand images/s": round(number / statistics.median(m.theirs[0] for m in made)),
         "ratio of time": round(wall, 3),
-        "of processor time": round(processor, 3) if device.type == "cpu" else "",
+        "of processor time": round(processor, 3) if given.device == "cpu" else "",
         "target": "" if target is None else f"<= {target}",
         "": "" if target is None else "ok" if wall <= target else "MISSED",
     }
@@ -132,7 +137,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps, xpu, directml (default: cpu)")
     parser.add_argument("--batch", default="64,256", help="batch sizes (default: 64,256)")
     parser.add_argument("--images", type=int, default=60_000, help="images of an epoch (default: 60000)")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of epochs (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs (default: 3)")
     parser.add_argument("--precision", default="32-true", help="as of onnxgen train (default: 32-true)")
     parser.add_argument("--compile", action="store_true", help="torch.compile on both sides")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
