@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
-from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions, is_statistic
+from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions, is_rounding
 from onnxgen.code.quote import MemberRef, quote, walk
 from onnxgen.homes import NOISE, Homes
 from onnxgen.names import identifier, module_part
@@ -66,9 +66,9 @@ class Members:
         self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
     ) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
-        weights = {key: s for key, s in sources.items() if not is_statistic(key)}
-        is_weighted = bool(weights) or not sources  # else it only rounds what a layer makes or takes
-        home, elsewhere = self._home(scope, weights)
+        own = {key: s for key, s in sources.items() if not is_rounding(key)}
+        is_layer = bool(own) or not sources  # else it only rounds what a layer makes or takes
+        home, elsewhere = self._home(scope, own)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
         # norms before training are all equal; and a weight may be of several modules, each with a name of its own
         apart = all(len(s.shape) < 2 for s in sources.values()) or (
@@ -83,7 +83,7 @@ class Members:
         shared = any(n in self._homes.shared for s in sources.values() for n in s.names)
         if home is not None and (shared or is_alias(scope, home)):
             home = self._own_scope(scope, home)
-        path, named = self._module_path(scope, role, home, is_weighted)
+        path, named = self._module_path(scope, role, home, is_layer)
         frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
         if sources:

@@ -334,8 +334,8 @@ def test_the_reference_is_not_asked_what_it_gets_wrong(tmp_path: Path) -> None:
     ports = [VI("x", T.FLOAT, [2, 3, 4])], [VI("y", T.FLOAT, [2, 3, 4])]
     path = save(tmp_path / "m.onnx", [h.make_node("Softmax", ["x"], ["y"], axis=1)], *ports, opset=11)
     with pytest.raises(Refused, match="Softmax"):
-        Reference(path, None)
-    assert Onnxruntime(path, None).run({"x": np.zeros((2, 3, 4), np.float32)})[0].max() == pytest.approx(1 / 12)
+        Reference(path, None, [])
+    assert Onnxruntime(path, None, []).run({"x": np.zeros((2, 3, 4), np.float32)})[0].max() == pytest.approx(1 / 12)
 
 
 def test_a_run_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ def test_a_run_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = save(tmp_path / "m.onnx", nodes, [VI("x", T.FLOAT, [2])], [VI("y", T.FLOAT, [2])], go=np.array(True))
     monkeypatch.setattr(oracle_module, "TIMEOUT", 0.2)
     with pytest.raises(Refused):
-        Onnxruntime(path, None).run({"x": np.zeros(2, np.float32)})
+        Onnxruntime(path, None, []).run({"x": np.zeros(2, np.float32)})
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------

@@ -56,7 +56,12 @@ class Member:
 
 def is_statistic(key: str) -> bool:
     """Whether a key of a layer is what it measures or rounds by, rather than a weight."""
-    return key.startswith("running_") or key.rpartition(".")[2] in ("scale", "zero")
+    return key.startswith("running_") or is_rounding(key)
+
+
+def is_rounding(key: str) -> bool:
+    """Whether a key of a layer is what it rounds by, rather than a weight or a statistic of its own."""
+    return key.rpartition(".")[2] in ("scale", "zero")
 
 
 @dataclass

@@ -217,7 +217,7 @@ A = 'source = "models/a.onnx"\n'
         ('source = "models/*.onnx"\noutput = "a.py"', ".output", "write {stem} in it"),
         (A + 'clas-name = "Net"', ".clas-name", "there is no such key -> did you mean class-name?"),
         (A + "input-shapes = {}", ".input-shapes", "did you mean input-shape?"),
-        (A + "zzz = 1", ".zzz", "there is no such key -> there are annotate, batch-axis, class-name"),
+        (A + "zzz = 1", ".zzz", "there is no such key -> there are allow-unsupported, annotate, batch-axis"),
         (A + '"\\u001B[31m" = 1', ".'\\x1b[31m'", "there is no such key"),
         (A + "flat = 1", ".flat", "must be true or false, not 1"),
         (A + 'class-name = "a b"', ".class-name", "class name 'a b' is not a Python identifier"),
