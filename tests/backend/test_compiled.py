@@ -34,6 +34,17 @@ def given(function: Callable[[Any], None], names: list[str]) -> Callable[[Any], 
     return run
 
 
+def refused(function: Callable[[Any], None], reason: str) -> Callable[[Any], None]:
+    """A test of the runner's, on a model that no graph can hold."""
+
+    def run(self: Any) -> None:
+        with pytest.raises(REFUSALS):
+            function(self)
+        pytest.xfail(reason)  # the mark of that name prints torch's whole stack, which takes longer than the test
+
+    return run
+
+
 suite = onnx.backend.test.BackendTest(Compiled, __name__, test_kwargs=ROUNDED)
 found = suite.test_cases
 storing: dict[str, Callable[[Any], None]] = {}
@@ -45,7 +56,7 @@ for cases in found.values():
             delattr(cases, name)
         elif test in LISTED:
             reason, inputs = LISTED[test]
-            setattr(cases, name, pytest.mark.xfail(strict=True, raises=REFUSALS, reason=reason)(function))
+            setattr(cases, name, refused(function, reason))
             seen.add(test)
             if inputs:
                 storing[name] = given(function, inputs)
