@@ -10,7 +10,7 @@ from onnxgen import pipeline
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import Build, Generated
 from onnxgen.output import Output
-from onnxgen.weights import write_pair
+from onnxgen.sidecar import write_pair
 
 from .cache import Cache
 from .freshness import Content, content_of, settle

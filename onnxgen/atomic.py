@@ -28,6 +28,7 @@ class Replacing:
     def __init__(self) -> None:
         self._new: list[tuple[Path, Path]] = []  # (temporary, target)
         self._old: list[tuple[Path, Path | None]] = []  # (target, where its old content is)
+        self._withdrawn: list[Path] = []
         self._obsolete: list[Path] = []
 
     @contextmanager
@@ -56,6 +57,10 @@ class Replacing:
             shutil.copymode(target, ready)
         self._new.append((ready, target))
 
+    def withdraw(self, target: Path) -> None:
+        """Let a file be gone from before the first rename until its own: without it the others are not read."""
+        self._withdrawn.append(target)
+
     def remove(self, target: Path) -> None:
         """Remove a file once everything else is in place."""
         self._obsolete.append(target)
@@ -77,6 +82,9 @@ class Replacing:
 
     def commit(self) -> None:
         """Rename everything into place, in order. From the last rename on nothing is an error any more."""
+        for target in self._withdrawn:
+            self._old.append((target, _kept(target)))
+            target.unlink(missing_ok=True)
         for temporary, target in self._new:
             self._old.append((target, _kept(target)))
             os.replace(temporary, target)
@@ -117,8 +125,7 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
         for folder in folders:
             stack.callback(os.close, _lock(folder))
         for folder in folders:
-            for stale in folder.glob(f".*{SUFFIX}"):
-                stale.unlink(missing_ok=True)
+            _remove_temporaries(folder)
         files = Replacing()
         try:
             yield files
@@ -128,6 +135,22 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
             raise
         finally:
             files.clean()
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a run that was killed left in a folder, where nothing is to be replaced, if nobody replaces now."""
+    with suppress(OSError):  # another process does, or the folder is read-only
+        if any(folder.glob(f".*{SUFFIX}")):
+            handle = _lock(folder, wait=False)
+            try:
+                _remove_temporaries(folder)
+            finally:
+                os.close(handle)
+
+
+def _remove_temporaries(folder: Path) -> None:
+    for stale in folder.glob(f".*{SUFFIX}"):
+        stale.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -31,12 +31,13 @@ from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.reader.sites import LOCAL
+from onnxgen.sidecar import index_path, is_sharded
 from onnxgen.signature import KEY as SIGNATURE
 from onnxgen.signature import signature
 from onnxgen.structure.writer import ClassSource
 from onnxgen.uses import uses
 from onnxgen.wayback import Source, way_back
-from onnxgen.weights import embed_bytes, index_path, is_sharded
+from onnxgen.weights import embed_bytes
 
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from onnxgen.atomic import tidy
 from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import BUILD_LINE, CODE_LINE, DATA, Generated
 from onnxgen.options import Options
-from onnxgen.weights import is_lost, read_header, same_content, sidecar_files, sidecar_targets, write_pair
+from onnxgen.sidecar import is_lost, same_content, sidecar_files, sidecar_targets, write_pair
+from onnxgen.weights import read_header
 
 _BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
 _RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
@@ -114,6 +116,9 @@ class Output:
             )
         if status == "stale":
             self._forget_new()
+        elif status != "lost":
+            for folder in {self.out.parent, generated.weights.parent}:
+                tidy(folder)
 
     def _forget_new(self) -> None:
         """Remove what an earlier run wrote beside an edited module: the module itself is newer now."""

@@ -20,19 +20,11 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
-from onnxgen import atomic, weights
+from onnxgen import atomic, sidecar, weights
 from onnxgen.errors import OnnxgenError
+from onnxgen.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
 from onnxgen.wayback import Source, concat, rebuild, way_back
-from onnxgen.weights import (
-    embed_bytes,
-    is_sharded,
-    read_header,
-    read_tensors,
-    same_content,
-    sidecar_files,
-    write_pair,
-    write_safetensors,
-)
+from onnxgen.weights import embed_bytes, read_header, write_safetensors
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
@@ -126,7 +118,7 @@ def test_a_large_tensor_goes_in_chunks(tmp_path: Path, monkeypatch: pytest.Monke
     write_safetensors(tmp_path / "m", tensors, {})
     for key, array in load_file(tmp_path / "m").items():
         assert bits(array) == bits(value(tensors[key])), key
-    assert max(len(chunk) for chunk in weights._chunks("w", tensors["w"])) <= 1000
+    assert max(len(chunk) for chunk in weights.stored_chunks("w", tensors["w"])) <= 1000
 
 
 def external(folder: Path, array: np.ndarray, name: str) -> ir.ExternalTensor:
@@ -176,10 +168,10 @@ def weight(seed: int, size: int = 40) -> dict[str, Any]:
 
 
 def write(folder: Path, seed: int, shard_size: int = 10**9, **more: Any) -> list[Path]:
-    sidecar = "model.safetensors" + (weights.INDEX if is_sharded(weight(seed), shard_size) else "")
+    name = "model.safetensors" + (INDEX if is_sharded(weight(seed), shard_size) else "")
     return write_pair(
         folder / "model.py",
-        f'FINGERPRINT = "{seed}"; WEIGHTS = "{sidecar}"\n',
+        f'FINGERPRINT = "{seed}"; WEIGHTS = "{name}"\n',
         folder / "model.safetensors",
         weight(seed),
         {"fingerprint": str(seed)},
@@ -311,14 +303,14 @@ class Fault:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self._wrap(getattr(os, name)))
-        monkeypatch.setattr(weights, "_write", self._wrap(self._torn))
+        monkeypatch.setattr(sidecar, "write_tensors", self._wrap(self._torn))
 
     def _torn(self, file: Any, header: bytes, keys: Any, tensors: Any) -> None:
         """Written in two halves, with a fault possible in between."""
         data = weights.io.BytesIO()
         data.write(header)
         for key in keys:
-            for chunk in weights._chunks(key, tensors[key]):
+            for chunk in weights.stored_chunks(key, tensors[key]):
                 data.write(chunk)
         half = len(data.getvalue()) // 2
         file.write(data.getvalue()[:half])

@@ -13,9 +13,9 @@ from onnxgen.dequantised import KEY as QUANTISED
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.back import Record
 from onnxgen.names import printable
+from onnxgen.sidecar import sidecar_files
 from onnxgen.signature import Signature, file_sha256, recorded
 from onnxgen.verify.integrity import metadata_of, sidecar_of
-from onnxgen.weights import sidecar_files
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,8 +14,9 @@ from torch import nn
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.origin import Origin
 from onnxgen.names import printable
+from onnxgen.sidecar import read_tensors
 from onnxgen.verify.convert import to_numpy, to_torch
-from onnxgen.weights import Array, read_tensors
+from onnxgen.weights import Array
 
 SHOWN = 3  # keys that a message names
 

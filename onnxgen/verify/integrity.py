@@ -15,9 +15,10 @@ from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
+from onnxgen.sidecar import read_tensors, sidecar_files
 from onnxgen.verify.report import Integrity
 from onnxgen.wayback import Source
-from onnxgen.weights import read_header, read_tensors, sidecar_files
+from onnxgen.weights import read_header
 
 METADATA = "__metadata__"  # where a header has it, and a module that `load` made, which has no sidecar
 _INDEX = ".index.json"

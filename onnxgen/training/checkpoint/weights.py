@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError
+from onnxgen.sidecar import sidecar_files
 from onnxgen.verify.integrity import sidecar_of
-from onnxgen.weights import read_header, sidecar_files
+from onnxgen.weights import read_header
 
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of what it wraps
 
