@@ -196,7 +196,7 @@ def loads(folder: Path) -> str | None:
                 if file.metadata()["fingerprint"] != wanted:
                     return None
             tensors |= load_file(path)
-    except (OSError, SafetensorError):
+    except (OSError, OnnxgenError, SafetensorError):
         return None
     if tensors.keys() != weight(int(wanted)).keys():
         return None
