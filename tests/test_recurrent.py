@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import warnings
 from typing import Any
 
 import onnx
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.exported import exported as exported_module
 from tests.ops.harness import Ran, assert_same, run_model
+from tests.zoo.export import quiet
 
 
 class Net(nn.Module):
@@ -46,8 +45,7 @@ class Two(nn.Module):
 
 def exported(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str) -> onnx.ModelProto:
     file, names = io.BytesIO(), [f"i{k}" for k in range(len(inputs))]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with quiet():
         if exporter == "dynamo":
             torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, input_names=names)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,9 @@ class OneGraph(torch.nn.Module):
             for tensor in tensors(argument):
                 for axis in axes:
                     torch._dynamo.mark_dynamic(tensor, axis)
-        # pytest 9 hears of all that torch logs of its work, and then torch writes it: twice the time. To time the
-        # guards, torch 2.13 first empties the processor's cache: a fifth of the time.
+        # To time the guards, torch 2.13 first empties the processor's cache: a fifth of the time.
         with (
             torch._dynamo.config.patch(SETTINGS),
-            mock.patch.object(logging.getLogger("torch.__trace"), "handlers", []),
             mock.patch.object(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0),
         ):
             return self.compiled(*arguments)

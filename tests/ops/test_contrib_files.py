@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,7 @@ def optimised(source: Path, out: Path, level: str = "extended") -> onnx.ModelPro
 
 
 @pytest.mark.parametrize("name", ["convolutions", "encoder", "recurrent"])
-def test_files_of_its_tools(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
+def test_files_of_its_tools(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     make, shape = NETS[name]
     x, plain = torch.randn(shape), tmp_path / "plain.onnx"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -44,13 +47,28 @@ CASES = tuple(
 )
 
 
+@functools.cache
+def _registry() -> tuple[Any, Any]:
+    """The class of the dynamo exporter's table of operators, and what makes one for an opset, once for each."""
+    found: Any = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    return found, staticmethod(functools.cache(found.from_torchlib))
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Neither warnings nor progress: exporters print a lot."""
+    """Neither warnings nor progress: exporters print a lot.
+
+    And the dynamo exporter keeps its table of operators, which torch 2.13 makes anew for every export: half a second.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    registry, kept = _registry()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            mock.patch.object(registry, "from_torchlib", kept),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
