@@ -1,7 +1,8 @@
-"""What all tests share: where the collection of real ONNX files lies, and how many threads a worker may use."""
+"""What all tests share: where the collection of real ONNX files lies, and what a worker may take of the machine."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,12 @@ SHARED = Path(os.environ.get("ONNXGEN_SHARED") or ROOT.parent / "shared")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are imported: a worker a core, no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is here to stay: a search for garbage took a second, and some calls make one."""
+    gc.collect()
+    gc.freeze()
 
 
 def _absent() -> str:
