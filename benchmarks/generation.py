@@ -8,9 +8,11 @@ The first row's ratio is that of wall clock times of two processes that take tur
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import tempfile
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,16 +56,16 @@ def timed(*args: str) -> float:
 
 
 def chain(nodes: int) -> onnx.ModelProto:
-    """A residual MLP of about `nodes` nodes: MatMul, Add, Relu, Add, with widths that differ so that no two repeat."""
+    """A residual MLP of about `nodes` nodes: blocks of MatMul, Add, Relu, MatMul, Add, named as PyTorch names them."""
     make = onnx.helper
-    operators, tensors, x, count = [], [], "x", 0
+    operators: list[onnx.NodeProto] = []
+    tensors: list[onnx.TensorProto] = []
+    x = "x"
     while len(operators) < nodes:
-        count += 1
-        scope, inner = f"blocks.{count}", 8 + count % 32
-        for name, shape in (("fc1.weight", (16, inner)), ("fc1.bias", (inner,)), ("fc2.weight", (inner, 16))):
-            array = np.random.default_rng(count).standard_normal(shape).astype(np.float32)
-            tensors.append(onnx.numpy_helper.from_array(array, f"{scope}.{name}"))
-        at = f"/blocks.{count}/"
+        scope = f"blocks.{len(operators) // 5}"
+        shapes = {"fc1.weight": (16, 8), "fc1.bias": (8,), "fc2.weight": (8, 16)}
+        tensors += [_random(f"{scope}.{name}", shape) for name, shape in shapes.items()]
+        at = f"/{scope}/"
         operators += [
             make.make_node("MatMul", [x, f"{scope}.fc1.weight"], [f"{at}m"], f"{at}fc1/MatMul"),
             make.make_node("Add", [f"{at}m", f"{scope}.fc1.bias"], [f"{at}b"], f"{at}fc1/Add"),
@@ -72,9 +74,42 @@ def chain(nodes: int) -> onnx.ModelProto:
             make.make_node("Add", [f"{at}f", x], [f"{at}out"], f"{at}Add"),
         ]
         x = f"{at}out"
-    inputs = [make.make_tensor_value_info("x", 1, ["batch", 16])]
-    outputs = [make.make_tensor_value_info(x, 1, ["batch", 16])]
-    graph = make.make_graph(operators, "chain", inputs, outputs, tensors)
+    return _model(operators, tensors, x)
+
+
+UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Softplus", "Elu", "Erf", "Sin")
+BINARY = ("Add", "Mul", "Sub", "Max", "Min")
+
+
+def irregular(nodes: int) -> onnx.ModelProto:
+    """`nodes` nodes without names in random order, with random skips: no two stretches are alike."""
+    draw = random.Random(0)
+    operators: list[onnx.NodeProto] = []
+    tensors: list[onnx.TensorProto] = []
+    values = ["x"]
+    while len(operators) < nodes:
+        inputs, kind = [values[-1]], draw.random()
+        if kind < 0.25:
+            tensors.append(_random(f"w{len(operators)}", (16, 16)))
+            operator, inputs = "MatMul", [*inputs, tensors[-1].name]
+        elif kind < 0.65:
+            operator = draw.choice(UNARY)
+        else:
+            operator, inputs = draw.choice(BINARY), [*inputs, draw.choice(values[-8:])]
+        values.append(f"v{len(operators)}")
+        operators.append(onnx.helper.make_node(operator, inputs, values[-1:]))
+    return _model(operators, tensors, values[-1])
+
+
+def _random(name: str, shape: tuple[int, ...]) -> onnx.TensorProto:
+    seed = zlib.crc32(name.encode())
+    return onnx.numpy_helper.from_array(np.random.default_rng(seed).random(shape, np.float32) - np.float32(0.5), name)
+
+
+def _model(operators: list[onnx.NodeProto], tensors: list[onnx.TensorProto], result: str) -> onnx.ModelProto:
+    make = onnx.helper
+    x, y = (make.make_tensor_value_info(name, 1, ["batch", 16]) for name in ("x", result))
+    graph = make.make_graph(operators, "large", [x], [y], tensors)
     return make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
 
 

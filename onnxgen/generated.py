@@ -56,7 +56,7 @@ class Report:
         classes, parameters, lines: of the generated file (parameters: trained elements).
         recognised: how often each `nn` module occurs.
         notes: what the file was exported without, and other things worth knowing.
-        stages: seconds that each stage took.
+        stages: seconds that each stage took (see `onnxgen.stages`).
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
         progress: is told each stage as it begins.
@@ -142,7 +142,7 @@ def compose(
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
         frame.embedded = embed_bytes(tensors, origin)
-    source = render(frame, classes, module.own, options.templates)
+    source = render(frame, classes, module.own, report.notes, options.templates)
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)

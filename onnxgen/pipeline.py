@@ -5,7 +5,6 @@ Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure-
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +24,11 @@ from onnxgen.output import Output
 from onnxgen.passes import simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
+from onnxgen.stages import recorded, stage, uncollected
 from onnxgen.structure import structure
 
 DEFAULTS = Options()
-STAGES = ("read", "simplify", "lower", "structure", "render", "write")
-Progress = Callable[[str], None]  # told the name of each stage as it begins
+Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
 
 
 def read_and_simplify(path: Path, options: Options) -> ir.Model:
@@ -50,7 +49,7 @@ def build(
     """
     report = Report()
     report.progress = progress
-    with plugged(options):
+    with plugged(options), uncollected():
         with timed(report, "read"):
             model = read(path, options)
         with timed(report, "simplify"):
@@ -81,7 +80,7 @@ def generate(
         out: the module to write; default: beside the ONNX file, by its stem.
         options: see `Options`.
         force: overwrite a module that was edited by hand.
-        progress: is told the name of each of the `STAGES` as it begins.
+        progress: is told the name of each of `onnxgen.stages.STAGES` as it begins.
 
     Returns:
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
@@ -129,10 +128,9 @@ def _class_name(model: ir.Model, path: Path, options: Options) -> str:
 
 
 @contextmanager
-def timed(report: Report, stage: str) -> Iterator[None]:
-    """Say that a stage begins, and record how long it took."""
+def timed(report: Report, name: str) -> Iterator[None]:
+    """Say that a stage begins, and record how long it took, and what else happened inside (see `onnxgen.stages`)."""
     if report.progress is not None:
-        report.progress(stage)
-    start = time.perf_counter()
-    yield
-    report.stages[stage] = time.perf_counter() - start
+        report.progress(name)
+    with recorded(report.stages), stage(name):
+        yield

@@ -16,6 +16,7 @@ import numpy as np
 from onnxgen.atomic import SUFFIX, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
+from onnxgen.stages import WEIGHTS, stage
 from onnxgen.weights import (
     BY_NAME,
     MARK,
@@ -212,7 +213,7 @@ def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:
 def _same(file: _File, tensors: Tensors) -> bool:
     """Whether a file on disk has these contents."""
     size = len(file.header) + sum(stored_size(tensors[key]) for key in file.keys)
-    with open(file.path, "rb") as there:
+    with stage(WEIGHTS), open(file.path, "rb") as there:
         if os.fstat(there.fileno()).st_size != size or there.read(len(file.header)) != file.header:
             return False
         chunks = itertools.chain.from_iterable(stored_chunks(key, tensors[key]) for key in file.keys)

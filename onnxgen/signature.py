@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.propagate.info import info
+from onnxgen.stages import WEIGHTS, stage
 
 KEY = "signature"  # in the sidecar's metadata
 
@@ -71,7 +72,7 @@ def signature(model: ir.Model, path: Path) -> Signature:
 def file_sha256(path: Path) -> str:
     """Of the bytes of one file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with stage(WEIGHTS), open(path, "rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

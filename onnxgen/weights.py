@@ -22,6 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.stages import WEIGHTS, stage
 from onnxgen.wayback import WIDER, Source
 
 Array = NDArray[Any]
@@ -139,10 +140,11 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: Tensors) -> None:
-    file.write(header)
-    for key in keys:
-        for chunk in stored_chunks(key, tensors[key]):
-            file.write(chunk)
+    with stage(WEIGHTS):
+        file.write(header)
+        for key in keys:
+            for chunk in stored_chunks(key, tensors[key]):
+                file.write(chunk)
 
 
 def stored_dtype(value: Source | Array) -> ir.DataType:

@@ -268,7 +268,12 @@ def test_quiet_and_verbose(model: Path, out: Path, capsys: Out) -> None:
     assert call("verify", model, out, "-q") == 0
     assert capsys.readouterr() == ("", "")
     assert call(model, "-o", out, "-v", "--force") == 0
-    assert "seconds: read" in capsys.readouterr().out
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    seconds = {" ".join(row[:-1]): row[-1] for row in rows[rows.index(["stage", "seconds"]) + 1 :]}
+    assert list(seconds)[:3] == ["imports", "weights", "read"] and list(seconds)[-3:-1] == ["write", "in all"]
+    parts = [float(value) for value in list(seconds.values())[:-2]]
+    assert abs(sum(parts) - float(seconds["in all"])) < 0.01
+    assert abs(sum(parts[2:]) - float(seconds["without imports and weights"])) < 0.01
 
 
 def test_json(model: Path, out: Path, capsys: Out) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.code.copied import copied, imported
+from onnxgen.code.settled import LONGEST, Settled
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.paths import templates_dir
 from onnxgen.plugins.own_code import Import, OwnCode
+from onnxgen.stages import FORMAT, IMPORTS, stage
 from onnxgen.structure.writer import ClassSource
 
 LINE_LENGTH = 88
@@ -59,10 +61,12 @@ class Frame:
     sharded: bool = False
 
 
-def render(frame: Frame, classes: list[ClassSource], code: OwnCode, templates: Path | None = None) -> str:
+def render(
+    frame: Frame, classes: list[ClassSource], code: OwnCode, notes: list[str], templates: Path | None = None
+) -> str:
     """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`.
 
-    `code`: what it uses of plugins.
+    `code`: what it uses of plugins. `notes`: gets one where the file is too long for black.
     """
     text = "\n".join(
         line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
@@ -80,7 +84,12 @@ def render(frame: Frame, classes: list[ClassSource], code: OwnCode, templates: P
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
     }
-    return _black(_rendered(values, templates))
+    if templates is not None:  # they may do anything with the lines
+        return _black(_rendered(values, templates))
+    settled = Settled(classes, LINE_LENGTH)
+    if settled.skipped:
+        notes.append(f"over {LONGEST:,} lines that black would see: long lines stay long (`black` wraps them)")
+    return settled.restored(_black(_rendered({**values, "classes": settled.classes}, None)))
 
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:
@@ -130,7 +139,8 @@ def _environment(templates: Path | None) -> Any:
 @cache
 def _our_environment() -> Any:
     """Where nobody adds templates: ours are compiled once a process, which takes as long as a small model."""
-    import jinja2
+    with stage(IMPORTS):
+        import jinja2
 
     ours = jinja2.FileSystemLoader(templates_dir())
     return _loading(jinja2.PrefixLoader({"onnxgen": ours}), ours)
@@ -144,11 +154,13 @@ def _loading(*loaders: Any) -> Any:
 
 
 def _black(source: str) -> str:
-    import black
-    from black.parsing import InvalidInput
+    with stage(IMPORTS):
+        import black
+        from black.parsing import InvalidInput
 
     try:
-        return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
+        with stage(FORMAT):
+            return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
     except InvalidInput as error:
         raise OnnxgenError(f"the templates do not make a Python file: {_line(error)}") from error
 

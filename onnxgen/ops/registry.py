@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.plugins.domains import is_foreign
+from onnxgen.stages import IMPORTS, stage
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
@@ -150,8 +151,9 @@ def layer(operators: Iterable[Operator]) -> Layer:
 @cache
 def _own() -> Layer:
     """onnxgen's own operators."""
-    package = importlib.import_module("onnxgen.ops")
-    modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    with stage(IMPORTS):
+        package = importlib.import_module("onnxgen.ops")
+        modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
     return layer(operator for module in modules for operator in noted_in(module))
 
 

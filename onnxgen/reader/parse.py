@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import printable
+from onnxgen.stages import WEIGHTS, stage
 
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -46,16 +47,22 @@ def parse(path: Path) -> onnx.ModelProto:
         OnnxgenError: no such file, not a regular file, not readable, not ONNX.
     """
     shown = printable(str(path), 200)
-    data = _read(path, shown)
-    try:
-        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    except (DecodeError, ValueError, RuntimeError):
-        raise OnnxgenError(_explain(path, shown, data, DAMAGED)) from None
+    with stage(WEIGHTS):  # nearly all of a file's bytes
+        data = _read(path, shown)
+        proto = _parsed(path, shown, data)
     # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
     if not proto.HasField("graph") or proto.ir_version <= 0:
         missing = "graph" if not proto.HasField("graph") else "ir_version"
         raise OnnxgenError(_explain(path, shown, data[: 1 << 20], f"not an ONNX model (it has no {missing})"))
     return proto
+
+
+def _parsed(path: Path, shown: str, data: bytes) -> onnx.ModelProto:
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+        return proto
+    except (DecodeError, ValueError, RuntimeError):
+        raise OnnxgenError(_explain(path, shown, data, DAMAGED)) from None
 
 
 def _read(path: Path, shown: str) -> bytes:

@@ -81,7 +81,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV3(nn.Module):
     """[batch, 3, height, width] -> [batch, classes]; the layers of the small network, narrower."""
 
-    settings = (
+    settings: tuple[tuple[int, int, int, int, bool, str, int], ...] = (
         # inputs, kernel, expanded, outputs, squeeze and excite, activation, stride
         (8, 3, 8, 8, True, "RE", 2),
         (8, 3, 36, 12, False, "RE", 2),

@@ -9,14 +9,28 @@ from torch import Tensor, nn
 class Tagger(nn.Module):
     """Token ids [batch, length] int64 -> tag scores [batch, length, tags]."""
 
-    def __init__(self, kind: str = "LSTM", layers: int = 2, bidirectional: bool = True, vocabulary: int = 50) -> None:
+    def __init__(
+        self,
+        kind: str = "LSTM",
+        layers: int = 2,
+        bidirectional: bool = True,
+        vocabulary: int = 50,
+        embedding: int = 12,
+        hidden: int = 10,
+        tags: int = 5,
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 12, padding_idx=0)
+        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
         self.rnn = getattr(nn, kind)(
-            12, 10, num_layers=layers, bidirectional=bidirectional, batch_first=True, dropout=0.3 if layers > 1 else 0.0
+            embedding,
+            hidden,
+            num_layers=layers,
+            bidirectional=bidirectional,
+            batch_first=True,
+            dropout=0.3 if layers > 1 else 0.0,
         )
         self.dropout = nn.Dropout(0.2)
-        self.tags = nn.Linear(10 * (1 + bidirectional), 5)
+        self.tags = nn.Linear(hidden * (1 + bidirectional), tags)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x, _ = self.rnn(self.embedding(tokens))

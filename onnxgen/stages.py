@@ -1,0 +1,70 @@
+"""Where the time of a generation goes: seconds a stage, each second in one of them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+STAGES = ("read", "simplify", "lower", "structure", "render", "write")  # in order; what progress is shown by
+# Inside of these, and not counted there: modules that are imported, bytes of the weights that are read, hashed and
+# written, black.
+IMPORTS, WEIGHTS, FORMAT = "imports", "weights", "format"
+
+
+class _Clock:
+    """Adds up seconds by stage; a stage inside another takes its time from it."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.within, self.since = seconds, [""], time.perf_counter()
+
+    def turn(self) -> None:
+        """Give the time since the last turn to the stage that runs."""
+        now = time.perf_counter()
+        if stage := self.within[-1]:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.since
+        self.since = now
+
+
+_running: ContextVar[_Clock | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def recorded(seconds: dict[str, float]) -> Iterator[None]:
+    """Let every `stage` inside add to `seconds`."""
+    token = _running.set(_Clock(seconds))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """What happens inside belongs to this stage of the generation that runs, if any does."""
+    clock = _running.get()
+    if clock is None:
+        yield
+        return
+    clock.turn()
+    clock.within.append(name)
+    try:
+        yield
+    finally:
+        clock.turn()
+        clock.within.pop()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles meanwhile: a graph and the trees of its code live until the end, and every search would walk
+    all of them, which takes half the time of a large generation."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
