@@ -37,7 +37,7 @@ from onnxgen.signature import signature
 from onnxgen.structure.writer import ClassSource
 from onnxgen.uses import uses
 from onnxgen.wayback import Source, way_back
-from onnxgen.weights import embed_bytes
+from onnxgen.weights import embed_bytes, stored_dtype
 
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
@@ -137,6 +137,7 @@ def compose(
     frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
     frame.sharded = sharded
+    frame.floats = _floats(tensors, module)
     frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
         if total > EMBED_LIMIT:
@@ -187,6 +188,13 @@ def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> t
     made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
     known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
     return tensors, way_back(known, copies, folds(restored, sources))
+
+
+def _floats(tensors: Tensors, module: ModuleDef) -> str:
+    """The one dtype that all floating-point entries of the state dict have; "" if there are several."""
+    found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
+    floats = {dtype for dtype in found if dtype.is_floating_point()} or {ir.DataType.FLOAT}
+    return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:

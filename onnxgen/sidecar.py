@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -25,12 +26,14 @@ from onnxgen.weights import (
     header_of,
     in_order,
     read_header,
+    sample,
     stored_chunks,
     stored_size,
     write_tensors,
 )
 
 INDEX = ".index.json"
+STAMP = "stamp"
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -185,6 +188,7 @@ def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size:
     shards = _shards(tensors, shard_size)
     if len(shards) == 1:
         return [_File(path, header_of(tensors, metadata), in_order(tensors))]
+    metadata[STAMP] = _stamp(tensors)
     files: list[_File] = []
     weight_map: dict[str, str] = {}
     for number, keys in enumerate(shards, 1):
@@ -195,6 +199,18 @@ def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size:
     total = sum(stored_size(value) for value in tensors.values())
     index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
     return [*files, _File(index_path(path), json.dumps(index, indent=2, sort_keys=True).encode() + b"\n", ())]
+
+
+def _stamp(tensors: Tensors) -> str:
+    """A digest of a few elements of each tensor that is stored, by which shards of two trainings are told apart.
+
+    Where one of them is copied without the others, say: names, shapes and fingerprint are the same. Reading all that
+    there is would take as long as writing it.
+    """
+    digest = hashlib.sha256()
+    for key, value in tensors.items():
+        digest.update(sample(key, value))
+    return digest.hexdigest()[:16]
 
 
 def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:

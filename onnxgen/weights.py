@@ -29,6 +29,7 @@ Array = NDArray[Any]
 Tensors = Mapping[str, Source | Array]
 
 CHUNK = 16 << 20  # bytes in flight
+SAMPLES = 8  # elements of each tensor, about
 MAX_HEADER = 100_000_000  # what the safetensors library reads
 MARK = {"format": "pt", "generator": "onnxgen"}  # "format" is what loaders of the Hugging Face layout ask for
 
@@ -154,6 +155,20 @@ def stored_dtype(value: Source | Array) -> ir.DataType:
 
 def stored_size(value: Source | Array) -> int:
     return math.prod(value.shape) * int(stored_dtype(value).itemsize)
+
+
+def sample(key: str, value: Source | Array) -> bytes:
+    """A few elements of what a tensor is made of; of a memory-mapped one, hardly a page is read."""
+    stored = [piece.tensor for piece in value.pieces] if isinstance(value, Source) else [value]
+    try:
+        flat = [(value if isinstance(value, np.ndarray) else value.numpy()).reshape(-1) for value in stored]
+        return b"".join(array[:: max(1, array.size // SAMPLES)].tobytes() for array in flat)
+    except (OSError, ValueError) as error:
+        raise OnnxgenError(f"cannot read weight {key!r}: {error}") from error
+    finally:
+        flat = []
+        if isinstance(value, Source):
+            value.release()
 
 
 def stored_chunks(key: str, value: Source | Array) -> Iterator[memoryview]:

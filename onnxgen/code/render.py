@@ -46,6 +46,7 @@ class Frame:
         ties: pairs (kept, tied) of state-dict keys.
         embedded: the safetensors bytes, if they are to be in the file itself.
         sharded: the sidecar is an index of several files.
+        floats: the one dtype of all floating-point weights ("torch.float32"); "" if they differ.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Frame:
     ties: list[tuple[str, str]] = field(default_factory=list)
     embedded: bytes | None = None
     sharded: bool = False
+    floats: str = "torch.float32"
 
 
 def render(
@@ -190,6 +192,7 @@ def _imports(frame: Frame, text: str, own: str, own_imports: Mapping[str, Import
         wanted |= {"load_file": ("safetensors.torch", "load_file")}
     else:
         wanted |= {"safe_open": ("safetensors", "safe_open")}
+    wanted["SafetensorError"] = ("safetensors", "SafetensorError")
     if frame.sharded:
         wanted["json"] = ("json", "")
     whole = sorted(

@@ -6,18 +6,18 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      1bf7e5e7e10c7a4e
+Code      7ae213bc88aa319c
 """
 
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "7c27fd40776ddbcd867124ac7f2d37c9"
+FINGERPRINT = "106ff0a534c5efdb827aae6bf102c09d"
 
 
 class Embeddings(nn.Module):
@@ -160,21 +160,33 @@ class Bert(nn.Module):
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
             model = cls()
-        model.load_state_dict(load_weights(weights), assign=True)
+        state = load_weights(weights)
+        for key, built in model.state_dict().items():
+            wanted = torch.float32 if built.is_floating_point() else built.dtype
+            found = state[key].dtype if key in state else wanted
+            if found != wanted and not (
+                dtype and found.is_floating_point and wanted.is_floating_point
+            ):
+                raise ValueError(
+                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
+                )
+        model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 
 
 def load_weights(path: Path | str) -> dict[str, Tensor]:
     """Read a safetensors checkpoint; the sidecar must be the one that belongs to this file."""
-    with safe_open(path, "pt") as file:
-        if (
-            Path(path) == WEIGHTS
-            and (file.metadata() or {}).get("fingerprint") != FINGERPRINT
-        ):
-            raise ValueError(
-                f"{path} does not belong to {Path(__file__).name}: generate both again"
-            )
-        return {key: file.get_tensor(key) for key in file.keys()}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if Path(path) == WEIGHTS and metadata.get("fingerprint") != FINGERPRINT:
+        raise ValueError(
+            f"{path} does not belong to {Path(__file__).name}: generate both again"
+        )
+    return state
 
 
 Model = Bert

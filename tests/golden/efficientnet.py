@@ -3,18 +3,18 @@
 Inputs    image   float32  [batch, 3, 64, 64]
 Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
-Code      f81e4b3d43d28979
+Code      b2db8a280cce0795
 """
 
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "020366f04f46712dd87e15e26716afea"
+FINGERPRINT = "b9115aa7ffaf5ad7e0155f1f8efeb692"
 
 
 class SqueezeExcitation(nn.Module):
@@ -138,21 +138,33 @@ class EfficientNet(nn.Module):
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
             model = cls()
-        model.load_state_dict(load_weights(weights), assign=True)
+        state = load_weights(weights)
+        for key, built in model.state_dict().items():
+            wanted = torch.float32 if built.is_floating_point() else built.dtype
+            found = state[key].dtype if key in state else wanted
+            if found != wanted and not (
+                dtype and found.is_floating_point and wanted.is_floating_point
+            ):
+                raise ValueError(
+                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
+                )
+        model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 
 
 def load_weights(path: Path | str) -> dict[str, Tensor]:
     """Read a safetensors checkpoint; the sidecar must be the one that belongs to this file."""
-    with safe_open(path, "pt") as file:
-        if (
-            Path(path) == WEIGHTS
-            and (file.metadata() or {}).get("fingerprint") != FINGERPRINT
-        ):
-            raise ValueError(
-                f"{path} does not belong to {Path(__file__).name}: generate both again"
-            )
-        return {key: file.get_tensor(key) for key in file.keys()}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if Path(path) == WEIGHTS and metadata.get("fingerprint") != FINGERPRINT:
+        raise ValueError(
+            f"{path} does not belong to {Path(__file__).name}: generate both again"
+        )
+    return state
 
 
 Model = EfficientNet

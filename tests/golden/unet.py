@@ -3,18 +3,18 @@
 Inputs    image  float32  [batch, 3, height, width]
 Outputs   mask   float32  [batch, 2, height, width]
 Weights   unet.safetensors, 19,856 parameters
-Code      a14a05e6d106a656
+Code      1db3918149a0afda
 """
 
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "8d59870cf08afbf679dfe1f1f9d45b4e"
+FINGERPRINT = "482627de7e73c393576cf84337227eec"
 
 
 class DoubleConv(nn.Module):
@@ -71,21 +71,33 @@ class UNet(nn.Module):
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
             model = cls()
-        model.load_state_dict(load_weights(weights), assign=True)
+        state = load_weights(weights)
+        for key, built in model.state_dict().items():
+            wanted = torch.float32 if built.is_floating_point() else built.dtype
+            found = state[key].dtype if key in state else wanted
+            if found != wanted and not (
+                dtype and found.is_floating_point and wanted.is_floating_point
+            ):
+                raise ValueError(
+                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
+                )
+        model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 
 
 def load_weights(path: Path | str) -> dict[str, Tensor]:
     """Read a safetensors checkpoint; the sidecar must be the one that belongs to this file."""
-    with safe_open(path, "pt") as file:
-        if (
-            Path(path) == WEIGHTS
-            and (file.metadata() or {}).get("fingerprint") != FINGERPRINT
-        ):
-            raise ValueError(
-                f"{path} does not belong to {Path(__file__).name}: generate both again"
-            )
-        return {key: file.get_tensor(key) for key in file.keys()}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if Path(path) == WEIGHTS and metadata.get("fingerprint") != FINGERPRINT:
+        raise ValueError(
+            f"{path} does not belong to {Path(__file__).name}: generate both again"
+        )
+    return state
 
 
 Model = UNet
