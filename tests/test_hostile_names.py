@@ -141,7 +141,7 @@ FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
 STATEMENTS = (
     *(ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg),
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.If, ast.For, ast.While, ast.With),
-    *(ast.withitem, ast.Raise, ast.Assert, ast.Pass, ast.Break, ast.Continue, ast.Delete),
+    *(ast.withitem, ast.Raise, ast.Assert, ast.Pass, ast.Break, ast.Continue, ast.Delete, ast.Try, ast.ExceptHandler),
 )
 EXPRESSIONS = (
     *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Starred),
@@ -190,6 +190,8 @@ def bound(node: ast.AST) -> set[str]:
         return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
     if isinstance(node, ast.arg):
         return {node.arg}
+    if isinstance(node, ast.ExceptHandler):
+        return {node.name or ""}
     return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
 
 
