@@ -7,7 +7,12 @@ reads all of them at once. On the command line an `OnnxgenError` is printed with
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
+
+BUG = "if other tools run the model, please report it"
+_HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -69,3 +74,10 @@ class Problems:
         """Raise one `OnnxgenError` with all that was found, if anything was."""
         if self.found:
             raise OnnxgenError(*self.found)
+
+
+def failed(error: BaseException) -> str:
+    """What to say of a part of a model that onnxgen's own code failed on: its inputs or attributes make no sense."""
+    places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
+    where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
+    return f"its inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"

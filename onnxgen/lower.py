@@ -17,7 +17,7 @@ from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, failed
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, printable
 from onnxgen.ops import registry
@@ -181,6 +181,13 @@ class Lowering:
                     self.problems.add(problem)
                 for output in node.outputs:
                     self.define(output)
+            except Exception as error:  # functions take for granted that a node makes sense
+                self.problems.add(Builder(self, node, self._opset(node)).problem(failed(error), BUG))
+                for output in node.outputs:
+                    self.define(output)
+
+    def _opset(self, node: ir.Node) -> int:
+        return node.version or self.model.graph.opset_imports.get(node.domain, 1)
 
     def _known(self, output: ir.Value) -> bool:
         """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
@@ -201,7 +208,7 @@ class Lowering:
         return bool(self._sizes and self._sizes.intersection(names))
 
     def _node(self, node: ir.Node) -> None:
-        opset = node.version or self.model.graph.opset_imports.get(node.domain, 1)
+        opset = self._opset(node)
         builder = Builder(self, node, opset)
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:

@@ -63,7 +63,7 @@ def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np
 
 
 def changed_case(text: str, upper: bool) -> str:
-    """Letter by letter, as C has it: a letter whose other case is several letters ("ß") stays, "Σ" is always "σ"."""
+    """Letter by letter, as C has it: a letter whose other case is several letters stays, a sigma has one lower case."""
     made = []
     for letter in text:
         other = letter.upper() if upper else letter.lower()

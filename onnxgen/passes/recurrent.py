@@ -77,6 +77,8 @@ def _layer(node: ir.Node) -> Layer | None:
     sources = [s for v in given if (s := source_of(v)) is not None]
     if len(sources) < len(given) or info(node.outputs[0]).rank not in (4, None) or info(node.inputs[0]).rank != 3:
         return None
+    if len(sources) < 2 or any(len(s.shape) != 3 for s in sources[:2]):
+        return None
     layer = Layer(node, sources, sources[1].shape[2], directions, relu)
     return layer if _home(layer) else None
 

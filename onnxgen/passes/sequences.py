@@ -29,7 +29,7 @@ def _sizes(node: ir.Node) -> list[int] | None:
     shape = info(node.inputs[0]).shape
     given = node.inputs[1] if len(node.inputs) > 1 else None
     known = info(given).constant if given is not None else np.array(1)
-    if shape is None or known is None:
+    if not shape or known is None:
         return None
     if known.ndim == 1:
         return [int(size) for size in known]

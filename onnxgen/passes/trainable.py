@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnxgen.gradients import NOWHERE
 from onnxgen.options import Options
 from onnxgen.plugins.domains import is_foreign
+from onnxgen.propagate.infer import STANDARD
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import folded_from, is_uniform, stored
@@ -168,7 +169,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         op = _op(node)
         if op in FLAT or not any(o in reached for o in node.outputs):
             continue
-        if op == "Cast" and ir.DataType(node.attributes["to"].value) not in FLOATS:
+        if op == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
             continue
         blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(op, ()))
         reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)

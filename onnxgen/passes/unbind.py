@@ -126,7 +126,7 @@ def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int
 def _unbind_split(node: ir.Node) -> None:
     """A Split into single elements whose every part loses its axis at once."""
     x, shape = node.inputs[0], info(node.inputs[0]).shape
-    if x is None or shape is None:
+    if x is None or not shape:
         return
     axis = int(node.attributes["axis"].value) % len(shape) if "axis" in node.attributes else 0
     parts = [(i, o) for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()]

@@ -97,6 +97,8 @@ def _follow(chain: list[ir.Node]) -> tuple[_Axes, _Axes] | None:
         if node.op_type == "Transpose":
             given = node.attributes.get("perm")
             perm = [int(p) for p in given.value] if given is not None else list(reversed(range(len(axes))))
+            if sorted(perm) != list(range(len(axes))):
+                return None
             axes = [axes[p] for p in perm]
         else:
             regrouped = _regroup([leaf for axis in axes for f in axis for leaf in f.leaves()], target)

@@ -20,6 +20,7 @@ from onnxgen.reader.normal import normalize
 from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
 from onnxgen.reader.shapes import fix_inputs
+from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.sites import note_nodes
 from onnxgen.reader.tables import store_tables
 
@@ -53,6 +54,7 @@ def read(path: Path, options: Options) -> ir.Model:
             function.sort()
     _leave_to_plugins(model)
     inline(model)
+    check_signatures(model)
     store_tables(model)
     external_data.set_base_dir(model.graph, folder)
     model.meta["data files"] = _data_files(model.graph)

@@ -127,7 +127,7 @@ class _Checker:
             if not domain and entry.version > newest:
                 what = f"opset {entry.version} is newer than the {newest} that onnx knows"
                 self.problems.add(Problem(what, help="upgrade onnx, or export with an older opset"))
-            if entry.version < 1:
+            if not 1 <= entry.version < 2**31:
                 self.problems.add(f"opset {name} is imported as version {entry.version}, which does not exist")
         return opsets
 
@@ -317,7 +317,7 @@ def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
     """Attribute types of a standard operator by name, from its schema; empty for operators that onnx does not know."""
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
-    except SchemaError:
+    except (SchemaError, TypeError):  # TypeError: a version that is no int32
         return {}
     types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
     return {name: Attribute.AttributeType.Value(kind) for name, kind in types.items()}

@@ -145,7 +145,7 @@ def _walk(model: ir.Model, batch: Batch) -> None:
         except Refusal as reason:
             problems.add(_problem(node, opset, str(reason)))
             refused.update(outputs)
-        except (LookupError, TypeError, ValueError, AttributeError):
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
             problems.add(_problem(node, opset, "its inputs or attributes make no sense"))
             refused.update(outputs)
     problems.raise_if_any()

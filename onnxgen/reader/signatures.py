@@ -1,0 +1,96 @@
+"""Whether every node of the standard has the inputs, outputs and attributes that its operator cannot do without.
+
+Everything behind the reader takes that for granted: `node.inputs[1]` is there. Local functions are inlined before,
+since a call may leave out what a node of the body needs. onnxruntime refuses the same nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import onnx
+import onnx_ir as ir
+from onnx.defs import OpSchema, SchemaError
+
+from onnxgen.errors import Problem, Problems
+from onnxgen.reader.tensors import label
+
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+# Attributes that say an element type, of whichever operator.
+TYPES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a schema demands: the places of inputs that must be given, how many there may be, needed attributes."""
+
+    inputs: tuple[int, ...]
+    most_inputs: int
+    least_outputs: int
+    most_outputs: int
+    attributes: tuple[str, ...]
+
+
+def check_signatures(model: ir.Model) -> None:
+    """Check every node.
+
+    Raises:
+        OnnxgenError: with every node that lacks something, or has too much.
+    """
+    problems = Problems()
+    for node in model.graph.all_nodes():
+        if node.domain in DOMAINS:
+            version = node.version or model.opset_imports.get(node.domain, 1)
+            signature = signature_of(node.op_type, "" if node.domain == "ai.onnx" else node.domain, version)
+            problem = signature and _problem(node, signature)
+            if problem:
+                problems.add(Problem(problem, label(node.name or _first(node.outputs)), label(node.op_type), version))
+    problems.raise_if_any()
+
+
+@lru_cache(maxsize=4096)
+def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
+    """The signature of an operator, of the newest if it is newer than `version`; None if onnx does not know it."""
+    try:
+        if not onnx.defs.has(op_type, domain):
+            return None
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except SchemaError:
+        schema = onnx.defs.get_schema(op_type, domain)
+    single = OpSchema.FormalParameterOption.Single
+    return Signature(
+        tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
+        schema.max_input,
+        schema.min_output,
+        schema.max_output,
+        tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+    )
+
+
+def _problem(node: ir.Node, signature: Signature) -> str | None:
+    inputs, count = node.inputs, len(node.inputs)
+    for place in signature.inputs:
+        if place >= count or inputs[place] is None:
+            return f"it lacks input {place}, which its operator cannot do without"
+    if count > signature.most_inputs:
+        return f"it has {count} inputs; its operator takes {signature.most_inputs} at most"
+    if not signature.least_outputs <= len(node.outputs) <= signature.most_outputs:
+        least, most = signature.least_outputs, signature.most_outputs
+        return (
+            f"it has {len(node.outputs)} outputs; its operator has {least if least == most else f'{least} to {most}'}"
+        )
+    for name in signature.attributes:
+        if name not in node.attributes:
+            return f"it lacks the attribute {name}, which its operator cannot do without"
+    for name in TYPES:
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.type == ir.AttributeType.INT:
+            if attribute.value not in ir.DataType.__members__.values():
+                return f"its attribute {name} is {attribute.value}, which is no element type"
+    return None
+
+
+def _first(values: Sequence[ir.Value]) -> str:
+    return next((value.name for value in values if value.name), "")

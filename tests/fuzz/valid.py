@@ -1,0 +1,20 @@
+"""Hypothesis strategies for valid graphs: what must be made, and never refused."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests import graph_layers
+from tests.graphs import Case
+
+
+def graphs(most_steps: int = 12) -> st.SearchStrategy[Case]:
+    """Random graphs of up to so many steps, which shrink to fewer."""
+    return st.builds(graph_layers.make, st.integers(0, 2**32 - 1), st.integers(1, most_steps))
+
+
+def mutated(data: bytes, other: bytes) -> st.SearchStrategy[bytes]:
+    """Mutations of a file, with parts of another."""
+    from tests.fuzz.mutate import mutate
+
+    return st.builds(mutate, st.randoms(use_true_random=False), st.just(data), st.just(other))
