@@ -11,6 +11,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from onnxgen.training.losses import IGNORED, OF_CLASSES, Objective
 
 FLUSH = 256  # batches after which what they left on the device is fetched: a wait each, no more
+HELD = 1 << 18  # elements of outputs that may wait to be counted: quicker all at once than each between other work
 CONFUSED = 1000  # classes past which no matrix of confusions is kept
 
 Row = list[Tensor | int]
@@ -28,7 +29,9 @@ class Meter:
     def __init__(self, objectives: Sequence[Objective], confusing: bool = False) -> None:
         self.objectives = objectives
         self.sums = torch.zeros(len(objectives), 4, dtype=torch.float64)
-        self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of each
+        self._held: list[list[Made]] = [[] for _ in objectives]  # batches not counted yet
+        self._elements = 0  # of their outputs
+        self._pending: list[list[Row]] = [[] for _ in objectives]  # rows of those counted, not fetched yet
         classifiers = [i for i, o in enumerate(objectives) if 2 <= o.classes <= CONFUSED]
         self._shown = classifiers[0] if confusing and classifiers else None
         self._matrix = None
@@ -39,25 +42,36 @@ class Meter:
 
     def add(self, made: Sequence[Made]) -> None:
         """Add a batch."""
-        with torch.no_grad():
-            for index, (objective, (loss, output, target)) in enumerate(zip(self.objectives, made, strict=True)):
-                self._pending[index].append(self._row(index, objective, loss, output, target))
-        if len(self._pending[0]) >= FLUSH:
+        for held, (loss, output, target) in zip(self._held, made, strict=True):
+            held.append((loss.detach(), output.detach(), target))
+            self._elements += output.numel()
+        if len(self._held[0]) + len(self._pending[0]) >= FLUSH:
             self.flush()
+        elif self._elements >= HELD:
+            self._count()
+
+    def _count(self) -> None:
+        """Let no output wait any longer; without a wait for the device."""
+        with torch.no_grad():
+            for index, (objective, held) in enumerate(zip(self.objectives, self._held, strict=True)):
+                self._pending[index] += [self._row(index, objective, *batch) for batch in held]
+                held.clear()
+        self._elements = 0
 
     def _row(self, index: int, objective: Objective, loss: Tensor, output: Tensor, target: Tensor) -> Row:
         count = objective.count(target)
         if not objective.classes:
-            return [loss.detach(), count]
-        chosen = objective.chosen(output.detach())
+            return [loss, count]
+        chosen = objective.chosen(output)
         target = target.view(chosen.shape).long()
         if index == self._shown and self._matrix is not None:
             self._matrix.update(chosen.flatten().cpu(), target.flatten().cpu())
         decided = count if objective.loss in OF_CLASSES else target.numel()
-        return [loss.detach(), count, (chosen == target).sum(), decided]
+        return [loss, count, (chosen == target).sum(), decided]
 
     def flush(self) -> None:
         """Fetch what is on the device still."""
+        self._count()
         for index, rows in enumerate(self._pending):
             sums = self.sums[index].tolist()
             # One after the other, so that it does not matter for the last bit when they are fetched.

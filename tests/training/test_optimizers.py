@@ -94,6 +94,39 @@ def test_each_trains_as_torchs_own(name: str, device: Device) -> None:
 @pytest.mark.parametrize(
     "name, arguments",
     [
+        ("adadelta", {"weight_decay": 0.1, "maximize": True}),
+        ("adam", {"weight_decay": 0.1, "betas": (0.4, 0.9)}),
+        ("adam", {"amsgrad": True, "maximize": True}),
+        ("adamax", {"weight_decay": 0.1}),
+        ("adamw", {}),
+        ("adamw", {"weight_decay": 0.3, "betas": (0.5, 0.999), "eps": 1e-4, "amsgrad": True}),
+        ("rmsprop", {"weight_decay": 0.1, "centered": True, "momentum": 0.9}),
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("sgd", {"momentum": 0.5, "dampening": 0.1, "maximize": True}),
+    ],
+)
+def test_small_parameters_at_once_are_the_very_same_bits(name: str, arguments: dict[str, Any]) -> None:
+    ours, theirs = net(name).float(), net(name).float()
+    settings = Settings(optimizer=name, lr=0.03, optimizer_args=arguments)
+    optimizer = make_optimizer([{"params": list(ours.parameters())}], settings, CPU)
+    plain = optimizer_class(name)(theirs.parameters(), lr=0.03, foreach=False, **arguments)
+    for step in range(50):
+        generator = torch.Generator().manual_seed(step)
+        for a, b in zip(ours.parameters(), theirs.parameters()):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        plain.step()
+    assert all(group["foreach"] for group in optimizer.param_groups)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
+    large = make_optimizer([{"params": [nn.Parameter(torch.zeros(1024, 1024))]}], settings, CPU)
+    assert not large.param_groups[0]["foreach"]
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
         ("adam", {"weight_decay": 0.1, "betas": (0.4, 0.9)}),
         ("adam", {"amsgrad": True, "eps": 1e-3}),
         ("adam", {"maximize": True}),

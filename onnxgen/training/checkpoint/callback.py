@@ -134,11 +134,11 @@ class Checkpoints(lightning.Callback):
             self._losses.add(trainer.global_step, outputs["loss"])
         if len(self._losses) >= LOOK:
             self._look(trainer)
+        if (wish := self._agreed(trainer, index)) == KEEP_ON:
+            return
         if trainer.fit_loop.epoch_loop._is_training_done or trainer.fit_loop._should_accumulate():
             return  # the epoch's end is saved with all that belongs to it; half an accumulated step can't be
-        wish = self._agreed(trainer, index)
-        if wish:
-            self._save(trainer, task)
+        self._save(trainer, task)
         if wish == STOP:
             raise Stopped(self._signum or signal.SIGTERM)
 
