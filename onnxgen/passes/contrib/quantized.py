@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -191,25 +193,29 @@ def qgemm(
     return quantized_to(g, g("Mul", total, g("Div", scale, y_scale)), one, y_zero_point, A)
 
 
-@body("QAttention")
-def qattention(
-    g: Writer, input: ir.Value, weight: ir.Value, bias: ir.Value, input_scale: ir.Value, weight_scale: ir.Value,
-    mask_index: ir.Value | None = None, input_zero_point: ir.Value | None = None,
-    weight_zero_point: ir.Value | None = None, past: ir.Value | None = None, *,
-    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
-    scale: float = 0.0, unidirectional: int = 0,
-) -> Results:  # fmt: skip
-    """Attention whose projections are products of integers."""
-    if do_rotary or past_present_share_buffer:
-        raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
-    made = matmul_integer_to_float(
-        g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias
-    )
-    operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
-    return attended(
-        g, operands, num_heads, (mask_index, None), past, like=bias, batch=input,
-        scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
-    )  # fmt: skip
+def qattention_of(product: Callable[..., ir.Value]) -> Callable[..., Results]:
+    """QAttention whose projections `product` computes: a MatMulIntegerToFloat."""
+
+    def qattention(
+        g: Writer, input: ir.Value, weight: ir.Value, bias: ir.Value, input_scale: ir.Value, weight_scale: ir.Value,
+        mask_index: ir.Value | None = None, input_zero_point: ir.Value | None = None,
+        weight_zero_point: ir.Value | None = None, past: ir.Value | None = None, *,
+        num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
+        scale: float = 0.0, unidirectional: int = 0,
+    ) -> Results:  # fmt: skip
+        if do_rotary or past_present_share_buffer:
+            raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
+        made = product(g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
+        operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
+        return attended(
+            g, operands, num_heads, (mask_index, None), past, like=bias, batch=input,
+            scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
+        )  # fmt: skip
+
+    return qattention
+
+
+body("QAttention")(qattention_of(matmul_integer_to_float))
 
 
 @body("QEmbedLayerNormalization")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.passes.contrib import bodies
-from onnxgen.passes.contrib.attention import attended
+from onnxgen.passes.contrib.quantized import qattention_of
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
 from onnxgen.passes.idioms import DOMAIN
 from onnxgen.passes.quantized.fakes import FIXED
@@ -126,23 +126,7 @@ def dynamic_quantize_matmul(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("QAttention", table=TABLE)
-def qattention(
-    g: Writer, input: Value, weight: Value, bias: Value, input_scale: Value, weight_scale: Value,
-    mask_index: Maybe = None, input_zero_point: Maybe = None, weight_zero_point: Maybe = None, past: Maybe = None, *,
-    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
-    scale: float = 0.0, unidirectional: int = 0,
-) -> list[Maybe]:  # fmt: skip
-    if do_rotary or past_present_share_buffer:
-        raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
-    made = matmul_integer_to_float(
-        g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias
-    )
-    operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
-    return attended(
-        g, operands, num_heads, (mask_index, None), past, like=bias, batch=input,
-        scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
-    )  # fmt: skip
+body("QAttention", table=TABLE)(qattention_of(matmul_integer_to_float))
 
 
 # ---- matrices packed by block ----------------------------------------------------------------------------------------
