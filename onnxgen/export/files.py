@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,7 +63,8 @@ def workshop(out: Path) -> Iterator[Path]:
 def put_in_place(made: Path, out: Path) -> list[Path]:
     """Move what was made to `out`, the data first; returns the files."""
     pairs = [(path, out.with_name(path.name)) for path in sorted(made.parent.iterdir()) if path != made]
-    gc.collect()  # on Windows a file that something still maps can't be renamed
+    if sys.platform == "win32":
+        gc.collect()  # a file that something still maps can't be renamed there
     try:
         with replacing([out.absolute().parent]) as files:
             for source, target in (*pairs, (made, out)):
