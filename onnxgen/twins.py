@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from onnxgen.reader.origin import param_path
+from onnxgen.stages import WEIGHTS, stage
 from onnxgen.wayback import Source
 
 
@@ -30,8 +31,9 @@ class Twins:
         found = self._named.get(_look(source))
         if found is None or (source.label and source.label not in found.names):
             return None
-        a, b = source.numpy(), found.numpy()
-        same = bool(np.array_equal(a, b)) and bool((a != a.flat[:1]).any())  # zeros are equal by chance
+        with stage(WEIGHTS):
+            a, b = source.numpy(), found.numpy()
+            same = bool(np.array_equal(a, b)) and bool((a != a.flat[:1]).any())  # zeros are equal by chance
         source.release()
         found.release()
         return found if same else None
@@ -43,4 +45,5 @@ def _is_named(source: Source) -> bool:
 
 def _look(source: Source) -> object:
     """What equal matrices have in common, and others hardly: shape, type and the first row."""
-    return source.shape, source.dtype, source.slice(0, 0, 1).numpy().tobytes()
+    with stage(WEIGHTS):  # a tensor in a protobuf is copied for it
+        return source.shape, source.dtype, source.slice(0, 0, 1).numpy().tobytes()

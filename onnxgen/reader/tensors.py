@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from onnxgen.names import printable
 from onnxgen.options import Limits
 from onnxgen.reader.external import ExternalData
+from onnxgen.stages import WEIGHTS, stage
 
 # The field that holds a tensor's elements where they are not raw bytes, by dtype (onnx.proto, message TensorProto).
 _TYPED_FIELD = {
@@ -54,7 +55,8 @@ def _nbytes(dtype: ir.DataType, count: int) -> int:
 def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> str | None:
     dims = f"its dims {list(tensor.dims)}"
     if dtype != ir.DataType.STRING and tensor.HasField("raw_data"):
-        found = len(tensor.raw_data)
+        with stage(WEIGHTS):  # protobuf copies them to be counted
+            found = len(tensor.raw_data)
         if found or not count:
             need = _nbytes(dtype, count)
             return None if found == need else f"it has {found} bytes of data, but {dims} and dtype need {need}"

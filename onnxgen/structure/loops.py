@@ -18,7 +18,6 @@ from onnxgen.structure.scopes import Scope
 class Turn:
     """A statement that calls one item, where it stands in the body."""
 
-    at: int
     statement: Assign
     value: ast.Call
 
@@ -32,20 +31,21 @@ class Turn:
         return self.statement.targets
 
 
-def make_loop(scope: Scope, path: Path | None, turns: list[Turn], module: ModuleDef) -> bool:
+def make_loop(
+    scope: Scope, path: Path | None, turns: list[Turn], uses: Counter[str], module: ModuleDef
+) -> list[Statement] | None:
     """Replace the calls of all items of the list at `path` by a loop over it, or those of one submodule (no path).
 
+    `uses`: how often each value is used in the scope.
+
     Returns:
-        False, and nothing changed, if that can't be.
+        The statements that stand for the calls. None, and nothing changed, if that can't be.
     """
     first = turns[0]
     if any(len(t.value.args) != len(first.value.args) or len(t.targets) != len(first.targets) for t in turns):
-        return False
-    run = _Run(scope, path, turns, module)
-    if not run.is_regular or not run.arrange():
-        return False
-    run.write()
-    return True
+        return None
+    run = _Run(scope, path, turns, uses, module)
+    return run.write() if run.is_regular and run.arrange() else None
 
 
 class _Run:
@@ -57,7 +57,9 @@ class _Run:
         kept: the results of which not only the last call's is used later.
     """
 
-    def __init__(self, scope: Scope, path: Path | None, turns: list[Turn], module: ModuleDef) -> None:
+    def __init__(
+        self, scope: Scope, path: Path | None, turns: list[Turn], uses: Counter[str], module: ModuleDef
+    ) -> None:
         self.scope, self.path, self.turns, self.module = scope, path, turns, module
         self.made = {target for t in turns for target in t.targets}
         self.carried: dict[int, int] = {}
@@ -65,10 +67,9 @@ class _Run:
         self.is_regular = True
         for position in range(len(turns[0].value.args)):
             self._argument(position)
-        outside = Counter(r for s in scope.body for r in used(s) if all(s is not t.statement for t in turns))
-        outside.update(r for output in scope.outputs for r in refs(output))
+        inside = Counter(r for t in turns for r in refs(t.value))
         width = range(len(turns[0].targets))
-        self.kept = [j for j in width if any(outside[t.targets[j]] for t in turns[:-1])]
+        self.kept = [j for j in width if any(uses[t.targets[j]] > inside[t.targets[j]] for t in turns[:-1])]
         self.is_regular = self.is_regular and bool(self.carried) and self._is_told_apart()
 
     def _argument(self, position: int) -> None:
@@ -97,21 +98,21 @@ class _Run:
         """Sort the statements between the calls into those before the loop and those after it."""
         calls = {id(t.statement) for t in self.turns}
         late = set(self.made)
-        self.before: list[Statement] = []
-        self.after: list[Statement] = []
-        last = max(t.at for t in self.turns)
-        for i, statement in enumerate(self.scope.body):
+        at = [i for i, statement in enumerate(self.scope.body) if id(statement) in calls]
+        self.before, self.after = self.scope.body[: at[0]], []
+        for statement in self.scope.body[at[0] : at[-1] + 1]:
             if id(statement) in calls:
                 if any(name in late and name not in self.made for name in used(statement)):
                     return False
-            elif i > last or late & set(used(statement)):
+            elif late & set(used(statement)):
                 late.update(statement.targets)
                 self.after.append(statement)
             else:
                 self.before.append(statement)
+        self.after += self.scope.body[at[-1] + 1 :]
         return True
 
-    def write(self) -> None:
+    def write(self) -> list[Statement]:
         scope, first, last = self.scope, self.turns[0], self.turns[-1]
         arguments: list[ast.expr] = list(first.value.args)
         turn: list[str] = []
@@ -147,8 +148,10 @@ class _Run:
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
         around = (*(last.targets[j] for j in dict.fromkeys(self.carried.values())), *results)
         loop = Loop(tuple(turn), iterable, None, body, around, scope.path)
-        self._read_lists(dict(zip(self.kept, results)))
+        if self.kept:
+            self._read_lists(dict(zip(self.kept, results)))
         scope.body = [*self.before, *begun, loop, *self.after]
+        return [*begun, loop]
 
     def _value(self, kind: str, role: str) -> str:
         value = f"{'.'.join(self.turns[0].member.path if self.path is None else self.path)}%{kind}"

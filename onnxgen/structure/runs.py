@@ -11,7 +11,7 @@ x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, quote, refs, walk
@@ -52,27 +52,41 @@ AS_MODULE = {
 def collect_runs(scope: Scope, module: ModuleDef) -> None:
     """Replace every run of calls that covers all items of a container, in order; containers in containers first."""
     parts = _parts(scope)
+    flow = _Flow(scope)
     for path in sorted(parts, key=len, reverse=True):
         items = {int(name): item for name, item in parts[path].items() if item is not None}
         if len(items) < len(parts[path]):
             continue
-        container = _sequence(scope, path, items)
+        container = _sequence(flow, path, items)
         if container is not None:
             if path and path[:-1] in parts:
                 parts[path[:-1]][path[-1]] = container
             continue
-        turns = _turns(scope, items)
+        turns = _turns(flow, items)
         if turns is not None:
-            make_loop(scope, path, turns, module)
+            flow = _looped(flow, path, turns, module)
+    flow.settle()
     for turns in _again(scope):
-        make_loop(scope, None, turns, module)
+        flow = _looped(flow, None, turns, module)
+
+
+def _looped(flow: _Flow, path: Path | None, turns: list[Turn], module: ModuleDef) -> _Flow:
+    """The flow after these calls are a loop, if they can be one."""
+    made = make_loop(flow.scope, path, turns, flow.uses, module)
+    if made is None:
+        return flow
+    if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):  # all that reads its items changed
+        return _Flow(flow.scope)
+    flow.exchange([turn.statement for turn in turns], made)
+    return flow
 
 
 def _again(scope: Scope) -> list[list[Turn]]:
     """The calls of each submodule that is called three times or more."""
     found: dict[int, list[Turn]] = {}
-    for turn in _called_alone(scope):
-        found.setdefault(id(turn.member), []).append(turn)
+    for turn in map(_alone, scope.body):
+        if turn is not None:
+            found.setdefault(id(turn.member), []).append(turn)
     return [turns for turns in found.values() if len(turns) > 2]
 
 
@@ -87,48 +101,99 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
 
 
-def _turns(scope: Scope, items: dict[int, Member]) -> list[Turn] | None:
+def _turns(flow: _Flow, items: dict[int, Member]) -> list[Turn] | None:
     """The statements that call the items of a list, each once, in order; None if they do not."""
-    by_id = {id(m): i for i, m in items.items()}
-    mentions = Counter(
-        id(n.member) for s in scope.body for e in expressions(s) for n in walk(e) if isinstance(n, MemberRef)
-    )
-    if any(mentions[i] != 1 for i in by_id) or sorted(items) != list(range(len(items))):
+    if sorted(items) != [*range(len(items))] or any(len(flow.mentions.get(id(m), ())) != 1 for m in items.values()):
         return None
-    turns = [turn for turn in _called_alone(scope) if id(turn.member) in by_id]
-    turns.sort(key=lambda t: by_id[id(t.member)])
-    return turns if len(turns) == len(items) > 1 else None
+    found = [(items[i], _alone(flow.mentions[id(items[i])][0])) for i in range(len(items))]
+    turns = [turn for item, turn in found if turn is not None and turn.member is item]
+    if len(turns) != len(items) or len(items) < 2:
+        return None
+    flow.settle()
+    return turns
 
 
-def _called_alone(scope: Scope) -> list[Turn]:
-    """The statements that do nothing but call a submodule."""
-    return [
-        Turn(at, s, s.value)
-        for at, s in enumerate(scope.body)
-        if isinstance(s, Assign) and isinstance(s.value, ast.Call) and not s.form and not s.value.keywords
-        if isinstance(s.value.func, MemberRef) and s.value.func.member.kind == "module"
-    ]
+def _alone(s: Statement) -> Turn | None:
+    """A statement that does nothing but call a submodule."""
+    if isinstance(s, Assign) and isinstance(s.value, ast.Call) and not s.form and not s.value.keywords:
+        if isinstance(s.value.func, MemberRef) and s.value.func.member.kind == "module":
+            return Turn(s, s.value)
+    return None
+
+
+class _Flow:
+    """What makes, uses and calls what in a body, kept right while chains of its statements become one.
+
+    Attributes:
+        makers, users: by value, the statement that alone makes it, and the last one that uses it.
+        calls: the statements that call a submodule with one argument, by id of its member.
+        mentions: the statements in which a member occurs, as often as it does, by its id.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.uses = count_uses([], scope.outputs)
+        self.makers: dict[str, Assign] = {}
+        self.users: dict[str, Statement] = {}
+        self.calls: dict[int, list[Assign]] = {}
+        self.mentions: dict[int, list[Statement]] = {}
+        self._instead: dict[int, Statement | None] = {}  # by id of a statement of the body, or of one that replaced it
+        for statement in scope.body:
+            self._enter(statement)
+
+    def _enter(self, statement: Statement) -> None:
+        self._count(statement, 1)
+        if blocks(statement):  # what is assigned again is no chain
+            self.uses.update(dict.fromkeys(statement.targets, 2))
+        self.users.update(dict.fromkeys(used(statement), statement))
+        if isinstance(statement, Assign) and len(statement.targets) == 1:
+            self.makers[statement.targets[0]] = statement
+            member = _called(statement)
+            if member is not None:
+                self.calls.setdefault(id(member), []).append(statement)
+
+    def _count(self, statement: Statement, sign: int) -> None:
+        for expression in expressions(statement):
+            for node in walk(expression):
+                if isinstance(node, Ref):
+                    self.uses[node.value] += sign
+                elif isinstance(node, MemberRef) and sign > 0:
+                    self.mentions.setdefault(id(node.member), []).append(statement)
+                elif isinstance(node, MemberRef):
+                    self.mentions[id(node.member)] = [s for s in self.mentions[id(node.member)] if s is not statement]
+
+    def exchange(self, old: Sequence[Statement], new: Sequence[Statement]) -> None:
+        """Follow what already happened to the body."""
+        for statement in old:
+            self._count(statement, -1)
+        for statement in new:
+            self._enter(statement)
+
+    def replace(self, chain: list[Assign], whole: Assign) -> None:
+        """Let one statement stand for a chain, where that began."""
+        self._instead.update(dict.fromkeys(map(id, chain)))
+        self._instead[id(chain[0])] = whole
+        self.exchange(chain, [whole])
+
+    def settle(self) -> None:
+        """Give the scope its new body."""
+        if self._instead:
+            found = map(self._now, self.scope.body)
+            self.scope.body = [statement for statement in found if statement is not None]
+            self._instead = {}
+
+    def _now(self, statement: Statement | None) -> Statement | None:
+        while statement is not None and id(statement) in self._instead:
+            statement = self._instead[id(statement)]
+        return statement
 
 
 class _Sequence:
     """Follows a chain of calls through a body, from one item of a container to the next."""
 
-    def __init__(self, scope: Scope, path: Path, items: dict[int, Member]) -> None:
+    def __init__(self, flow: _Flow, path: Path, items: dict[int, Member]) -> None:
         self.path, self.items = path, items
-        self.uses = count_uses(scope.body, scope.outputs)
-        self.makers: dict[str, Assign] = {}
-        self.users: dict[str, Statement] = {}
-        self.calls: dict[int, list[Assign]] = {}  # the statements that call an item, by id of its member
-        for statement in scope.body:
-            self.users.update(dict.fromkeys(used(statement), statement))
-            if isinstance(statement, Assign) and len(statement.targets) == 1:
-                self.makers[statement.targets[0]] = statement
-                member = _called(statement)
-                if member is not None:
-                    self.calls.setdefault(id(member), []).append(statement)
-        for statement in scope.body:
-            if blocks(statement):  # what is assigned again is no chain
-                self.uses.update(dict.fromkeys(statement.targets, 2))
+        self.uses, self.makers, self.users, self.calls = flow.uses, flow.makers, flow.users, flow.calls
 
     def run(self) -> list[tuple[int, Member, Assign]] | None:
         """The elements by number, with their statements, in order; None if the items are no chain."""
@@ -211,9 +276,9 @@ class _Sequence:
         return True
 
 
-def _sequence(scope: Scope, path: Path, items: dict[int, Member]) -> Member | None:
+def _sequence(flow: _Flow, path: Path, items: dict[int, Member]) -> Member | None:
     """Replace a chain over these items by one call of an `nn.Sequential`; returns that, or None."""
-    found = _Sequence(scope, path, items).run()
+    found, scope = _Sequence(flow, path, items).run(), flow.scope
     if found is None or not fillable([index for index, _, _ in found]):
         return None
     first, last = found[0][2], found[-1][2]
@@ -223,8 +288,7 @@ def _sequence(scope: Scope, path: Path, items: dict[int, Member]) -> Member | No
     argument = first.value.args[0] if as_module(first.value) is None else _operand(first.value)
     nodes = tuple(name for _, _, statement in found for name in statement.nodes)
     whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
-    gone = {id(statement) for _, _, statement in found}
-    scope.body = [whole if s is first else s for s in scope.body if s is first or id(s) not in gone]
+    flow.replace([statement for _, _, statement in found], whole)
     return container
 
 
