@@ -135,6 +135,30 @@ def test_external_data_is_let_go_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="Linux copies from file to file")
+@pytest.mark.parametrize("copies", [9999, 3, 0, None], ids=["whole", "a few bytes", "none at all", "an error"])
+def test_what_lies_in_a_file_as_it_is_stored_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int | None
+) -> None:
+    w = Source.of(external(tmp_path, np.random.default_rng(0).random((6, 4, 5), np.float32), "w"), "w")
+    tensors = {"w": w, "flat": w.reshape((24, 5)), "rows": w.slice(0, 2, 5), "one": w.slice(0, 3, 4).squeeze(0)}
+    tensors |= {"turned": w.transpose(), "columns": w.slice(2, 1, 3), "cast": w.cast(ir.DataType.FLOAT16)}
+    copied = []
+
+    def copy(source: int, target: int, count: int, start: int) -> int:
+        if copies is None and copied:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        copied.append(real(source, target, min(count, 9999 if copies is None else copies), start) if copies != 0 else 0)
+        return copied[-1]
+
+    real = os.copy_file_range
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    write_safetensors(tmp_path / "m", tensors, {"a": "b"})
+    assert (tmp_path / "m").read_bytes() == embed_bytes(tensors, {"a": "b"})
+    if copies:
+        assert sum(copied) == sum(tensors[key].nbytes for key in ("w", "flat", "rows", "one"))
+
+
 def test_external_data_costs_no_anonymous_memory(tmp_path: Path) -> None:
     code = """
 import re, sys, threading, onnx_ir as ir
@@ -295,7 +319,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 class Fault:
     """Fails, or kills the process, at the n-th call of anything that touches a file."""
 
-    CALLS = ("replace", "link", "fsync", "unlink", "open")
+    CALLS = ("replace", "link", "fsync", "unlink", "open", "copy_file_range")
 
     def __init__(self, at: int, act: Any) -> None:
         self.at, self.act, self.calls = at, act, 0

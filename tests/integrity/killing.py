@@ -31,7 +31,7 @@ from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
 from tests.test_weights import Fault
 
 LAYOUTS = {"nothing": ONE, "one": ONE, "shards": SHARDS}
-CHANGING = ("write", "rename", "link", "unlink", "chmod", "fsync", "ftruncate", "mkdir", "rmdir")
+CHANGING = ("write", "copy_file_range", "rename", "link", "unlink", "chmod", "fsync", "ftruncate", "mkdir", "rmdir")
 
 
 def forked(act: Callable[[], None]) -> int:
@@ -99,7 +99,9 @@ def outcomes(folder: Path, how: str, before: str, after: str) -> list[tuple[str,
     """Each step of replacing one pair by another, with what loaded after a kill at it."""
     out = folder / "out" / "model.py"
     out.parent.mkdir(parents=True)
-    known = {"old": built(folder, out, 1, LAYOUTS[before]), "new": built(folder, out, 2, LAYOUTS[after])}
+    old = built(folder, out, 1, LAYOUTS[before], external=True)
+    new = built(folder, out, 2, LAYOUTS[after], external=True)
+    known = {"old": old, "new": new}
 
     def write_new() -> None:
         write(known["new"], out, LAYOUTS[after])
