@@ -6,6 +6,7 @@ import itertools
 import linecache
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,19 +57,38 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
 
 
 def _execute(source: str, file: Path, shown: str) -> ModuleType:
-    """Run generated source as a module that stays registered, as pickle and torch.compile look modules up by name."""
+    """Run generated source as a module that is registered, as pickle and torch.compile look modules up by name, for as
+    long as anything of it is in use."""
     name = f"onnxgen_loaded_{shown.split()[-1].rstrip('>')}"
     module = ModuleType(name)
     module.__file__ = str(file)  # the sidecar is looked for beside it
     linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)
-    sys.modules[name] = module
-    try:
-        exec(compile(source, shown, "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    sys.modules[name] = _Registered(module)
+    weakref.finalize(module, _forget, name, shown)
+    exec(compile(source, shown, "exec"), module.__dict__)
     module.__file__ = shown
+    vars(module)["__module__"] = module  # functions and classes keep their globals, and so the module
     return module
+
+
+class _Registered(ModuleType):
+    """Stands in `sys.modules` for a module without keeping it alive, and with it one more network for each `load`."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(module.__name__)
+        super().__setattr__("_module", weakref.ref(module))
+
+    def __getattribute__(self, name: str) -> Any:
+        module = super().__getattribute__("_module")()
+        return super().__getattribute__(name) if module is None or name == "__class__" else getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(super().__getattribute__("_module")(), name, value)
+
+
+def _forget(name: str, shown: str) -> None:
+    sys.modules.pop(name, None)
+    linecache.cache.pop(shown, None)
 
 
 @contextmanager
