@@ -1,8 +1,10 @@
-"""Several processes write to one place, or to one folder, while others load: what loads is always one of them."""
+"""Several processes write to one place, or to one folder, while others load: what loads is always one of them.
+
+`python -m tests.integrity.many 200` has two hundred generate at once.
+"""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -12,8 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from onnxgen.pipeline import check, generate
-from tests.integrity.pairs import ONE, SHARDS, built, network, temporaries, which
+from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which
 
 ROOT = Path(__file__).parents[2]
 WRITER = """
@@ -49,28 +50,8 @@ def test_two_writers_and_a_reader(tmp_path: Path, first: str, second: str) -> No
     assert {"1", "2"} & set(seen) and which(out, pairs) in pairs and not temporaries(out.parent)
 
 
-COUNT = int(os.environ.get("ONNXGEN_PARALLEL", "6"))
-
-
 def test_generations_side_by_side(tmp_path: Path) -> None:
-    """Each writes its own module into one folder; ONNXGEN_PARALLEL=200 for as many at once."""
-    modules = {tmp_path / "out" / f"model_{n}.py": network(tmp_path / str(n) / "net.onnx", n) for n in range(COUNT)}
-    (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "onnxgen", "-q"]
-    running = [
-        subprocess.Popen([*command, str(path), "-o", str(out)], stderr=subprocess.PIPE, text=True)
-        for out, path in modules.items()
-    ]
-    for process in running:
-        _, said = process.communicate()
-        assert process.returncode == 0, said
-    expected = sorted(name for out in modules for name in (out.name, out.with_suffix(".safetensors").name))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == expected
-    for n, (out, path) in enumerate(modules.items()):
-        assert check(path, out)
-        pair = built(tmp_path, out, n)
-        assert which(out, {"its own": pair}) == "its own"
-    alone = tmp_path / "alone" / "model_0.py"
-    alone.parent.mkdir()
-    generate(next(iter(modules.values())), alone)
-    assert alone.read_bytes() == (tmp_path / "out" / "model_0.py").read_bytes()
+    command = [sys.executable, "-m", "tests.integrity.many", "12"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "6 pairs, each of them one that was written" in done.stdout
