@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from onnxgen.limits import NAMES, Limits
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SHOWN = 60  # characters of a wrong value that an error shows
 
@@ -92,6 +94,21 @@ def rates(value: object) -> dict[str, float]:
         return float(found)
 
     return _table(value, rate, 'a table like {"encoder.*" = 0.1}')
+
+
+def limits(value: object) -> Limits:
+    """`{nodes = 500000}`."""
+
+    def number(found: object) -> int:
+        if not _whole(found):
+            raise ValueError
+        return int(found)  # type: ignore[call-overload,no-any-return]
+
+    words = f"a table like {{nodes = 500000}}, of {', '.join(NAMES)}"
+    found = {name.replace("-", "_"): count for name, count in _table(value, number, words).items()}
+    if not found.keys() <= set(NAMES):
+        raise ValueError(words)
+    return Limits(**found)
 
 
 def block(value: object) -> int:

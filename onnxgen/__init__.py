@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from onnxgen.errors import EditedError, OnnxgenError, Problem
     from onnxgen.export import ExportReport, export
     from onnxgen.generated import Generated, Report
+    from onnxgen.limits import Limits
     from onnxgen.load import load
     from onnxgen.ops.arg import Arg
     from onnxgen.ops.builder import Builder
     from onnxgen.ops.registry import op
-    from onnxgen.options import Limits, Options
+    from onnxgen.options import Options
     from onnxgen.pipeline import generate
     from onnxgen.reload import reload
     from onnxgen.verify import VerifyReport, verify
@@ -66,7 +67,7 @@ _HOME = {
     "EditedError": "errors",
     "OnnxgenError": "errors",
     "Problem": "errors",
-    "Limits": "options",
+    "Limits": "limits",
     "Options": "options",
     "Generated": "generated",
     "Report": "generated",

@@ -143,6 +143,7 @@ def compose(
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
         frame.embedded = embed_bytes(tensors, origin)
+    _check_length(classes, options)
     source = render(frame, classes, module.own, report.notes, options.templates)
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
@@ -151,6 +152,12 @@ def compose(
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
     return Generated(source, tensors, metadata, weights, report, reads, key)
+
+
+def _check_length(classes: list[ClassSource], options: Options) -> None:
+    length = sum(len(line) + 1 for c in classes for line in (*c.init, *c.arguments, *c.forward))
+    if problem := options.limits.past("source_length", length, f"the source has {length:,} characters and more"):
+        raise OnnxgenError(problem)
 
 
 def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:

@@ -9,23 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.limits import Limits
 from onnxgen.names import is_class_name
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 QUANTIZED = ("keep", "float", "qat", "qat-learned")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes past which a file is refused before any native code sees it; raise them for honest giants."""
-
-    nodes: int = 1_000_000
-    initializers: int = 1_000_000
-    depth: int = 32  # nested subgraphs
-    rank: int = 64
-    name_length: int = 65_536
-    fold_elements: int = 16_777_216  # largest constant that folding may create
-    function_nodes: int = 1_000_000  # nodes after inlining local functions
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class Options:
         plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
             (`plugins/ops/`), or dotted names.
         allow_unsupported: an operator that has no function becomes a method that raises until a person fills it in.
-        limits: see `Limits`.
+        limits: sizes past which a file is refused (see `limits.Limits`).
     """
 
     class_name: str | None = None

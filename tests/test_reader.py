@@ -15,7 +15,8 @@ from onnx import NodeProto, TensorProto
 from onnx import helper as oh
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.options import Limits, Options
+from onnxgen.limits import Limits
+from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.reader_models import (
     ADD,
@@ -158,6 +159,7 @@ def reference() -> NodeProto:
     return made
 
 
+MAP = onnx.TypeProto(map_type=onnx.TypeProto.Map(key_type=99, value_type=oh.make_tensor_type_proto(1, [])))
 REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "undeclared": (model([node("Add", ["x", "ghost"], name="plus")]), "node plus (Add-17): its input ghost is no"),
     "undeclared inside": (conditional(branch([node("Neg", ["ghost"], ["q"])], "q")), "ghost"),
@@ -206,7 +208,18 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "long raw": (model([ADD], [broken_weight(raw_data=bytes(12))]), "12 bytes of data"),
     "long data": (model([ADD], [broken_weight(float_data=[1.0, 2.0, 3.0])]), "3 elements of data"),
-    "data of another type": (model([ADD], [broken_weight(int64_data=[1, 2])]), "0 elements of data"),
+    "data of another type": (
+        model([ADD], [broken_weight(int64_data=[1, 2])]),
+        "it is of type FLOAT, but has elements of another",
+    ),
+    "data of two types": (
+        model([ADD], [broken_weight(float_data=[1.0, 2.0], int32_data=[1])]),
+        "it is of type FLOAT, but has elements of another",
+    ),
+    "a map of nothing": (
+        model([RELU], inputs=["x", onnx.ValueInfoProto(name="m", type=MAP)]),
+        "value m: it has the unknown element type 99",
+    ),
     "no data": (model([ADD], [broken_weight()]), "0 elements of data"),
     "huge dims": (model([ADD], [broken_weight(dims=[2**62, 2**62], raw_data=bytes(8))]), "8 bytes of data"),
     "negative dims": (model([ADD], [broken_weight(dims=[-1, 2], raw_data=bytes(8))]), "negative dims [-1, 2]"),
@@ -219,6 +232,7 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "too many inputs": (model([node("Relu", ["x", "x"])]), "it has 2 inputs; its operator takes 1 at most"),
     "too many outputs": (model([node("Relu", ["x"], ["y", "z"])]), "it has 2 outputs; its operator has 1"),
     "no attribute": (model([node("Cast")]), "it lacks the attribute to, which"),
+    "unknown attribute": (model([node("Relu", slope=1.0)]), "the attribute slope, which its operator does not know"),
     "no such type": (model([node("Cast", to=-1)]), "its attribute to is -1, which is no element type"),
     "no attribute of a newer operator": (model([node("Gelu", ["x", "x"])], opsets={"": 11}), "it has 2 inputs"),
     "vast opset": (model([node("Relu", domain="d")], opsets={"d": 2**40}), "version 1099511627776, which does not"),
@@ -283,7 +297,7 @@ LIMITS: dict[str, tuple[Limits, onnx.ModelProto]] = {
         Limits(name_length=9),
         model([node("Relu", ["x"], ["a" * 10]), node("Relu", ["a" * 10])]),
     ),
-    "longer than": (Limits(name_length=9), model([node("Relu", name="n" * 10)])),
+    "operator or domain has 10 characters": (Limits(name_length=9), model([node("Relu", name="n" * 10)])),
 }
 
 

@@ -13,7 +13,8 @@ from onnx import NodeProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
-from onnxgen.options import Limits, Options
+from onnxgen.limits import Limits
+from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.reader_models import Write, X, branch, conditional, model, node, refusal, run, same_as_before, write
 
@@ -131,7 +132,7 @@ def test_functions_that_nest_graphs_too_deep(write: Write) -> None:
         inner = branch([call(f"F{i}", ["a"], ["q"])], "q")
         truth = node("Constant", [], ["c"], value=from_array(np.array(True)))
         functions.append(function(f"F{i + 1}", [truth, node("If", ["c"], ["b"], then_branch=inner, else_branch=inner)]))
-    limits = Limits(function_nodes=10**20)
+    limits = Limits(nodes=2**62)
     assert "nests graphs deeper" in refusal(write(calling([call("F40")], functions)), Options(limits=limits))
 
 

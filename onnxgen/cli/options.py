@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from onnxgen.limits import NAMES, Limits
 from onnxgen.options import DTYPES, QUANTIZED, Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -49,6 +50,18 @@ def batch_axes(_: object, __: object, given: tuple[str, ...]) -> dict[str, int |
             raise click.BadParameter(f"{text!r} is not like NAME=1 or NAME=none")
         found[name] = None if axis.strip() == "none" else int(axis)
     return found
+
+
+def limits(_: object, __: object, given: tuple[str, ...]) -> Limits:
+    """`("nodes=500000",)` to `Limits(nodes=500000)`."""
+    found: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in NAMES or not re.fullmatch(r"[0-9][0-9_]{0,18}", number.strip()):
+            raise click.BadParameter(f"{text!r} is not like nodes=500000; there are {', '.join(NAMES)}")
+        found[name] = int(number)
+    return Limits(**found)
 
 
 def size(_: object, __: object, given: str) -> int:
@@ -134,6 +147,14 @@ _GENERATION = [
         "--allow-unsupported",
         is_flag=True,
         help="Write a method to fill in for each operator that onnxgen has no function for.",
+    ),
+    click.option(
+        "--limit",
+        "limits",
+        metavar="NAME=N",
+        multiple=True,
+        callback=limits,
+        help="Raise a size past which a file is refused (SECURITY.md lists them); may be repeated.",
     ),
 ]
 _SAYING = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -57,6 +57,8 @@ def sign(b: Builder, input: Arg) -> ast.expr:
         return b("torch.where(x.isnan(), x, torch.sign(x))", x=input)
     return computed(b, input.dtype, lambda x: b("torch.sign(x)", x=x), input)
 
+
+TERMS = 32  # of a sum in one expression
 
 # ------------------------------------------------------------------------------------------------ of two tensors
 
@@ -159,12 +161,19 @@ def _sum(b: Builder, inputs: tuple[Arg, ...]) -> ast.expr:
     first, *rest = b.numbers(*inputs)
 
     def total(*terms: Any) -> ast.expr:
-        made = literal(terms[0])
-        for term in terms[1:]:
-            made = _add(b, made, term)
-        return made
+        return _chained(b, terms, lambda made, term: _add(b, made, term))
 
     return computed(b, inputs[0].dtype, total, first, *rest)
+
+
+def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], ast.expr]) -> ast.expr:
+    """All terms joined, a few in one expression: Python's parser, and ours, recurse into it."""
+    made = literal(terms[0])
+    for number, term in enumerate(terms[1:], 1):
+        made = join(made, term)
+        if number % TERMS == 0 and number < len(terms) - 1:
+            made = b.let(made, "total")
+    return made
 
 
 @op("Sum")
@@ -188,9 +197,7 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
         numbers = [o for o in operands if not isinstance(o, Arg)]
 
         def formula(*terms: Any) -> ast.expr:
-            made = literal(terms[0])
-            for term in terms[1:]:
-                made = b(f"torch.{function}(x, y)", x=made, y=term)
+            made = _chained(b, terms, lambda made, term: b(f"torch.{function}(x, y)", x=made, y=term))
             for number in numbers:
                 made = b(f"x.clamp({bound}=c)", x=made, c=number)
             return made

@@ -73,7 +73,7 @@ def reduction(value: ir.Value | None, op_type: str) -> Reduction | None:
     if node.op_type == "GlobalAveragePool":
         return Reduction(x, tuple(range(2, rank)), 1.0)
     keepdims = float(node.attributes["keepdims"].value) if "keepdims" in node.attributes else 1.0
-    if "axes" in node.attributes:
+    if "axes" in node.attributes and node.attributes["axes"].type == ir.AttributeType.INTS:
         axes = [int(a) for a in node.attributes["axes"].value]
     else:
         given = node.inputs[1] if len(node.inputs) > 1 else None

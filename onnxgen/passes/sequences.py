@@ -31,6 +31,8 @@ def _sizes(node: ir.Node) -> list[int] | None:
     known = info(given).constant if given is not None else np.array(1)
     if not shape or known is None:
         return None
+    if known.ndim > 1:
+        return None
     if known.ndim == 1:
         return [int(size) for size in known]
     length, size = shape[_axis(node, len(shape))], int(known)

@@ -82,6 +82,6 @@ def _untranspose(node: ir.Node) -> None:
     axis = node.attributes["axis"].value if "axis" in node.attributes else None
     if not facts.rank or axis is None or axis % facts.rank != facts.rank - 1 or not there:
         return
-    if [there[p] for p in back] == list(range(facts.rank)):
+    if sorted(there) == sorted(back) == list(range(facts.rank)) == [there[p] for p in back]:
         over = ir.AttrInt64("axis", there[-1])
         replace(after, ir.Node("", node.op_type, [before.inputs[0]], [over], version=13), origin=node)

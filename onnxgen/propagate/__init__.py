@@ -18,6 +18,8 @@ from onnxgen.propagate.info import UNKNOWN, Info, Shape, info, set_info, shown_d
 from onnxgen.propagate.node_facts import NONSENSE, NodeFacts, Symbols
 from onnxgen.reader.maps import MAP, MapType
 
+DIM = 256  # numbers that are computed in the time of one symbolic dim
+FREE = 64  # elements that are computed in about the time that the node takes anyway
 SMALL = 4096  # elements of a stored tensor whose values matter while generating
 
 __all__ = ["propagate"]
@@ -43,7 +45,7 @@ class _Propagation:
         self.symbols = Symbols()
         self.float_sizes = FloatSizes()
         self.depth = 0
-        self.limit = options.limits.fold_elements
+        self.budget = options.limits.fold_elements  # what is left of it
         self.opsets = graph.opset_imports
 
     def graph_input(self, value: ir.Value) -> Info:
@@ -95,7 +97,11 @@ class _Propagation:
             found = self._with_bodies(rule, n)
             return found + [UNKNOWN] * (len(node.outputs) - len(found))
         n.inferred = infer(n)
-        return self.float_sizes.follow(n, evaluate(n, self.limit)) if standard else n.inferred
+        if not standard:
+            return n.inferred
+        found = evaluate(n, self.budget)
+        self.budget -= sum(_cost(facts) for facts in found)
+        return self.float_sizes.follow(n, found)
 
     def _with_bodies(self, rule: Callable[[bodies.Walker, NodeFacts], list[Info]], n: NodeFacts) -> list[Info]:
         depth, entered = self.depth, self.symbols.depth
@@ -111,6 +117,13 @@ class _Propagation:
         if found is None and node.domain in STANDARD:
             found = self.opsets.get("" if node.domain else "ai.onnx")
         return found if found is not None else 1
+
+
+def _cost(facts: Info) -> int:
+    """Elements that were computed, where they are many; one that is a dim counts for many numbers."""
+    if facts.data is None or facts.data.size <= FREE:
+        return 0
+    return facts.data.size * (DIM if facts.data.dtype == object else 1)
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

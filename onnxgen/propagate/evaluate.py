@@ -19,7 +19,7 @@ LARGE = 65_536  # elements past which a result is not worth computing while gene
 
 
 def evaluate(n: NodeFacts, limit: int) -> list[Info]:
-    """`n.inferred` with the elements that can be computed, at most `limit` of them a value. Never raises."""
+    """`n.inferred` with the elements that can be computed, at most `limit` of them. Never raises."""
     operation = TABLE.get(n.op)
     if operation is None or n.node.domain not in STANDARD:
         return n.inferred
@@ -40,6 +40,8 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
 
 def _small(facts: Info, limit: int) -> bool:
     """Whether a value may be computed: its size is known beforehand, or its own inputs bound it."""
+    if limit <= 0:
+        return False
     if facts.shape is None:
         return True
     size = 1

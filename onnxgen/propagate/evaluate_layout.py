@@ -174,6 +174,7 @@ def _constant_of_shape(n: NodeFacts, *_: Array) -> list[Array]:
 
 
 def _tile(n: NodeFacts, a: Array, repeats: Array) -> list[Array]:
+    _output_shape(n)  # small enough
     return [np.tile(a, _ints(repeats))]
 
 
@@ -198,6 +199,7 @@ def _non_zero(n: NodeFacts, a: Array) -> list[Array]:
 
 
 def _one_hot(n: NodeFacts, indices: Array, depth: Array, values: Array) -> list[Array]:
+    _output_shape(n)  # small enough
     (size,) = _ints(depth)
     wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
     wanted = np.where(wanted < 0, wanted + size, wanted)

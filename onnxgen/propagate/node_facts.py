@@ -15,6 +15,9 @@ from onnxgen.propagate.info import UNKNOWN, Info, Shape
 Array: TypeAlias = NDArray[Any]  # the elements of a tensor: numbers, or objects that are dims
 
 
+RANK = 64  # dims that a tensor of torch and of numpy can have
+
+
 class Unknown(Exception):
     """A rule lacks a fact about an input; nothing is wrong."""
 
@@ -180,6 +183,8 @@ class NodeFacts:
         return self.symbols.fresh(self.node.outputs[output], axis)
 
     def fresh_shape(self, rank: int, output: int = 0) -> Shape:
+        if rank > RANK:
+            raise Contradiction(f"a tensor of {rank} dims")
         return tuple(self.fresh(axis, output) for axis in range(rank))
 
 

@@ -19,6 +19,7 @@ from onnxgen.reader.maps import map_types, note_maps
 from onnxgen.reader.normal import normalize
 from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
+from onnxgen.reader.rehearsal import rehearse
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.sites import note_nodes
@@ -27,19 +28,20 @@ from onnxgen.reader.tables import store_tables
 __all__ = ["param_path", "read"]
 
 
-def read(path: Path, options: Options) -> ir.Model:
+def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     """Read an ONNX file.
 
     Nodes are sorted, local functions inlined (a node of a function that imports another opset carries its own
     `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
     gives them. `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
+    `rehearsed`: this is the process that reads a large file first (see `reader.rehearsal`).
     No weight is read: inline tensors stay in the protobuf, external ones are mapped when first used.
 
     Raises:
         OnnxgenError: anything is wrong with the file or with `options.input_shapes`; all of it at once where the
             file could be parsed.
     """
-    proto = parse(path)
+    proto = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
     # Not resolved: external data lies beside the name that the user gave, even if that is a link.
     folder = Path(os.path.abspath(path)).parent
     sorted_already = check(proto, folder, options.limits)

@@ -8,6 +8,7 @@ inner graph's initializers may hide outer names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +16,9 @@ from pathlib import Path
 import onnx
 from onnx.defs import SchemaError
 
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.errors import Problem, Problems
+from onnxgen.limits import Limits
 from onnxgen.names import printable
-from onnxgen.options import Limits
 from onnxgen.reader.cycles import find_cycle
 from onnxgen.reader.external import ExternalData
 from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem
@@ -96,7 +97,7 @@ class _Checker:
         self.external = ExternalData(folder)
         self.problems = Problems()
         self.sorted = True
-        self.nodes = self.initializers = 0
+        self.dense = 0  # elements of sparse tensors, once they are dense
         self.opsets: dict[str, int] = {}
         self.parameters: frozenset[str] | None = None  # attributes of the local function being checked
 
@@ -153,7 +154,6 @@ class _Checker:
         for info in graph.input:
             self.declare(scope, info.name, "graph input", before=True)
         tensors = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
-        self.count(initializers=len(tensors))
         if len(set(tensors)) < len(tensors):
             seen: set[str] = set()
             for name in tensors:
@@ -179,12 +179,19 @@ class _Checker:
             if problem := tensor_problem(tensor, self.limits, self.external):
                 self.problems.add(f"initializer {label(tensor.name)}: {problem}")
         for sparse in graph.sparse_initializer:
-            if problem := sparse_problem(sparse, self.limits, self.external):
+            if problem := self.sparse_problem(sparse):
                 self.problems.add(f"initializer {label(sparse.values.name)}: {problem}")
+
+    def sparse_problem(self, sparse: onnx.SparseTensorProto) -> str | None:
+        problem = sparse_problem(sparse, self.limits, self.external)
+        if problem is None:
+            self.dense += math.prod(sparse.dims)
+            what = f"it and the sparse tensors before it have {self.dense:,} elements when they are dense"
+            problem = self.limits.past("fold_elements", self.dense, what)
+        return problem
 
     def body(self, nodes: Iterable[onnx.NodeProto], scope: Scope, depth: int) -> None:
         nodes = list(nodes)
-        self.count(nodes=len(nodes))
         for node in nodes:
             for name in node.output:
                 if name:
@@ -206,23 +213,13 @@ class _Checker:
             self.problems.add(f"a {what} has no name")
         elif name in scope.names:
             self.problems.add(f"duplicate name {label(name)}: {what}, but defined already")
-        elif len(name) > self.limits.name_length:
-            self.problems.add(
-                f"the name {label(name)} has {len(name)} characters; the limit is {self.limits.name_length}"
-            )
+        elif problem := self.limits.past(
+            "name_length", len(name), f"the name {label(name)} has {len(name)} characters"
+        ):
+            self.problems.add(problem)
         scope.names.add(name)
         if before:
             scope.before.add(name)
-
-    def count(self, nodes: int = 0, initializers: int = 0) -> None:
-        """Enforce the limits at once: past them, nothing more is looked at."""
-        self.nodes += nodes
-        self.initializers += initializers
-        for kind in ("nodes", "initializers"):
-            found, limit = getattr(self, kind), getattr(self.limits, kind)
-            if found > limit:
-                what = f"the model has more than {limit} {kind} ({found} counted so far)"
-                raise OnnxgenError(*self.problems.found, Problem(what, help=f"raise Limits.{kind} if it is honest"))
 
     def node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
@@ -238,8 +235,11 @@ class _Checker:
         if any(isinstance(text, bytes) for text in (node.name, node.op_type, node.domain)):
             report("its name, operator or domain is not valid UTF-8 text")
             return
-        if max(len(node.name), len(node.op_type), len(domain)) > self.limits.name_length:
-            report(f"its name is longer than the limit of {self.limits.name_length} characters")
+        longest = max(len(node.name), len(node.op_type), len(domain))
+        if problem := self.limits.past(
+            "name_length", longest, f"its name, operator or domain has {longest} characters"
+        ):
+            report(problem)
         if not domain and opset is None and self.proto.ir_version >= 3:
             self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")
         for name in node.input:
@@ -269,20 +269,23 @@ class _Checker:
             report(f"attribute {label(a.name)} {problem}")
             return
         if a.type in _NUMBERS:
+            longest = max((len(text) for text in (a.s, *a.strings)), default=0)
+            if problem := self.limits.past("text_length", longest, f"attribute {label(a.name)} has {longest} bytes"):
+                report(problem)
             return
         name = label(a.name)
         for tensor in (a.t, *a.tensors) if a.HasField("t") else a.tensors:
             if problem := tensor_problem(tensor, self.limits, self.external):
                 report(f"attribute {name}: {problem}")
         for sparse in (a.sparse_tensor, *a.sparse_tensors) if a.HasField("sparse_tensor") else a.sparse_tensors:
-            if problem := sparse_problem(sparse, self.limits, self.external):
+            if problem := self.sparse_problem(sparse):
                 report(f"attribute {name}: {problem}")
         for kind in (a.tp, *a.type_protos) if a.HasField("tp") else a.type_protos:
             if problem := type_problem(kind, self.limits):
                 report(f"attribute {name}: {problem}")
         for graph in (a.g, *a.graphs) if a.HasField("g") else a.graphs:
-            if depth >= self.limits.depth:
-                report(f"graphs are nested deeper than the limit of {self.limits.depth}")
+            if problem := self.limits.past("depth", depth + 1, f"graphs are nested deeper: {depth + 1} in one another"):
+                report(problem)
             else:
                 self.graph(graph, scope, depth + 1)
 

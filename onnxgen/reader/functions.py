@@ -16,8 +16,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.limits import Limits
 from onnxgen.names import Namer, printable
-from onnxgen.options import Limits
 from onnxgen.reader.sites import note_body
 
 Key = tuple[str, str, str]  # domain, name, overload
@@ -46,12 +46,14 @@ def check_functions(proto: onnx.ModelProto, limits: Limits) -> None:
         depths[key] = max((level + depths.get(call, 0) for call, level in bodies[key]), default=0)
     main = list(_calls(proto.graph.node))
     total = sum(sizes.get(call, 1) for call, _ in main)
-    if total > limits.function_nodes:
-        shown = total if total < 10**15 else "more than 10**15"
-        what = f"inlining the local functions makes {shown} nodes; the limit is {limits.function_nodes}"
-        raise OnnxgenError(Problem(what, help="raise Limits.function_nodes if it is honest"))
-    if max((level + depths.get(call, 0) for call, level in main), default=0) > limits.depth:
-        raise OnnxgenError(f"inlining the local functions nests graphs deeper than the limit of {limits.depth}")
+    shown = f"{total:,}" if total < 10**15 else "more than 10**15"
+    deepest = max((level + depths.get(call, 0) for call, level in main), default=0)
+    problems = (
+        limits.past("nodes", total, f"inlining the local functions makes {shown} nodes"),
+        limits.past("depth", deepest, f"inlining the local functions nests graphs deeper: {deepest} in one another"),
+    )
+    if any(problems):
+        raise OnnxgenError(*filter(None, problems))
 
 
 def _domain(domain: str) -> str:

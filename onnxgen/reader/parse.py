@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import stat
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.limits import Limits
 from onnxgen.names import printable
+from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.stages import WEIGHTS, stage
 
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
@@ -38,17 +41,21 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it cont
 )
 
 
-def parse(path: Path) -> onnx.ModelProto:
+def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | None = None) -> onnx.ModelProto:
     """Read and parse `path` as a binary ONNX `ModelProto`.
 
+    `rehearse` is called first where the limits allow more than their defaults, and the file has more.
     The file's bytes are dropped as soon as they are parsed, so that an inline model peaks at twice the file.
 
     Raises:
-        OnnxgenError: no such file, not a regular file, not readable, not ONNX.
+        OnnxgenError: no such file, not a regular file, not readable, not ONNX, or more than the limits allow.
     """
     shown = printable(str(path), 200)
     with stage(WEIGHTS):  # nearly all of a file's bytes
         data = _read(path, shown)
+    if not survey(data, limits).is_small and rehearse is not None:
+        rehearse()
+    with stage(WEIGHTS):
         proto = _parsed(path, shown, data)
     # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
     if not proto.HasField("graph") or proto.ir_version <= 0:

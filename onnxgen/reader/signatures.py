@@ -31,6 +31,7 @@ class Signature:
     least_outputs: int
     most_outputs: int
     attributes: tuple[str, ...]
+    known: frozenset[str] | None
 
 
 def check_signatures(model: ir.Model) -> None:
@@ -56,9 +57,9 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
     try:
         if not onnx.defs.has(op_type, domain):
             return None
-        schema = onnx.defs.get_schema(op_type, version, domain)
+        schema, newer = onnx.defs.get_schema(op_type, version, domain), False
     except SchemaError:
-        schema = onnx.defs.get_schema(op_type, domain)
+        schema, newer = onnx.defs.get_schema(op_type, domain), True
     single = OpSchema.FormalParameterOption.Single
     return Signature(
         tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
@@ -66,6 +67,7 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
         schema.min_output,
         schema.max_output,
         tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+        None if newer else frozenset(schema.attributes),
     )
 
 
@@ -84,6 +86,8 @@ def _problem(node: ir.Node, signature: Signature) -> str | None:
     for name in signature.attributes:
         if name not in node.attributes:
             return f"it lacks the attribute {name}, which its operator cannot do without"
+    for name in node.attributes.keys() - signature.known if signature.known is not None else ():
+        return f"it has the attribute {label(name)}, which its operator does not know"
     for name in TYPES:
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.type == ir.AttributeType.INT:

@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
+from onnxgen.limits import Limits
 from onnxgen.names import printable
-from onnxgen.options import Limits
 from onnxgen.reader.external import ExternalData
 from onnxgen.stages import WEIGHTS, stage
 
@@ -26,6 +26,7 @@ _TYPED_FIELD = {
     ir.DataType.UINT64: "uint64_data",
     ir.DataType.STRING: "string_data",
 }
+_DATA_FIELDS = ("int32_data", *sorted(set(_TYPED_FIELD.values())))
 
 
 def tensor_problem(tensor: onnx.TensorProto, limits: Limits, external: ExternalData) -> str | None:
@@ -33,14 +34,17 @@ def tensor_problem(tensor: onnx.TensorProto, limits: Limits, external: ExternalD
     known = ir.DataType.__members__.values()
     if tensor.data_type not in known or tensor.data_type == ir.DataType.UNDEFINED:
         return f"it has the unknown element type {tensor.data_type}"
-    if len(tensor.dims) > limits.rank:
-        return f"it has {len(tensor.dims)} dims; the limit is {limits.rank}"
+    if problem := limits.past("rank", len(tensor.dims), f"it has {len(tensor.dims)} dims"):
+        return problem
     if any(d < 0 for d in tensor.dims):
         return f"it has negative dims {list(tensor.dims)}"
     if tensor.HasField("segment"):
         return "it is stored in segments, which ONNX does not define"
     dtype = ir.DataType(tensor.data_type)
     count = math.prod(tensor.dims)
+    longest = max(map(len, tensor.string_data), default=0)
+    if problem := limits.past("text_length", longest, f"one of its strings has {longest} bytes"):
+        return problem
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         if dtype == ir.DataType.STRING:
             return "its strings are external data, which ONNX forbids"
@@ -60,7 +64,10 @@ def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> s
         if found or not count:
             need = _nbytes(dtype, count)
             return None if found == need else f"it has {found} bytes of data, but {dims} and dtype need {need}"
-    found = len(getattr(tensor, _TYPED_FIELD.get(dtype, "int32_data")))
+    field = _TYPED_FIELD.get(dtype, "int32_data")
+    if any(name != field and len(getattr(tensor, name)) for name in _DATA_FIELDS):
+        return f"it is of type {dtype.name}, but has elements of another"
+    found = len(getattr(tensor, field))
     need = count
     if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
         need = 2 * count
@@ -74,8 +81,9 @@ def type_problem(kind: onnx.TypeProto, limits: Limits) -> str | None:
     for shape, elem_type in _tensor_types(kind, limits.depth):
         if elem_type not in ir.DataType.__members__.values():
             return f"it has the unknown element type {elem_type}"
-        if shape is not None and len(shape.dim) > limits.rank:
-            return f"it has {len(shape.dim)} dims; the limit is {limits.rank}"
+        rank = 0 if shape is None else len(shape.dim)
+        if problem := limits.past("rank", rank, f"it has {rank} dims"):
+            return problem
     return None
 
 
@@ -84,6 +92,9 @@ def _tensor_types(kind: onnx.TypeProto, depth: int) -> Iterator[tuple[onnx.Tenso
     if which in ("tensor_type", "sparse_tensor_type"):
         inner = getattr(kind, which)
         yield (inner.shape if inner.HasField("shape") else None), inner.elem_type
+    elif which == "map_type" and depth > 0:
+        yield None, kind.map_type.key_type
+        yield from _tensor_types(kind.map_type.value_type, depth - 1)
     elif which in ("sequence_type", "optional_type") and depth > 0:
         yield from _tensor_types(getattr(kind, which).elem_type, depth - 1)
 
@@ -113,8 +124,12 @@ def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: Ext
         if problem := tensor_problem(part, limits, external):
             return problem
     size = math.prod(sparse.dims)
-    if any(d < 0 for d in sparse.dims) or len(sparse.dims) > limits.rank or size > limits.fold_elements:
-        return f"it is sparse with dims {list(sparse.dims)[:8]}, too many elements to make dense; store it dense"
+    if any(d < 0 for d in sparse.dims):
+        return f"it is sparse with negative dims {list(sparse.dims)[:8]}"
+    what = f"it is sparse, and has {size:,} elements when it is dense"
+    for name, found in (("rank", len(sparse.dims)), ("fold_elements", size)):
+        if problem := limits.past(name, found, what if name == "fold_elements" else f"it has {found} dims"):
+            return problem
     count = math.prod(sparse.values.dims)
     shapes = ([count], [count, len(sparse.dims)])
     if sparse.indices.data_type != onnx.TensorProto.INT64 or list(sparse.indices.dims) not in shapes:

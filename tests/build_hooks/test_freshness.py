@@ -28,7 +28,8 @@ from onnxgen.build_hooks.cache import Cache, digest
 from onnxgen.build_hooks.freshness import content_of, is_fresh, key_of, source_files
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.errors import OnnxgenError
-from onnxgen.options import Limits, Options
+from onnxgen.limits import Limits
+from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.locations import locations
 from tests.build_hooks.nets import net
