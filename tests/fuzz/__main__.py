@@ -28,15 +28,10 @@ def main() -> int:
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--executions", type=int, required=True, help="in all, with those of earlier runs")
     parser.add_argument("--corpus", type=Path, required=True, help="a folder; the same one goes on")
-    parser.add_argument("--guided", action="store_true", help="atheris chooses, by coverage (pip install atheris)")
     parser.add_argument("--few", action="store_true", help="begin with the few seeds that are made at once")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     seeds = few() if given.few else stored_seeds(given.corpus / "seeds")
-    if given.guided:
-        from tests.fuzz.guided import guided
-
-        return guided(given.target, given.corpus, seeds, given.executions)
     state = Fuzzer(given.target, given.corpus, seeds).run(given.executions, told=True)
     return 1 if state.findings else 0
 

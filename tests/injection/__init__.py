@@ -1,0 +1,1 @@
+"""Attacks by text: 216 files, each with code in one place where an ONNX file has text, and 72 projects."""
