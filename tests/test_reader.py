@@ -232,6 +232,10 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "too many inputs": (model([node("Relu", ["x", "x"])]), "it has 2 inputs; its operator takes 1 at most"),
     "too many outputs": (model([node("Relu", ["x"], ["y", "z"])]), "it has 2 outputs; its operator has 1"),
     "no attribute": (model([node("Cast")]), "it lacks the attribute to, which"),
+    "a node without outputs": (
+        model([node("Log", ["x"], [], domain="d", name="log"), RELU], opsets={"": 17, "d": 1}),
+        "node log (Log-1): it has no outputs",
+    ),
     "unknown attribute": (model([node("Relu", slope=1.0)]), "the attribute slope, which its operator does not know"),
     "no such type": (model([node("Cast", to=-1)]), "its attribute to is -1, which is no element type"),
     "no attribute of a newer operator": (model([node("Gelu", ["x", "x"])], opsets={"": 11}), "it has 2 inputs"),

@@ -42,12 +42,14 @@ def check_signatures(model: ir.Model) -> None:
     """
     problems = Problems()
     for node in model.graph.all_nodes():
+        version = node.version or model.opset_imports.get(node.domain, 1)
+        problem = None if node.outputs else "it has no outputs"
         if node.domain in DOMAINS:
-            version = node.version or model.opset_imports.get(node.domain, 1)
             signature = signature_of(node.op_type, "" if node.domain == "ai.onnx" else node.domain, version)
-            problem = signature and _problem(node, signature)
-            if problem:
-                problems.add(Problem(problem, label(node.name or _first(node.outputs)), label(node.op_type), version))
+            if problem is None and signature is not None:
+                problem = _problem(node, signature)
+        if problem:
+            problems.add(Problem(problem, label(node.name or _first(node.outputs)), label(node.op_type), version))
     problems.raise_if_any()
 
 

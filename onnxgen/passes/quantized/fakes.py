@@ -78,6 +78,8 @@ def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequa
     inputs: list[ir.Value | None] = [x, scaled.scale]
     if dtype.is_floating_point():
         given.append(ir.AttrInt64("to", dtype))
+    elif not dtype.is_integer():
+        return None
     else:
         low, high = int(dtype.min), int(dtype.max)
         if how is not None and how.form == BITS:

@@ -11,6 +11,7 @@ from onnxgen.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTen
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.scales import Scaled, factors
+from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import input_at
 from onnxgen.propagate.info import Info, set_info
 from onnxgen.stored import stored
@@ -33,6 +34,9 @@ def weights(model: ir.Model, mode: str) -> None:
         if mode != "float" and (how, node.graph) not in faked:
             faked[how, node.graph] = fake_weight(node, made[how], how, mode)
         value = faked.get((how, node.graph), made[how])
+        if node.outputs[0].is_graph_output() and node.graph is not model.graph:
+            replace(node, ir.Node("", "Identity", [value]))  # an inner graph cannot hand out an outer value itself
+            continue
         node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
 
 
@@ -73,6 +77,8 @@ def _linear(node: ir.Node) -> Dequantised | None:
     if tensor is None or scales is None or x is None or "output_dtype" in node.attributes:
         return None
     if scaled.zero is not None and stored(scaled.zero) is None:
+        return None
+    if x in scales or not (tensor.dtype.is_integer() or tensor.dtype.is_floating_point()):
         return None
     shape = tuple(int(d) for d in tensor.shape.numpy())
     axis = 0 if scaled.is_single or not shape else scaled.axis % len(shape)
