@@ -42,8 +42,6 @@ class Replacing:
         self._new.append((temporary, target))
         with open(temporary, "xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         if target.exists():
             shutil.copymode(target, temporary)
 
@@ -51,8 +49,6 @@ class Replacing:
         """A file of the same file system that lies ready to become `target`."""
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is no regular file", str(target))
-        with open(ready, "rb") as file:
-            os.fsync(file.fileno())
         if target.exists():
             shutil.copymode(target, ready)
         self._new.append((ready, target))
@@ -81,7 +77,13 @@ class Replacing:
                 kept.unlink(missing_ok=True)  # renaming a file to a hard link of itself does nothing, too
 
     def commit(self) -> None:
-        """Rename everything into place, in order. From the last rename on nothing is an error any more."""
+        """Rename everything into place, in order. From the last rename on nothing is an error any more.
+
+        Only now is everything put on disk: while one file was written, the system was busy with the one before.
+        """
+        for temporary, _ in self._new:
+            with open(temporary, "rb" if os.name == "posix" else "r+b") as file:
+                os.fsync(file.fileno())
         for target in self._withdrawn:
             self._old.append((target, _kept(target)))
             target.unlink(missing_ok=True)
