@@ -10,6 +10,7 @@ from onnxgen.ops.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.index import SIGNED
 from onnxgen.ops.registry import op
+from onnxgen.propagate.node_facts import RANK
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -114,8 +115,11 @@ def col2im(
 ) -> ast.expr:
     """`F.fold` for two axes padded alike on both sides."""
     n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
-    if n is None:
-        raise b.error("the number of its spatial axes is unknown", "make image_shape or block_shape a constant")
+    if n is None or n > RANK:
+        raise b.error(
+            "the number of its spatial axes is unknown, or more than a tensor has",
+            "make image_shape or block_shape a constant",
+        )
     stride, dilation, pad = strides or [1] * n, dilations or [1] * n, pads or [0] * 2 * n
     if n == 2 and pad[:2] == pad[2:]:
         return b.call(
