@@ -88,6 +88,7 @@ class Lowering:
         self.roles: dict[str, str] = {}
         self.own = OwnCode()
         self.open = Open()
+        self._counts: dict[str, int] = {}  # how many values a hint has named: no search through all of them for each
         self._exprs: dict[ir.Value, ast.expr] = {}
         self._sources: dict[ir.Value, Source | None] = {}
         self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
@@ -96,10 +97,11 @@ class Lowering:
 
     def fresh(self, hint: str) -> str:
         """A new value id."""
-        name, n = hint, 1
+        name, n = hint, self._counts.get(hint, 1)
         while name in self.infos:
             n += 1
             name = f"{hint}%{n}"
+        self._counts[hint] = n
         self.infos[name] = Info()
         self.hints[name] = hint
         return name
