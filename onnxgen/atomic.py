@@ -139,6 +139,14 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
             files.clean()
 
 
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether both are there, and are one file; another process may replace either meanwhile."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
 def tidy(folder: Path) -> None:
     """Remove what a run that was killed left in a folder, where nothing is to be replaced, if nobody replaces now."""
     with suppress(OSError):  # another process does, or the folder is read-only

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from onnxgen.atomic import tidy
+from onnxgen.atomic import is_same_file, tidy
 from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import BUILD_LINE, CODE_LINE, DATA, Generated
@@ -171,7 +171,7 @@ class Output:
         if not self.options.embed:
             targets += sidecar_targets(generated.weights, generated.tensors, self.options.shard_size)
         for target in targets:
-            if any(target.exists() and source.exists() and target.samefile(source) for source in generated.reads):
+            if any(is_same_file(target, source) for source in generated.reads):
                 what = f"{target} is the ONNX model itself or holds its data"
                 raise OnnxgenError(Problem(f"cannot write there: {what}", help="name another output or --weights FILE"))
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import onnx
 import onnx_ir as ir
 
-from onnxgen.atomic import own_folder, replacing
+from onnxgen.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.places import tensors_of
 
@@ -44,7 +44,7 @@ def refuse_overwriting(out: Path, kept: Iterable[Path]) -> None:
         raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file with -o"))
     for target in (out, data_path(out)):
         for path in kept:
-            if target.exists() and path.exists() and target.samefile(path):
+            if is_same_file(target, path):
                 what = f"cannot write {target}: it is the original, or belongs to the module"
                 raise OnnxgenError(Problem(what, help="name another file with -o"))
 

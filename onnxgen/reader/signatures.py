@@ -21,6 +21,8 @@ DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.trai
 # Attributes that say an element type, of whichever operator.
 TYPES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
 
+_SINGLE = OpSchema.FormalParameterOption.Single
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -62,9 +64,12 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
         schema, newer = onnx.defs.get_schema(op_type, version, domain), False
     except SchemaError:
         schema, newer = onnx.defs.get_schema(op_type, domain), True
-    single = OpSchema.FormalParameterOption.Single
+    # What a later version made optional was left out before, too: roi and scales of Resize, which a converter drops.
+    latest = onnx.defs.get_schema(op_type, domain)
+    needed = [{i for i, formal in enumerate(s.inputs) if formal.option == _SINGLE} for s in (schema, latest)]
+    changed = len(latest.inputs) < len(schema.inputs)
     return Signature(
-        tuple(i for i, formal in enumerate(schema.inputs) if formal.option == single),
+        tuple(sorted(needed[0] if changed else needed[0] & needed[1])),
         schema.max_input,
         schema.min_output,
         schema.max_output,
@@ -75,6 +80,8 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
 
 def _problem(node: ir.Node, signature: Signature) -> str | None:
     inputs, count = node.inputs, len(node.inputs)
+    while count and inputs[count - 1] is None:
+        count -= 1  # left out by an empty name
     for place in signature.inputs:
         if place >= count or inputs[place] is None:
             return f"it lacks input {place}, which its operator cannot do without"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -34,8 +35,8 @@ def open_module(path: Path | str) -> ModuleType:
     name, number = path.stem, 1
     while not name.isidentifier() or name in sys.modules:  # the other's classes must stay where pickle finds them
         name, number = f"onnxgen_model_{number}", number + 1
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
+    if path.suffix != ".py" or spec is None or spec.loader is None:
         raise OnnxgenError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -51,6 +52,13 @@ def open_module(path: Path | str) -> ModuleType:
 
 
 _STAMP = "__onnxgen_stamp__"
+
+
+class _Fresh(SourceFileLoader):
+    """Compiles what is in the file: its byte code is told by size and whole seconds, within which it may change."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
