@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from torch import nn
 
 from onnxgen.training.finetune.blocks import blocks
 
@@ -25,8 +25,3 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     for path in blocks(model):
         fully_shard(model.get_submodule(path), mesh=mesh)
     fully_shard(model, mesh=mesh)
-
-
-def whole(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with the tensors put together again. All processes must call it."""
-    return {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in state.items()}
