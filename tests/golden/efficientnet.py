@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 64, 64]
 Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
-Code      b2db8a280cce0795
+Code      7f117c73c87d176f
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "b9115aa7ffaf5ad7e0155f1f8efeb692"
+FINGERPRINT = "d25c9669ffe6feb392f44270f7773e17"
 
 
 class SqueezeExcitation(nn.Module):
@@ -137,17 +137,13 @@ class EfficientNet(nn.Module):
     ) -> "EfficientNet":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls()
+            model = cls().to(torch.float32)
         state = load_weights(weights)
-        for key, built in model.state_dict().items():
-            wanted = torch.float32 if built.is_floating_point() else built.dtype
-            found = state[key].dtype if key in state else wanted
-            if found != wanted and not (
-                dtype and found.is_floating_point and wanted.is_floating_point
-            ):
-                raise ValueError(
-                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
-                )
+        for key, own in model.state_dict().items():
+            found = state.get(key, own)
+            floats = found.is_floating_point() and own.is_floating_point()
+            if found.dtype != own.dtype and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    frames  float32  [batch, 7, 9]
 Outputs   output  float32  [batch, 4]
 Weights   encoder.safetensors, 4,676 parameters
-Code      ad504ed85e9ae561
+Code      b658e9471d34fb11
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "162d20b9b30eb4fffb7978e8cc11469e"
+FINGERPRINT = "390d6e0db5ce7a3a4d64728833e0b7b3"
 
 
 class SelfAttention(nn.Module):
@@ -92,17 +92,13 @@ class Encoder(nn.Module):
     ) -> "Encoder":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls()
+            model = cls().to(torch.float32)
         state = load_weights(weights)
-        for key, built in model.state_dict().items():
-            wanted = torch.float32 if built.is_floating_point() else built.dtype
-            found = state[key].dtype if key in state else wanted
-            if found != wanted and not (
-                dtype and found.is_floating_point and wanted.is_floating_point
-            ):
-                raise ValueError(
-                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
-                )
+        for key, own in model.state_dict().items():
+            found = state.get(key, own)
+            floats = found.is_floating_point() and own.is_floating_point()
+            if found.dtype != own.dtype and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

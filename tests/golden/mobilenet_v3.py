@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 32, 32]
 Outputs   logits  float32  [batch, 10]
 Weights   mobilenet_v3.safetensors, 67,111 parameters
-Code      fc5e305610d6ec86
+Code      bfc9cb023b40f062
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "3edfab8d48b4f3ea908b5ee1e2c4a40c"
+FINGERPRINT = "2753c1132b3db0e904b9d4f8c131195e"
 
 
 class SqueezeExcitation(nn.Module):
@@ -151,17 +151,13 @@ class MobileNetV3(nn.Module):
     ) -> "MobileNetV3":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls()
+            model = cls().to(torch.float32)
         state = load_weights(weights)
-        for key, built in model.state_dict().items():
-            wanted = torch.float32 if built.is_floating_point() else built.dtype
-            found = state[key].dtype if key in state else wanted
-            if found != wanted and not (
-                dtype and found.is_floating_point and wanted.is_floating_point
-            ):
-                raise ValueError(
-                    f"{weights}: {key} is {found} and not {wanted} (dtype= converts floats)"
-                )
+        for key, own in model.state_dict().items():
+            found = state.get(key, own)
+            floats = found.is_floating_point() and own.is_floating_point()
+            if found.dtype != own.dtype and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 
