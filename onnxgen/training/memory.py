@@ -110,12 +110,15 @@ class Micro:
         self._pending, self._found = _Pending(batch, parts, shown, loss, state), [found]
         return shown
 
-    def backward(self, model: nn.Module, shown: Tensor, compute: Compute, scaled: bool = True) -> list[Any]:
+    def backward(
+        self, model: nn.Module, shown: Tensor, compute: Compute, *, scaled: bool = True, first: bool = False
+    ) -> list[Any]:
         """Add the gradients of the whole batch to the parameters'; returns what `compute` returned of each part.
 
         Args:
             shown: what became of the result of `forward`: divided by the number of accumulated batches, scaled.
             scaled: False where none of that was done, so that autograd need not be asked by how much.
+            first: of those of a step: the parameters have no gradients yet.
 
         Raises:
             OnnxgenError: a single sample is too much.
@@ -124,7 +127,7 @@ class Micro:
         assert pending is not None
         factor = torch.autograd.grad(shown, pending.shown)[0] if scaled else None
         # Gradients of earlier batches wait aside, since those of a failed attempt must go.
-        earlier = {p: p.grad for p in _parameters(model) if p.grad is not None}
+        earlier = {} if first else {p: p.grad for p in _parameters(model) if p.grad is not None}
         _forget(earlier)
         while not self._summed(pending, compute, factor):
             pending.loss = None

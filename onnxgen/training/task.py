@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch, Feeding
@@ -52,6 +53,20 @@ class Task(lightning.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    # Lightning looks up three hooks a batch, of which this module has none: a batch goes to the device, or is there.
+
+    def _on_before_batch_transfer(self, batch: Batch, dataloader_idx: int = 0) -> Batch:
+        return batch
+
+    def _apply_batch_transfer_handler(
+        self, batch: Batch, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Batch:
+        device = device or self.device
+        if all(column.device == device for column in batch.values()):
+            return batch
+        moved: Batch = move_data_to_device(batch, device)
+        return moved
+
     def configure_model(self) -> None:
         """Shard the parameters, where a strategy made a mesh of processes for it. Lightning may call this again."""
         if self.device_mesh is not None and not self._sharded:
@@ -94,8 +109,9 @@ class Task(lightning.LightningModule):
             super().backward(loss, *args, **kwargs)
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        scaled = scaler is not None or self.trainer.accumulate_grad_batches > 1 or self._weight != 1
-        for made in self.micro.backward(self.model, loss, self._share, scaled):
+        first = self.trainer.accumulate_grad_batches == 1  # and the last of its step
+        scaled = scaler is not None or not first or self._weight != 1
+        for made in self.micro.backward(self.model, loss, self._share, scaled=scaled, first=first):
             self._meters["train"].add(made)
 
     @property

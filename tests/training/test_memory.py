@@ -120,7 +120,8 @@ def test_gradients_of_earlier_batches_are_neither_lost_nor_counted_twice() -> No
     assert found == [[6], [6, 6, 6]] or found == [[6], [5, 5, 4, 4]]
 
 
-def test_dropout_and_running_statistics_start_over() -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_dropout_and_running_statistics_start_over(first: bool) -> None:
     """A failed attempt leaves no trace: what follows is as if the smaller parts had been asked for at once."""
     results = []
     for most in (10**6, 7):
@@ -135,7 +136,7 @@ def test_dropout_and_running_statistics_start_over() -> None:
 
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            micro.backward(net, micro.forward(net, {"x": X, "y": Y}, compute), compute)
+            micro.backward(net, micro.forward(net, {"x": X, "y": Y}, compute), compute, first=first)
         assert (most > 24) or "BatchNorm takes its statistics from the parts" in str(said[0].message)
         results.append([*(p.grad for p in net.parameters()), *copy.deepcopy(list(net.buffers())), torch.rand(1)])
     for a, b in zip(*results, strict=True):
