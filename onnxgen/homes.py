@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.trainable import ROOT, stored_values
 from onnxgen.reader.origin import Scope as Path
 from onnxgen.reader.origin import param_path, seen_from
@@ -32,7 +33,7 @@ class Homes:
         self._roots = {v.name for v in values if ROOT in v.meta}
         self.crowd: dict[Path, set[frozenset[ir.Value]]] = {}
         self._sets: dict[str, set[frozenset[ir.Value]]] = {}
-        for node in graph.all_nodes():
+        for node in all_nodes(graph):
             scope = tuple(node.meta.get("scope", ()))
             weights = frozenset() if node.op_type in PASSING else frozenset(_weights(node))
             for n in range(1, len(scope) + 1 if weights else 0):

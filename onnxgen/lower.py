@@ -20,6 +20,7 @@ from onnxgen.code.shown import makers, shown
 from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, failed
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, printable
+from onnxgen.nodes import all_nodes
 from onnxgen.ops import registry
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.bind import bind
@@ -205,7 +206,7 @@ class Lowering:
             return True
         names = shown_dims(output)
         if names and self._sizes is None:
-            values = {v for node in self.model.graph.all_nodes() for v in node.inputs if v is not None}
+            values = {v for node in all_nodes(self.model.graph) for v in node.inputs if v is not None}
             self._sizes = {name for v in (*values, *self.model.graph.outputs) for name in named_dims(v)}
         return bool(self._sizes and self._sizes.intersection(names))
 

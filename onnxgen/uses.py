@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Member
+from onnxgen.nodes import all_nodes
 from onnxgen.reader.sites import NODES, Nodes, Site, site
 from onnxgen.stored import VIEWS, stored
 
@@ -66,6 +67,6 @@ class _Finder:
     def _others(self) -> set[str]:
         """What other nodes of the rewritten graph compute."""
         if self._ends is None:
-            nodes = (node for node in self.model.graph.all_nodes() if node.op_type not in VIEWS)
+            nodes = (node for node in all_nodes(self.model.graph) if node.op_type not in VIEWS)
             self._ends = {o.name for node in nodes for o in node.outputs if o.name}
         return self._ends

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by
 from onnxgen.stored import stored
@@ -29,7 +30,7 @@ def place_silent(model: ir.Model, options: Options) -> None:
     What the scopes before and after it have in common, in general; but a skip connection is added where it began, and
     an activation at the end of a numbered block is the block's own.
     """
-    nodes = [node for node in model.graph.all_nodes() if node.op_type != "Constant"]
+    nodes = [node for node in all_nodes(model.graph) if node.op_type != "Constant"]
     if all("scope" in node.meta for node in nodes):
         return
     places = _Places(nodes)

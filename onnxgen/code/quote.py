@@ -10,6 +10,7 @@ import ast
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,31 +185,60 @@ def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
     )
 
 
+# Fields that hold text or numbers, and the one object that stands for reading a name: no nodes to look into.
+_PLAIN = {"ctx", "id", "attr", "arg", "kind", "is_async", "conversion"}
+
+
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Constant: ()}
+
+
+def _fields(tree: ast.AST) -> tuple[str, ...]:
+    """The fields of a node that hold nodes, or lists of them."""
+    found = _FIELDS.get(type(tree))
+    if found is None:
+        found = _FIELDS[type(tree)] = tuple(name for name in tree._fields if name not in _PLAIN)
+    return found
+
+
 def rewrite(tree: Any, change: Callable[[ast.AST], ast.expr | None]) -> Any:
-    """A copy of `tree` in which `change` replaced nodes (None: keep); the tree itself is never modified."""
+    """`tree` with nodes replaced by what `change` makes of them (None: keep). It is never modified itself: nodes above
+    a replaced one are copied, all others shared."""
     new = change(tree)
     if new is not None:
         return new
-    if not tree._fields:
-        return tree
-    copied = tree.__class__.__new__(tree.__class__)
-    for name in tree._fields:
+    copied = None
+    for name in _fields(tree):
         field = getattr(tree, name, None)
         if isinstance(field, ast.AST):
-            field = rewrite(field, change)
+            changed = rewrite(field, change)
+            if changed is field:
+                continue
         elif isinstance(field, list):
-            field = [rewrite(f, change) if isinstance(f, ast.AST) else f for f in field]
-        setattr(copied, name, field)
+            changed = [rewrite(f, change) if isinstance(f, ast.AST) else f for f in field]
+            if all(map(is_, changed, field)):
+                continue
+        else:
+            continue
+        if copied is None:
+            copied = _copy(tree)
+        setattr(copied, name, changed)
+    return tree if copied is None else copied
+
+
+def _copy(tree: ast.AST) -> ast.AST:
+    copied = tree.__class__.__new__(tree.__class__)
+    for name in tree._fields:
+        setattr(copied, name, getattr(tree, name, None))
     return copied
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of an expression, parents first, left to right."""
+    """Every node of an expression but what says that names are read (`ctx`), parents first, left to right."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
         yield node
-        for name in reversed(node._fields):
+        for name in reversed(_fields(node)):
             field = getattr(node, name, None)
             if isinstance(field, ast.AST):
                 stack.append(field)
@@ -230,7 +260,7 @@ def refs(tree: ast.AST) -> Sequence[str]:
 def depth(tree: ast.AST) -> int:
     """How deep calls and operators are nested in an expression (a name or a literal is 0)."""
     inner = 0
-    for name in tree._fields:
+    for name in _fields(tree):
         field = getattr(tree, name, None)
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):

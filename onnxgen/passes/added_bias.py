@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import flattened, input_at
@@ -19,7 +20,7 @@ from onnxgen.wayback import Source
 
 def added_bias(model: ir.Model, options: Options) -> None:
     """Give every convolution without a bias the one that is added to its result."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type in ("Conv", "ConvTranspose") and node.domain == "" and input_at(node, 2) is None:
             found = bias_of(node, channel=1)
             if found is not None:

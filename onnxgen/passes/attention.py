@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.attention_operands import (
     Operand,
@@ -67,7 +68,7 @@ class _Weights:
 def attention(model: ir.Model, options: Options) -> None:
     """Rewrite every product of a softmax over scores, where nothing else uses the probabilities."""
     opset = model.graph.opset_imports.get("", 1)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type in ("MatMul", "Einsum") and node.domain == "" and node.graph is not None:
             _rewrite(node, opset)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop
 from onnxgen.propagate.info import info
@@ -20,7 +21,7 @@ ELEMENTWISE = set(
 
 def broadcasts(model: ir.Model, options: Options) -> None:
     """Drop every Expand that changes nothing."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None or node.graph is None:
             continue
         output = node.outputs[0]

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.ops.bind import schema
 from onnxgen.ops.registry import find
 from onnxgen.options import Options
@@ -36,7 +37,7 @@ def expand(model: ir.Model, options: Options) -> None:
 
 def _expand_once(model: ir.Model) -> bool:
     """Replace the nodes that are there now; False if none can be."""
-    for number, node in enumerate(list(model.graph.all_nodes())):
+    for number, node in enumerate(all_nodes(model.graph)):
         version = node.version or model.opset_imports.get(node.domain, 1)
         operator = find(node.domain, node.op_type, version)
         if operator is not None and operator.takes(node):

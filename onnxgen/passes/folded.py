@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
 from onnxgen.passes.trainable import FLOATS, NORMS
@@ -79,7 +80,7 @@ def folded_layers(model: ir.Model) -> list[ir.Node]:
     - tf2onnx calls the weights `..._fused_bn`.
     """
     numbered = model.producer_name == "pytorch" and any(map(param_path, model.graph.initializers))
-    layers = [n for n in model.graph.all_nodes() if n.op_type in WEIGHTED and len(n.inputs) > 1]
+    layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
     return [n for n in layers if _from_norm(n) or _is_renamed(n) or (numbered and _is_numbered(n))]
 
 
@@ -121,7 +122,7 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     known = set(folded_layers(model))
     leads_on = set() if known else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.op_type in CONVOLUTIONS and node.domain == "" and node.inputs[1] is not None:
             groups.setdefault(node.inputs[1], []).append(node)
     kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}
@@ -258,7 +259,7 @@ class _Paths:
     """Module paths for the norms: what the exporter recorded, else after the convolution's."""
 
     def __init__(self, model: ir.Model) -> None:
-        nodes = list(model.graph.all_nodes())
+        nodes = all_nodes(model.graph)
         scopes = {tuple(node.meta.get("scope", ())) for node in nodes}
         names = [path[:-1] for path in map(param_path, model.graph.initializers) if path is not None]
         self.taken = {path[:n] for path in (*scopes, *names) for n in range(1, len(path) + 1)}

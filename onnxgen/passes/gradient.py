@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.propagate.bodies import TRAINING
 
@@ -109,7 +110,7 @@ def _made_by(value: ir.Value, leads: dict[ir.Node, bool]) -> bool:
 def _captured(node: ir.Node) -> list[ir.Value | None]:
     """What a node's subgraphs read."""
     graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    return [v for graph in graphs for inner in graph.all_nodes() for v in inner.inputs]
+    return [v for graph in graphs for inner in all_nodes(graph) for v in inner.inputs]
 
 
 def _named(node: ir.Node, name: str, graphs: list[ir.Graph]) -> ir.Value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by, other
 from onnxgen.passes.rewrite import only_user, replace
@@ -19,7 +20,7 @@ from onnxgen.stored import stored
 
 def group_norm(model: ir.Model, options: Options) -> None:
     """Rewrite every spelled-out GroupNorm."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "InstanceNormalization" and node.domain == "" and node.graph is not None:
             _rewrite(node)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.pattern import DOMAIN, Match, Pattern, present
 from onnxgen.passes.rewrite import replace
 from onnxgen.propagate.info import info
@@ -39,7 +40,7 @@ class Table:
         Producers come first, so that a spelling may be written with the operators that others become; or users, where
         one that is longer must not lose its beginning to a shorter one.
         """
-        nodes = list(model.graph.all_nodes())
+        nodes = all_nodes(model.graph)
         operators: set[str] = set().union(*map(present, nodes))  # most formulas need one that a graph has not at all
         for node in reversed(nodes) if users_first else nodes:
             if node.graph is None or node.domain != "" or info(node.outputs[0]).dtype not in FLOATS:

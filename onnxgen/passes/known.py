@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.trainable import KEPT
 from onnxgen.propagate.info import info, set_info, shown_dims
@@ -18,7 +19,7 @@ from onnxgen.propagate.info import info, set_info, shown_dims
 
 def known(model: ir.Model, options: Options) -> None:
     """Remove every node whose results are all known or unused, users before what they use."""
-    for node in reversed(list(model.graph.all_nodes())):
+    for node in reversed(all_nodes(model.graph)):
         if node.graph is None or not node.inputs or any(o.is_graph_output() or shown_dims(o) for o in node.outputs):
             continue
         used = [o for o in node.outputs if o.uses()]

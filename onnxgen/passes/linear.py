@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.propagate.info import info
@@ -36,7 +37,7 @@ def _is_float(value: ir.Value | None) -> bool:
 
 def linear(model: ir.Model, options: Options) -> None:
     """Rewrite every MatMul whose right operand is a stored matrix."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if (
             node.op_type == "MatMul"
             and node.domain == ""

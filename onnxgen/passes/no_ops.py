@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import drop, replace
@@ -35,7 +36,7 @@ NEUTRAL = {
 
 def no_ops(model: ir.Model, options: Options) -> None:
     """Drop every node that passes an input on unchanged."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         node = _plain(node)
         source = _passed_on(node) if node.domain == "" and len(node.outputs) == 1 else None
         output = node.outputs[0]

@@ -12,6 +12,7 @@ import math
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import made_by, scalar
 from onnxgen.passes.rewrite import drop, only_user
@@ -23,7 +24,7 @@ FILL = {"Conv": 0.0, "AveragePool": 0.0, "MaxPool": -math.inf}
 
 def paddings(model: ir.Model, options: Options) -> None:
     """Move the padding of every Pad that serves one layer alone into the layer."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         pad = made_by(node.inputs[0], "Pad") if node.inputs and node.domain == "" and node.op_type in FILL else None
         if pad is not None and only_user(pad.outputs[0]) is node and pad.inputs[0] is not None:
             pads = _sum(node, pad)

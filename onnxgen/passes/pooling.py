@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.idioms import FLOATS
 from onnxgen.passes.match import made_by, reduction
@@ -19,7 +20,7 @@ POOLS = ("GlobalAveragePool", "GlobalMaxPool")
 
 def pooling(model: ir.Model, options: Options) -> None:
     """Rewrite every such mean, and what drops the pooled axes: a Flatten to a person."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "ReduceMean" and node.domain == "" and info(node.outputs[0]).dtype in FLOATS:
             found = reduction(node.outputs[0], "ReduceMean")
             rank = None if found is None else info(found.x).rank

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.recurrent_stack import SWAP, Layer, layer_above, make_batch_first, merged
@@ -31,7 +32,7 @@ GATES = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN":
 def recurrent(model: ir.Model, options: Options) -> None:
     """Rewrite every node that a layer of torch computes, then merge the layers of one module."""
     layers: dict[ir.Value, Layer] = {}
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type in GATES and node.domain == "":
             layer = _layer(node)
             if layer is not None:

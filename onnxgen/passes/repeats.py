@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
@@ -22,7 +23,7 @@ from onnxgen.propagate.info import info
 def repeats(model: ir.Model, options: Options) -> None:
     """Rewrite every Reshape that ends such a chain."""
     weights = stored_views(model)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "Reshape" and node.domain == "" and node.graph is not None:
             _rewrite(node, weights)
 

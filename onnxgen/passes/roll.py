@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import Cut, cuts, taken
 from onnxgen.passes.linear import DOMAIN
@@ -24,7 +25,7 @@ FAR = 2**31 - 1
 def roll(model: ir.Model, options: Options) -> None:
     """Rewrite every such pair, the first one first: the next one may roll its result."""
     weights = stored_views(model)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "Concat" and node.domain == "" and len(node.inputs) == 2 and node.graph is not None:
             if node.outputs[0] not in weights:
                 _rewrite(node)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts, taken
 from onnxgen.passes.linear import DOMAIN
@@ -21,7 +22,7 @@ from onnxgen.propagate.info import info
 
 def rotary(model: ir.Model, options: Options) -> None:
     """Rewrite every turned half."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "Concat" and node.domain == "" and node.graph is not None and len(node.inputs) == 2:
             _rewrite(node)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, insert, replace_uses
@@ -16,7 +17,7 @@ from onnxgen.propagate.info import Info, info, set_info
 
 def sequences(model: ir.Model, options: Options) -> None:
     """Rewrite every such list of a static number of parts; its items keep their names."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "SplitToSequence" and node.domain == "" and node.graph is not None:
             sizes = _sizes(node)
             items = None if sizes is None else _items(node, len(sizes))

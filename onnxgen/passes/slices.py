@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts
 from onnxgen.passes.match import made_by
@@ -16,7 +17,7 @@ from onnxgen.passes.steps import known_ints
 
 def slices(model: ir.Model, options: Options) -> None:
     """Merge every Slice into the one that its input comes from, where that serves it alone."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         inner = made_by(node.inputs[0], "Slice") if node.op_type == "Slice" and node.domain == "" else None
         if inner is None or only_user(inner.outputs[0]) is not node or inner.graph is not node.graph:
             continue

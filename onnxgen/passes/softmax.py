@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.match import made_by
@@ -67,7 +68,7 @@ TABLE = Table(
 def softmax(model: ir.Model, options: Options) -> None:
     """Rewrite every such spelling, and the softmax of a transposed tensor that is transposed back."""
     TABLE.rewrite(model)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type in ("Softmax", "LogSoftmax") and node.domain == "" and node.graph is not None:
             _untranspose(node)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import made_by
@@ -18,7 +19,7 @@ from onnxgen.propagate.info import info
 def stack(model: ir.Model, options: Options) -> None:
     """Rewrite every Concat of several tensors that were given the axis along which they are joined."""
     weights = stored_views(model)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type == "Concat" and node.domain == "" and len(node.inputs) > 1 and node.graph is not None:
             if node.outputs[0] not in weights:
                 _rewrite(node)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import Problem, Problems
 from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside
@@ -40,7 +41,7 @@ def text(model: ir.Model, options: Options) -> None:
         OnnxgenError: with every other one that is not known to take text.
     """
     problems = Problems()
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         texts = [value for value in node.inputs if value is not None and _is_text(value)]
         if not texts or node.domain not in ("", "ai.onnx") or node.op_type in NATIVE:
             continue

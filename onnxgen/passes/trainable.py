@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.gradients import NOWHERE
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.plugins.domains import is_foreign
 from onnxgen.propagate.infer import STANDARD
@@ -112,7 +113,7 @@ def _note_kept(graph: ir.Graph) -> None:
         named = param_path(value.name or "") is not None or ROOT in value.meta
         if named and value.metadata_props.get(PERSISTENT) != "False":
             value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         if _op(node) in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
             for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
                 output.meta[KEPT] = True

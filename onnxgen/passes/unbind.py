@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts
 from onnxgen.passes.linear import DOMAIN
@@ -31,7 +32,7 @@ def unbind(model: ir.Model, options: Options) -> None:
         for value in values:
             if len(value.uses()) > 1 and value not in weights and info(value).data is None:
                 _take_apart(value)
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         is_split = node.op_type == "Split" and node.domain == "" and node.graph is not None
         if is_split and node.inputs[0] not in weights:
             _unbind_split(node)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
@@ -42,7 +43,7 @@ _Axes = list[list[_Factor]]
 def views(model: ir.Model, options: Options) -> None:
     """Rewrite every chain that ends here (the last first: its producers may go with it)."""
     weights = stored_views(model)
-    for node in reversed(list(model.graph.all_nodes())):
+    for node in reversed(all_nodes(model.graph)):
         if node.graph is not None and _is_view(node):
             following = only_user(node.outputs[0])
             if following is None or not _continues(following, node):

@@ -11,6 +11,7 @@ from onnx_ir import external_data
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import named
 from onnxgen.options import Options
 from onnxgen.reader.check import check
@@ -86,7 +87,7 @@ def _deserialize(proto: onnx.ModelProto) -> ir.Model:
 
 def _data_files(graph: ir.Graph) -> set[Path]:
     """The files that external tensors lie in."""
-    attributes = (a for node in graph.all_nodes() for a in node.attributes.values())
+    attributes = (a for node in all_nodes(graph) for a in node.attributes.values())
     tensors = [value.const_value for g in (graph, *graph.subgraphs()) for value in g.initializers.values()]
     # not `as_tensor`: checking the protocol takes longer than all the rest
     tensors += [a.value for a in attributes if a.type == ir.AttributeType.TENSOR and not a.is_ref()]

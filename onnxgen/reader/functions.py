@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.limits import Limits
 from onnxgen.names import Namer, printable
+from onnxgen.nodes import all_nodes
 from onnxgen.reader.sites import note_body
 
 Key = tuple[str, str, str]  # domain, name, overload
@@ -84,7 +85,7 @@ def inline(model: ir.Model) -> None:
     for function in model.functions.values():
         for domain, version in function.opset_imports.items():
             if model.opset_imports.setdefault(domain, version) != version:
-                for node in function.all_nodes():
+                for node in all_nodes(function):
                     if node.domain == domain:
                         node.version = version
     inliner = _Inliner(model)
@@ -97,7 +98,7 @@ def inline(model: ir.Model) -> None:
 class _Inliner:
     def __init__(self, model: ir.Model) -> None:
         self.functions = model.functions
-        nodes = list(model.graph.all_nodes())
+        nodes = all_nodes(model.graph)
         values = {v.name for n in nodes for v in (*n.inputs, *n.outputs) if v is not None and v.name}
         self.values = Namer(values | {v.name for v in model.graph.inputs if v.name} | set(model.graph.initializers))
         self.nodes = Namer(n.name for n in nodes if n.name)
@@ -207,10 +208,10 @@ def _there(values: Values, value: ir.Value) -> ir.Value:
 def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph().all_nodes()
+            yield from all_nodes(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
             for graph in attribute.as_graphs():
-                yield from graph.all_nodes()
+                yield from all_nodes(graph)
 
 
 def _error(call: ir.Node, what: str) -> OnnxgenError:

@@ -23,6 +23,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.reader.callnames import one_module
 from onnxgen.reader.conventions import layer_of, regrouped
 from onnxgen.stored import folded_from
@@ -82,7 +83,7 @@ def note_origin(model: ir.Model) -> None:
 
     docs/ARCHITECTURE.md has what they mean.
     """
-    nodes = list(model.graph.all_nodes())
+    nodes = all_nodes(model.graph)
     classes: dict[Scope, str] = {}
     recorded: dict[ir.Node, Scope | None] = {}
     params = {node: _params(node) for node in nodes}

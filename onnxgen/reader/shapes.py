@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import Problem, Problems
 from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -70,7 +71,7 @@ def _size(dim: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | None:
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Every value of a graph and its inner graphs that may declare a shape."""
     yield from graph.inputs
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         yield from node.outputs
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():

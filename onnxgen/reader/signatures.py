@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx.defs import OpSchema, SchemaError
 
 from onnxgen.errors import Problem, Problems
+from onnxgen.nodes import all_nodes
 from onnxgen.reader.tensors import label
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
@@ -43,7 +44,7 @@ def check_signatures(model: ir.Model) -> None:
         OnnxgenError: with every node that lacks something, or has too much.
     """
     problems = Problems()
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         version = node.version or model.opset_imports.get(node.domain, 1)
         problem = None if node.outputs else "it has no outputs"
         if node.domain in DOMAINS:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
+
 Site = tuple[str, int]  # an output of a node in the file, and the number of the node's input
 Nodes = dict[str, tuple[tuple[Site, str], ...]]
 NODES = "nodes"  # in `model.meta`: by each output's name, the sites and names of its node's inputs
@@ -22,7 +24,7 @@ def site(node: ir.Node, index: int) -> Site:
 def note_nodes(model: ir.Model) -> None:
     """Note how the nodes hang together, in `model.meta`."""
     noted: Nodes = {}
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
         noted |= {o.name: inputs for o in node.outputs if o.name}
     model.meta[NODES] = noted
@@ -38,7 +40,7 @@ def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir
         made = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
         if made is not None:
             made.meta[CALLED] = {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal}
-    stored = [o for node in function.all_nodes() if node.op_type == "Constant" for o in node.outputs]
+    stored = [o for node in all_nodes(function) if node.op_type == "Constant" for o in node.outputs]
     stored += [value for graph in function.subgraphs() for value in graph.initializers.values()]
     for value in stored:
         new = values.get(value)

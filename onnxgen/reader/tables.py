@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
+
 ML = "ai.onnx.ml"
 NAMES = "tables"  # in `node.meta`
 _WEIGHTS = ("base_values", "base_values_as_tensor")
@@ -34,7 +36,7 @@ def table_name(attribute: str, outputs: Sequence[str]) -> str:
 
 def store_tables(model: ir.Model) -> None:
     """Make initializers of these attributes, wherever in the model their node is."""
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.domain != ML or not isinstance(node.graph, ir.Graph):
             continue
         if "one_class" in node.attributes and node.attributes["one_class"].value:

@@ -36,8 +36,9 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
             raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
         if missing:
             for caller in callers[id(scope)]:
-                assert isinstance(caller.value, ast.Call)
-                caller.value.args.extend(missing)
+                made = caller.value
+                assert isinstance(made, ast.Call)
+                caller.value = ast.Call(made.func, [*made.args, *missing], made.keywords)
     for scope in order:
         unpack_shapes(scope, module)
         collect_runs(scope, module)

@@ -13,6 +13,7 @@ import pkgutil
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.nchwc import set_block
@@ -53,13 +54,13 @@ def bodies() -> set[tuple[str, str]]:
 def contrib(model: ir.Model, options: Options) -> None:
     """Write out every such node; one that can't be stays, and `lower` says why it was refused."""
     known = bodies()
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.domain in FOREIGN:
             node.meta[REFUSED] = FOREIGN[node.domain]
         elif node.domain == MICROSOFT and node.op_type in REFUSALS:
             node.meta[REFUSED] = REFUSALS[node.op_type]
     for _ in range(DEPTH):  # what one node makes may be what another must know
-        nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known and _is_ours(n, model)]
+        nodes = [n for n in all_nodes(model.graph) if (n.domain, n.op_type) in known and _is_ours(n, model)]
         if not nodes:
             return
         propagate(model.graph, options)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.info import info
@@ -28,7 +29,7 @@ UNKNOWN = (
 
 def set_block(graph: ir.Graph, given: int | None) -> None:
     """Note at each node how many channels are a block, where that is known or `given`."""
-    nodes = [n for n in graph.all_nodes() if n.domain == NCHWC]
+    nodes = [n for n in all_nodes(graph) if n.domain == NCHWC]
     left = [block for block in BLOCKS if all(_fits(node, block) for node in nodes)]
     found = given if given is not None else left[0] if len(left) == 1 else None
     for node in nodes:

@@ -19,6 +19,7 @@ from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
 from onnxgen.errors import Problem, Problems
 from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.layers import table
@@ -42,7 +43,7 @@ def quantized(model: ir.Model, options: Options) -> None:
         return
     _write_layers(model, options)
     propagate(model.graph, options)
-    roundings = [n for n in model.graph.all_nodes() if n.op_type in ROUNDING and n.domain == ""]
+    roundings = [n for n in all_nodes(model.graph) if n.op_type in ROUNDING and n.domain == ""]
     outputs = float_outputs(model)
     quantised_inputs = [n for n in roundings if n.inputs[0] in set(model.graph.inputs)]
     inputs = {n.inputs[0].name or "": r for n in quantised_inputs if n.inputs[0] is not None and (r := limits(n))}
@@ -57,13 +58,13 @@ def quantized(model: ir.Model, options: Options) -> None:
     _drop_unused(model)
     bits = _bits(roundings)
     model.meta[APPROXIMATION] = Approximation(options.quantized, len(roundings), bits, outputs, inputs, ranges)
-    left = [n for n in model.graph.all_nodes() if n.op_type in INTEGER]
+    left = [n for n in all_nodes(model.graph) if n.op_type in INTEGER]
     model.meta[NOTES] = notes + ([_left(left)] if left else [])
 
 
 def _write_layers(model: ir.Model, options: Options) -> None:
     known, problems = table(), Problems()
-    nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in known]
+    nodes = [n for n in all_nodes(model.graph) if (n.domain, n.op_type) in known]
     if nodes:
         propagate(model.graph, options)
     for node in nodes:
@@ -89,7 +90,7 @@ def _problem(node: ir.Node, what: str, help: str) -> Problem:
 
 def _drop_unused(model: ir.Model) -> None:
     """Remove what only served integers."""
-    for node in reversed(list(model.graph.all_nodes())):
+    for node in reversed(all_nodes(model.graph)):
         if node.op_type != "Constant" and not any(o.uses() or o.is_graph_output() for o in node.outputs):
             if node.graph is not None and node.outputs:
                 node.graph.remove(node, safe=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import input_at, insert
 from onnxgen.propagate.info import info
@@ -68,7 +69,7 @@ def _quantised_by(value: ir.Value) -> ir.Node | None:
 
 def dequantise_first(model: ir.Model) -> None:
     """Move every DequantizeLinear of one scale as far up as it goes."""
-    pending = [n for n in model.graph.all_nodes() if n.op_type == "DequantizeLinear" and n.domain == ""]
+    pending = [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]
     moved: dict[tuple[ir.Node, ir.Value, ir.Value | None], ir.Node] = {}
     while pending:
         node = pending.pop()

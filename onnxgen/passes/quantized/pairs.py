@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
 from onnxgen.passes.quantized.scales import Scaled
@@ -24,7 +25,7 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
     """Rewrite every DequantizeLinear of what a QuantizeLinear made; what a person should know of it."""
     made: dict[ir.Node, ir.Value] = {}
     rectified = 0
-    for node in [n for n in model.graph.all_nodes() if n.op_type == "DequantizeLinear" and n.domain == ""]:
+    for node in [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]:
         quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
         if quantise is None or quantise.op_type not in ROUNDS or quantise.domain != "":
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.quantized.scales import elements, same
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import input_at, insert
@@ -21,7 +22,7 @@ FLOAT_OF = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 def products(model: ir.Model) -> None:
     """Rewrite every product of integers whose scales are found."""
-    for node in list(model.graph.all_nodes()):
+    for node in all_nodes(model.graph):
         if node.op_type in FLOAT_OF and node.domain == "" and len(node.outputs[0].uses()) == 1:
             _rewrite(node)
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
+from onnxgen.nodes import all_nodes
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.scales import Scaled, factors
@@ -27,7 +28,7 @@ def weights(model: ir.Model, mode: str) -> None:
     names = _Names(model)
     made: dict[Dequantised, ir.Value] = {}
     faked: dict[tuple[Dequantised, object], ir.Value] = {}
-    found = [(node, how) for node in model.graph.all_nodes() if (how := _how(node)) is not None]
+    found = [(node, how) for node in all_nodes(model.graph) if (how := _how(node)) is not None]
     for node, how in found:  # all are found before the first is made, which may take the name of its integers
         if how not in made:
             made[how] = _initializer(model, node, how, names)
@@ -42,7 +43,7 @@ def weights(model: ir.Model, mode: str) -> None:
 
 def note_products(model: ir.Model) -> None:
     """Note of each bias of integers the scales of input and weight, whose product its own is."""
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         operands = [v.producer() if v is not None else None for v in node.inputs[:3]]
         if node.op_type not in BIASED or len(operands) < 3 or any(p is None for p in operands):
             continue
@@ -123,7 +124,7 @@ class _Names:
 
     def __init__(self, model: ir.Model) -> None:
         self.taken = {v.name for g in model.graphs() for v in (*g.inputs, *g.initializers.values())}
-        self.taken |= {o.name for node in model.graph.all_nodes() for o in node.outputs}
+        self.taken |= {o.name for node in all_nodes(model.graph) for o in node.outputs}
 
     def take_over(self, stored: str, integers: ir.Value, floats: ir.Value) -> str:
         """What a tensor was called before it was quantised, as far as the names of its integers and floats tell.
