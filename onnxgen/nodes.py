@@ -15,11 +15,10 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
     for node in graph:
         found.append(node)
         for attribute in node.attributes.data.values():
-            if attribute.is_ref():
-                continue
-            if attribute.type == ir.AttributeType.GRAPH:
+            kind = attribute.type
+            if kind is ir.AttributeType.GRAPH and not attribute.is_ref():
                 found += all_nodes(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
+            elif kind is ir.AttributeType.GRAPHS and not attribute.is_ref():
                 for inner in attribute.as_graphs():
                     found += all_nodes(inner)
     return found
