@@ -74,8 +74,10 @@ class Places:
             return False
         if member.kind != "module":
             return path not in self.inner
-        taken = {(*path, name) for name in LAYER_ATTRIBUTES} if path in self.inner else set()
-        return not taken & (self.tensors | self.inner)
+        if path not in self.inner:
+            return True
+        own = ((*path, name) for name in LAYER_ATTRIBUTES)
+        return not any(p in self.tensors or p in self.inner for p in own)
 
     def clear(self, path: Path) -> Path:
         """A path of modules like this one, none of which is a tensor."""
