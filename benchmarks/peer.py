@@ -63,6 +63,11 @@ def original() -> Any:
 
 
 def onnxgen() -> Any:
+    run(sys.executable, "-m", "onnxgen", str(FILE), "-o", str(SCRATCH / "net.py"))
+    return imported(SCRATCH / "net.py").Model.from_pretrained()
+
+
+def onnxgen_load() -> Any:
     from onnxgen import load
 
     return load(FILE)
@@ -97,12 +102,16 @@ def pnnx() -> Any:
     kinds = {torch.float32: "f32", torch.int64: "i64"}
     shapes = ",".join(f"[{','.join(map(str, x.shape))}]{kinds[x.dtype]}" for x in inputs)
     (SCRATCH / "net.onnx").symlink_to(FILE)
-    command = [str(Path(sys.executable).with_name("pnnx")), "net.onnx", f"inputshape={shapes}"]
+    run(str(Path(sys.executable).with_name("pnnx")), "net.onnx", f"inputshape={shapes}")
+    return imported(SCRATCH / "net_pnnx.py").Model()
+
+
+def run(*command: str) -> None:
+    """Run a command to its end; what memory it takes counts."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=SCRATCH) as child:
         while child.poll() is None:
             HIGHEST.append(highest(child.pid))
             time.sleep(0.002)
-    return imported(SCRATCH / "net_pnnx.py").Model()
 
 
 def highest(pid: int | str) -> float:
@@ -139,7 +148,7 @@ def timed(call: Any) -> float:
 def main() -> None:
     os.dup2(2, 1)
     try:
-        makers = {"onnxgen, generated": onnxgen_generated, "onnx-pytorch": onnx_pytorch}
+        makers = {"onnxgen.load": onnxgen_load, "onnxgen, generated": onnxgen_generated, "onnx-pytorch": onnx_pytorch}
         model = (makers.get(TOOL) or globals()[TOOL])().eval()
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.detach().reshape(-1)[::512].sum()

@@ -7,7 +7,8 @@ its CPU seconds (user and system, with the processes that it starts) and its pea
 included; medians, and medians of the rounds' ratios. "forward" and "backward" (forward, then backward) are CPU
 milliseconds of one thread, in eval mode. All tools stand ready at once, each in a process of its own, and take turns,
 ten times as often; the quickest call counts, since what else a machine does only adds. Outputs are compared with the
-original's. "onnxgen" is `onnxgen.load(FILE)`, "onnxgen, generated" the module that the command has written.
+original's. "onnxgen" is the command and the module that it writes, "onnxgen.load" is `onnxgen.load(FILE)`, "onnxgen,
+generated" the module alone, written before.
 
 The peers get environments of their own in --cache, made on the first run, which see this one's torch. `--write` renews
 PEERS.md.
@@ -65,6 +66,7 @@ class Tool:
 TOOLS = {
     "original": Tool(),
     "onnxgen": Tool(),
+    "onnxgen.load": Tool(),
     "onnxgen, generated": Tool(),
     "onnx2torch": Tool(("onnx2torch==1.5.15", VISION)),
     "onnx2pytorch": Tool(("onnx2pytorch==0.6.0", VISION)),
