@@ -130,6 +130,25 @@ class _Roles:
         if name and self.roles.get(name, "x") == "x":
             self.roles[name] = role
 
+    def _give_back(self, name: str, role: str) -> None:
+        """Give a role to a value, and to what it is a view or a multiple of.
+
+        A cached key is used for more than scores. It stops at what may be anything: a part of a value, a layer's
+        result, a sum, or the network's input.
+        """
+        for _ in range(STEPS):
+            self._give(name, role)
+            made = self.made.get(name)
+            if made is None or any(isinstance(n, ast.Subscript) for n in walk(made.value)):
+                return
+            base = seen_through(made.value)
+            if isinstance(base, ast.BinOp) and isinstance(base.right, ast.Constant):
+                base = seen_through(base.left)
+            name = self._id(base)
+            made = self.made.get(name)
+            if made is None or len(made.targets) > 1 or _has_layer(made) or _is_sum(made.value):
+                return
+
     # ---- what makes a value, and what it is used for
 
     def _made(self, statement: Assign) -> None:
@@ -154,7 +173,7 @@ class _Roles:
         name, operands = called(node)
         if name == "scaled_dot_product_attention":
             for operand, role in zip(operands, "qkv"):
-                self._give(self._base(operand), role)
+                self._give_back(self._base(operand), role)
             for keyword in node.keywords if isinstance(node, ast.Call) else ():
                 if keyword.arg == "attn_mask":
                     self._give(self._base(keyword.value), "mask")
@@ -165,7 +184,7 @@ class _Roles:
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             made = self.made.get(self._base(node.left))
             if made is not None and called(seen_through(made.value))[0] == "softmax" and self._of_scores(made):
-                self._give(self._base(node.right), "v")
+                self._give_back(self._base(node.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
             member = node.func.member
             if ast.unparse(member.build).startswith("nn.Embedding") and "pos" in member.path[-1].lower():
@@ -184,14 +203,14 @@ class _Roles:
             self._give(value, "scores")
         for node in walk(self.made[chain[-1]].value):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-                self._give(self._base(node.left), "q")
-                self._give(self._base(node.right), "k")
+                self._give_back(self._base(node.left), "q")
+                self._give_back(self._base(node.right), "k")
                 break
         for value in chain:
             tree = self.made[value].value
-            if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+            if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub, ast.Mult)):
                 for side in (self._base(tree.left), self._base(tree.right)):
-                    if side and side not in chain:
+                    if side and side not in chain and (self.infos.get(side, Info()).rank or 0) > 1:
                         self._give(side, "bias" if self._is_trained(side) else "mask")
 
     def _product(self, name: str, steps: int) -> list[str]:
@@ -321,6 +340,10 @@ class _Roles:
 def _has_layer(statement: Assign) -> bool:
     """Whether a layer or a parameter takes part in what a statement computes."""
     return any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(statement.value))
+
+
+def _is_sum(tree: ast.AST) -> bool:
+    return isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub))
 
 
 def _flattened(block: list[Statement]) -> Iterator[Statement]:

@@ -265,6 +265,20 @@ def test_what_is_left(name: str) -> None:
     assert "scaled_dot_product" not in run(LEFT[name], "legacy-17", MASK)
 
 
+def test_a_cached_key_and_a_penalty_are_called_what_they_are() -> None:
+    """As GPT-2 was written first: keys are handed on, too, and what may not be seen loses 10,000."""
+
+    def attend(m: Any, q: Tensor, k: Tensor, v: Tensor, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = torch.cat([past, k], 2), torch.cat([past + 1, v], 2)
+        s = q @ (k.transpose(2, 3) / 2.5)
+        s = s * x[..., :1] - (1.0 - x[..., :1]) * 1e4
+        return s.softmax(-1) @ v, torch.stack([k, v])
+
+    text = run(attend, "legacy-17", MASK, torch.randn(2, 2, 3, 4))
+    for said in ("k = torch.cat([", "v = torch.cat([", "mask = i1[", "torch.stack([k, v])", "* mask - (1.0 - mask)"):
+        assert said in text, (said, text)
+
+
 @pytest.mark.parametrize(
     "attend",
     [
