@@ -29,7 +29,7 @@ COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradi
 HEAD = """\
 # Operators
 
-Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists the same operators.
+Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists those that have a function of their own.
 
 - **from opset**: from the first number on onnxgen's function has the operator's meaning, and at a further one the
   meaning changed and another function begins. "by its body": onnxgen has no function of its own, and puts the nodes by

@@ -198,11 +198,10 @@ def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> t
 
 
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
-    """The one dtype that all floating-point entries of the state dict have; "" if there are several, or complex."""
+    """The one dtype that all floating-point entries of the state dict have; "" if there are several."""
     found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
     floats = {dtype for dtype in found if dtype.is_floating_point()} or {ir.DataType.FLOAT}
-    complexes = found & {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}  # Module.to(torch.float32) would halve them
-    return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 and not complexes else ""
+    return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
 def _nbytes(tensor: Source | NDArray[Any]) -> int:

@@ -65,7 +65,7 @@ def write_pair(
     if out in targets:
         raise OnnxgenError(f"module and weights would both be written to {out}")
     if not force:
-        _refuse_foreign(targets)
+        _refuse_foreign(targets, broken=out.is_file())
     with _clear_errors(out), replacing(path.parent for path in (out, *targets)) as replacements:
         for planned in files:
             with replacements.file(planned.path) as file:
@@ -260,11 +260,12 @@ def _ours(path: Path, broken: bool) -> bool:
         return broken and path.suffix in (".safetensors", ".json")
 
 
-def _refuse_foreign(targets: Iterable[Path]) -> None:
+def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
+    """`broken`: what can't be read as weights was ours once, since the module is there that it belongs to."""
     for target in targets:
-        if target.is_file() and not _ours(target, broken=True):
+        if target.is_file() and not _ours(target, broken):
             way_out = "keep it elsewhere, write the weights to another --weights FILE, or use --force"
-            raise OnnxgenError(Problem(f"{target} holds weights that onnxgen did not write", help=way_out))
+            raise OnnxgenError(Problem(f"{target} is there, and onnxgen did not write it", help=way_out))
 
 
 def _stale(path: Path, targets: list[Path]) -> list[Path]:

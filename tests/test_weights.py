@@ -272,6 +272,16 @@ def test_files_of_others_are_neither_replaced_nor_removed(tmp_path: Path) -> Non
     assert loads(tmp_path) == "3"
 
 
+@pytest.mark.parametrize("theirs", [b"", b"my notes", b"\x80\x02 a pickle", bytes(range(256)) * 999])
+def test_what_is_no_weights_at_all_is_kept_where_no_module_says_that_it_is_ours(tmp_path: Path, theirs: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(theirs)
+    with pytest.raises(OnnxgenError, match="did not write it.*--force"):
+        write(tmp_path, 1)
+    assert content(tmp_path) == {"model.safetensors": theirs}
+    write(tmp_path, 1, force=True)
+    assert loads(tmp_path) == "1"
+
+
 def test_fresh_or_not(tmp_path: Path) -> None:
     path, tensors, metadata = tmp_path / "model.safetensors", weight(1), {"fingerprint": "1"}
     assert not same_content(path, tensors, metadata)

@@ -26,6 +26,7 @@ def export(
     weights: Path | str | nn.Module | None = None,
     out: Path | str | None = None,
     *,
+    force: bool = False,
     verify: bool = True,
     runs: int = 3,
     seed: int = 0,
@@ -43,6 +44,7 @@ def export(
             the module's own sidecar.
         out: the file to write; default: `<onnx>-tuned.onnx` beside the module. Large tensors that the original has in
             files beside it go to `<out>.data`.
+        force: write over whatever is at `out`, which else may be an earlier export only (the same inputs and outputs).
         verify: compare the new file with the module before it is put in place; runs, seed, rtol and atol are those of
             `onnxgen.verify`.
         plugins: modules that say what operators of the file compute, where no oracle knows (see `onnxgen.op`).
@@ -52,8 +54,8 @@ def export(
 
     Raises:
         DiffersError: the new file does not compute what the module does; nothing was written.
-        OnnxgenError: a file can't be read or written, the weights do not fit the module, PyTorch or onnxruntime is
-            missing, or the changed module can't be exported.
+        OnnxgenError: a file can't be read or written or is in the way, the weights do not fit the module, PyTorch or
+            onnxruntime is missing, or the changed module can't be exported.
     """
     from onnxgen.load import need_torch
 
@@ -62,8 +64,8 @@ def export(
 
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
-    road = Road(Path(module), None if onnx is None else Path(onnx), trained, None if out is None else Path(out))
-    return road.run(wanted)
+    original, target = (None if path is None else Path(path) for path in (onnx, out))
+    return Road(Path(module), original, trained, target, force).run(wanted)
 
 
 callable_module(__name__, export)

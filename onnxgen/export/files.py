@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
@@ -38,8 +39,14 @@ def original_files(path: Path) -> set[Path]:
     return found
 
 
-def refuse_overwriting(out: Path, kept: Iterable[Path]) -> None:
-    """Raise `OnnxgenError` if the new file or its data would be written over one of the files to keep."""
+def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: bool) -> None:
+    """See that nothing is lost which the new file, or its data, would be written over.
+
+    What is there already may be an earlier export: a model whose inputs and outputs have the original's names.
+
+    Raises:
+        OnnxgenError: one of the files to keep, or, without `force`, anything else is there.
+    """
     if not out.name or out.is_dir():
         raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file with -o"))
     for target in (out, data_path(out)):
@@ -47,6 +54,21 @@ def refuse_overwriting(out: Path, kept: Iterable[Path]) -> None:
             if is_same_file(target, path):
                 what = f"cannot write {target}: it is the original, or belongs to the module"
                 raise OnnxgenError(Problem(what, help="name another file with -o"))
+    there = next((path for path in (out, data_path(out)) if path.exists()), None)
+    if force or there is None or (_ends(out) is not None and _ends(out) == _ends(original)):
+        return
+    what = f"cannot write {out}: {'it' if there == out else there} is there, and is no earlier export of this model"
+    raise OnnxgenError(Problem(what, help="name another file with -o, or use --force"))
+
+
+def _ends(path: Path) -> tuple[list[str], list[str]] | None:
+    """The names of a model's inputs and outputs; None for what is no ONNX file."""
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError):
+        return None
+    stored = {tensor.name for tensor in graph.initializer}
+    return [v.name for v in graph.input if v.name not in stored], [v.name for v in graph.output]
 
 
 @contextmanager

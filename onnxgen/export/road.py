@@ -53,8 +53,10 @@ class Verification:
 class Road:
     """From a trained module to an ONNX file (see `export` for the arguments and what is raised)."""
 
-    def __init__(self, module: Path, onnx: Path | None, weights: Path | nn.Module | None, out: Path | None) -> None:
-        self.module, self.onnx, self.weights, self.out = module, onnx, weights, out
+    def __init__(
+        self, module: Path, onnx: Path | None, weights: Path | nn.Module | None, out: Path | None, force: bool
+    ) -> None:
+        self.module, self.onnx, self.weights, self.out, self.force = module, onnx, weights, out, force
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
@@ -63,7 +65,8 @@ class Road:
         with imported(self.module) as file:
             origin = origin_of(self.module, vars(file), self.onnx)
             out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")
-            files.refuse_overwriting(out, files.original_files(origin.onnx) | origin.files | self._own())
+            kept = files.original_files(origin.onnx) | origin.files | self._own()
+            files.refuse_overwriting(out, origin.onnx, kept, self.force)
             network, state = self._trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as made:

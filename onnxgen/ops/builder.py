@@ -11,12 +11,14 @@ A function returns the expression of its output; a list of expressions (None whe
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.errors import OnnxgenError, Problem
@@ -29,6 +31,22 @@ from onnxgen.wayback import Source
 if TYPE_CHECKING:
     from onnxgen.lower import Lowering
     from onnxgen.plugins.loading import Plugin
+
+
+# What a plugin's text may name besides the values that it is given: what every generated file knows.
+KNOWN = frozenset("""
+    torch nn F Tensor np math re json Path self
+    abs all any bool complex dict enumerate float int isinstance len list map max min range reversed round set slice
+    sorted str sum tuple zip
+    """.split())
+
+
+def names_in(template: str) -> tuple[set[str], set[str]]:
+    """The names that an expression's text reads, and those that it binds itself (lambdas, comprehensions)."""
+    nodes = list(ast.walk(ast.parse(template, mode="eval")))
+    names = [n for n in nodes if isinstance(n, ast.Name)]
+    bound = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)}, bound
 
 
 class Unpack:
@@ -59,7 +77,23 @@ class Builder:
 
     def __call__(self, template: str, **values: Any) -> ast.expr:
         """The expression that `template` spells; names that are in `values` stand for those values."""
+        if self.plugin is not None:
+            self._check_text(self.plugin.name, template, values)
         return quote(template, **values)
+
+    def _check_text(self, plugin: str, template: str, values: Mapping[str, Any]) -> None:
+        """A plugin's text names what it is given, and what every generated file knows; nothing else, and all of it."""
+        try:
+            read, bound = names_in(template)
+        except SyntaxError:
+            raise self.error(f"plugin {plugin}: its text is no Python expression: {template}") from None
+        unknown = sorted(read - bound - values.keys() - KNOWN - helper_names())
+        if unknown:
+            what = f"plugin {plugin}: its text uses {', '.join(unknown)}, which it is not given: {template}"
+            raise self.error(what, f"b(text, {unknown[0]}=...)")
+        unused = sorted(values.keys() - read)
+        if unused:
+            raise self.error(f"plugin {plugin}: its text leaves out {', '.join(unused)}: {template}")
 
     def call(self, function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
         """`function(...)`, without the arguments that are `unless(value, default) -> OMIT`."""

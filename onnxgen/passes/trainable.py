@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.gradients import NOWHERE
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
@@ -87,7 +88,11 @@ SAME_TENSOR = set("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slic
 
 
 def trainable(model: ir.Model, options: Options) -> None:
-    """Decide for every stored tensor of floating point."""
+    """Decide for every stored tensor of floating point.
+
+    Raises:
+        OnnxgenError: an option's pattern is in the name of none of them.
+    """
     reached = _reached(model.graph)
     by_torch = model.producer_name == "pytorch"
     model.graph.meta["producer"] = model.producer_name
@@ -96,12 +101,18 @@ def trainable(model: ir.Model, options: Options) -> None:
     model.graph.meta["recorded"] = any(SIGNATURE in v.metadata_props for v in model.graph.initializers.values())
     _note_root_names(model.graph)
     inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
+    names = []
     for value in stored_values(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
+        names.append(value.name or "")
         value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, model.graph, options)
     _note_kept(model.graph)
+    for option, pattern in (("trainable", options.trainable), ("frozen", options.frozen)):
+        if pattern and not any(re.search(pattern, name) for name in names):
+            what = f"--{option} {pattern!r} is in the name of no stored tensor of floating point"
+            raise OnnxgenError(Problem(what, help="onnxgen inspect lists them"))
 
 
 def _note_kept(graph: ir.Graph) -> None:

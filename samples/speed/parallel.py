@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m samples.speed.parallel MODEL.py STEPS
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -42,8 +43,9 @@ def main() -> None:
         rates.append((one, dist.get_world_size() * timed(together, steps)))
         dist.barrier()
     if dist.get_rank() == 0:
-        print(*(statistics.median(column) for column in zip(*rates, strict=True)))
+        print(*(statistics.median(column) for column in zip(*rates, strict=True)), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # threads of torch's that are still about abort the interpreter's own way out now and then
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
@@ -124,7 +125,7 @@ class Table:
         command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
         script = ["-m", "samples.speed.parallel", self.model, str(max(2, round(20 * self.seconds)))]
         started = [start(*command, f"--node-rank={rank}", *script) for rank in range(nodes)]
-        said = [finish(process) for process in started]
+        said = finish_together(started)
         before, after = said[0].split()
         return shown(float(before), float(after))
 
@@ -151,6 +152,19 @@ def finish(process: subprocess.Popen[str]) -> str:
     if process.returncode:
         sys.exit(f"{' '.join(map(str, process.args))}\n{errors[-2000:]}")
     return said
+
+
+def finish_together(started: list[subprocess.Popen[str]]) -> list[str]:
+    """What all of them said; where one fails, the others are stopped, which would wait for it."""
+    codes = [process.poll() for process in started]
+    while None in codes and not any(codes):
+        time.sleep(0.1)
+        codes = [process.poll() for process in started]
+    for process, code in zip(started, codes, strict=True):
+        if code is None:
+            process.terminate()
+    failed = [process for process, code in zip(started, codes, strict=True) if code]
+    return [finish(process) for process in failed or started]
 
 
 def child(*command: object) -> str:

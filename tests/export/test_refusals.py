@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -138,3 +139,23 @@ def test_a_header_whose_length_begins_like_a_pickle(tmp_path: Path) -> None:
     file = tmp_path / "best.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\x80?")
     assert file.read_bytes()[:2] == b"\x80\x02" and float(read_state(file)["x"][0]) == 1.0
+
+
+@pytest.mark.parametrize("name", ["tuned.onnx", "tuned.onnx.data"])
+@pytest.mark.parametrize("theirs", [b"", b"my table", b"\x08\x07"])
+def test_what_is_there_and_is_no_earlier_export(folder: Path, name: str, theirs: bytes) -> None:
+    (folder / "out" / name).write_bytes(theirs)
+    refused(folder, f"{name} is there.*no earlier export|it is there.*no earlier export")
+    assert onnxgen.export(folder / "model.py", out=folder / "out" / "tuned.onnx", force=True).wrote
+
+
+def test_another_network_is_there(folder: Path) -> None:
+    model = onnx.load(MNIST)
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "other"
+    onnx.save(model, folder / "out" / "tuned.onnx")
+    refused(folder, "no earlier export of this model -> name another file with -o, or use --force")
+
+
+def test_an_earlier_export_is_written_over(folder: Path) -> None:
+    for _ in range(2):
+        assert onnxgen.export(folder / "model.py", out=folder / "out" / "tuned.onnx").wrote

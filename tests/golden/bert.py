@@ -6,7 +6,7 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      0f9c69b0fa252d0d
+Code      c0bf35651f44fed0
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "17c3f05954458286536e74c371759493"
+FINGERPRINT = "c137664f184b1a18e0e26c48871f2673"
 
 
 class Embeddings(nn.Module):
@@ -159,13 +159,14 @@ class Bert(nn.Module):
     ) -> "Bert":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    z       float32  [batch, 8]
 Outputs   output  float32  [batch, 6, 35]
 Weights   decoder.safetensors, 4,586 parameters
-Code      7d9a14ec52f0e1a1
+Code      0f41c8040cf8ff0f
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "068ca3b785cbbf809459a34a27f0f64b"
+FINGERPRINT = "e6f5862e2bd1cb08c471ee06df984fa0"
 
 
 class Decoder(nn.Module):
@@ -40,13 +40,14 @@ class Decoder(nn.Module):
     ) -> "Decoder":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 64, 64]
 Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
-Code      7f117c73c87d176f
+Code      3bc22191bfd3a823
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "d25c9669ffe6feb392f44270f7773e17"
+FINGERPRINT = "b21070bf483914676fe0d240caf69e80"
 
 
 class SqueezeExcitation(nn.Module):
@@ -137,13 +137,14 @@ class EfficientNet(nn.Module):
     ) -> "EfficientNet":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    frames  float32  [batch, 7, 9]
 Outputs   output  float32  [batch, 4]
 Weights   encoder.safetensors, 4,676 parameters
-Code      b658e9471d34fb11
+Code      80af174ecb846807
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "390d6e0db5ce7a3a4d64728833e0b7b3"
+FINGERPRINT = "956d0c36c957bd438a15a92b96b4d823"
 
 
 class SelfAttention(nn.Module):
@@ -92,13 +92,14 @@ class Encoder(nn.Module):
     ) -> "Encoder":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 1, 28, 28]
 Outputs   logits  float32  [batch, 10]
 Weights   mnist_cnn.safetensors, 1,199,882 parameters
-Code      6513634846203a5b
+Code      be54411db0173850
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "f5de9f5d92c73479cf2deb4c8ac654ba"
+FINGERPRINT = "0d83747cbc5145be1d1bcbbc074cdc71"
 
 
 class MnistCNN(nn.Module):
@@ -39,13 +39,14 @@ class MnistCNN(nn.Module):
     ) -> "MnistCNN":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

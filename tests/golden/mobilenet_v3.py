@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 32, 32]
 Outputs   logits  float32  [batch, 10]
 Weights   mobilenet_v3.safetensors, 67,111 parameters
-Code      bfc9cb023b40f062
+Code      eebae64152385833
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "2753c1132b3db0e904b9d4f8c131195e"
+FINGERPRINT = "8e7587d781d03fe33158d29427dd7861"
 
 
 class SqueezeExcitation(nn.Module):
@@ -151,13 +151,14 @@ class MobileNetV3(nn.Module):
     ) -> "MobileNetV3":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

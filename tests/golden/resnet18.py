@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 224, 224]
 Outputs   logits  float32  [batch, 1000]
 Weights   resnet18.safetensors, 11,689,512 parameters
-Code      2fe28d6dab6caa79
+Code      17175ba465df10e4
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "e709d5c9b5561631780d39c305f374a1"
+FINGERPRINT = "1a6e2ae88005092fc4c0409edd28dfc2"
 
 
 class BasicBlock(nn.Module):
@@ -79,13 +79,14 @@ class ResNet18(nn.Module):
     ) -> "ResNet18":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    frames  float32  [5, batch, 6]
 Outputs   logits  float32  [batch, 3]
 Weights   sentence_gru.safetensors, 703 parameters
-Code      b4b0e4fd8484ad79
+Code      4d31e32966956015
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "cc9779288f4e9132e13ebb6de25fb43d"
+FINGERPRINT = "18db1729fb03f303e597ba995c571108"
 
 
 class SentenceGRU(nn.Module):
@@ -34,13 +34,14 @@ class SentenceGRU(nn.Module):
     ) -> "SentenceGRU":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -3,7 +3,7 @@
 Inputs    image  float32  [batch, 3, height, width]
 Outputs   mask   float32  [batch, 2, height, width]
 Weights   unet.safetensors, 19,856 parameters
-Code      bc5eb5f50132b076
+Code      d0d13c9a74bd97ed
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "71c6f297cf59fe11deaf54168ccc4e8e"
+FINGERPRINT = "4fb679b5bda818d7543b92b2fdc3f89a"
 
 
 class DoubleConv(nn.Module):
@@ -70,13 +70,14 @@ class UNet(nn.Module):
     ) -> "UNet":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

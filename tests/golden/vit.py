@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 16, 16]
 Outputs   logits  float32  [batch, 10]
 Weights   vit.safetensors, 16,522 parameters
-Code      adba87c976c471f9
+Code      ae15e2a8755d2e6a
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "781617450fb67d16387efec4fdc291a7"
+FINGERPRINT = "1af1878c3a801e796e7c1c723d4fd215"
 
 
 class PatchEmbed(nn.Module):
@@ -102,13 +102,14 @@ class ViT(nn.Module):
     ) -> "ViT":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
         with torch.device("meta"):
-            model = cls().to(torch.float32)
+            model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
-            found = state.get(key, own)
-            floats = found.is_floating_point() and own.is_floating_point()
-            if found.dtype != own.dtype and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found.dtype}, not {own.dtype}")
+            wanted = torch.float32 if own.is_floating_point() else own.dtype
+            found = state[key].dtype if key in state else wanted
+            floats = found.is_floating_point and wanted.is_floating_point
+            if found != wanted and not (dtype and floats):
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype)
 

@@ -19,7 +19,9 @@ from onnx import TensorProto, helper
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
+from onnxgen.ops.builder import KNOWN
 from onnxgen.pipeline import build, check, generate
+from onnxgen.plugins.own_code import FRAME
 from tests.plugins.nets import SWISH, model, net, one, saved, written
 from tests.real import Run, assert_way_back, imported
 
@@ -201,11 +203,29 @@ def test_threads_have_plugins_of_their_own(here: Path) -> None:
     assert found == {name: {0, 1} for name in names}
 
 
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("a * x * torch.sigmoid(gama * x)", "its text uses gama, which it is not given"),
+        ("os.system(x * beta * a)", "its text uses os, which it is not given"),
+        ("x * a", "its text leaves out beta"),
+        ("x * a * beta *", "its text is no Python expression"),
+    ],
+)
+def test_a_text_names_what_it_is_given(here: Path, text: str, says: str) -> None:
+    written(here / "ops.py", SWISH.replace("x * torch.sigmoid(beta * x) * a", text))
+    assert any(says in problem for problem in problems(net(), "ops.py"))
+
+
+def test_a_text_may_name_what_every_generated_file_knows() -> None:
+    assert set(FRAME) < KNOWN and not KNOWN & {"eval", "exec", "open", "getattr", "vars", "print", "input", "type"}
+
+
 def test_a_plugin_wins(here: Path) -> None:
     """Over onnxgen's own function, and over a local function in the file."""
-    text = SWISH + '\n@onnxgen.op("Relu")\ndef relu(b, X):\n    return b("acme_relu(X)", X=X)\n'
+    text = SWISH + '\n@onnxgen.op("Relu")\ndef relu(b, X):\n    return b("X.clamp(min=0)", X=X)\n'
     written(here / "ops.py", text)
-    assert "acme_relu(x" in made(one("Relu", domain=""), "ops.py")
+    assert ".clamp(min=0)" in made(one("Relu", domain=""), "ops.py")
     proto = net()
     body = [helper.make_node("Neg", ["x"], ["y"])]
     swish = helper.make_function(
@@ -319,7 +339,7 @@ def test_the_same_operator_in_two_plugins(here: Path) -> None:
         ("b, x, y, *, alpha", "pass", "plugin ops.py returns nothing for output 0, which is used"),
         ("b, x, y, *, alpha", "return [x, y]", "plugin ops.py returns 2 values for 1 outputs"),
         ("b, x, y, *, alpha", "return x.no_such_thing", "plugin ops.py: AttributeError: "),
-        ("b, x, y, *, alpha", "return b('x +')", "plugin ops.py: SyntaxError: "),
+        ("b, x, y, *, alpha", "return b('x +')", "plugin ops.py: its text is no Python expression: x +"),
         ("b, x, y, *, alpha", "raise b.error('not so', 'but so')", "not so -> but so"),
     ],
     ids=["inputs", "missing", "attribute", "text", "nothing", "many", "raises", "template", "own"],
