@@ -6,8 +6,12 @@ What lies between two integers a file and fake quantisation may round to either:
 square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
 
 Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
-tells. There an output that differs by more than half of its own standard deviation is another function; anything less
-is reported.
+tells. There an output that differs by more than a part (`PART`) of its own standard deviation is another function. So
+is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if anything (`SMALLER`).
+
+All of this says something only of inputs that the file has integers for: of inputs that it rounds to a few steps it
+keeps nothing, and any module lies within such a rounding. So the inputs fill the range that the file quantises
+(`inputs`), and what still is not told apart is no agreement (`onnxgen.verify.telling`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,37 @@ from numpy.typing import NDArray
 
 KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
 SIGMAS = 6.0
+PART = 0.5  # of an output's standard deviation, that what only the file saturates may change
+SMALLER = 0.2  # the part of the file's output that may be missing all over; of right modules it was 0.01, at most
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far an output is from the file's.
+
+    Attributes:
+        rms, largest: the difference in root mean square, and at most.
+        limit: of `rms`.
+        missing: the part of the file's output that the module's lacks all over, beyond what rounding explains; or 0.
+    """
+
+    rms: float
+    largest: float
+    limit: float
+    missing: float = 0.0
+
+    def problem(self, floor: float) -> str:
+        """What is different, in words; "" if nothing is. `floor`: what may differ in any case."""
+        if self.rms <= self.limit + floor and self.largest <= SIGMAS * self.limit + floor:
+            return ""
+        found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
+        return f"differs by {found}; quantising explains {self.limit:.3g}"
+
+    def too_small(self, floor: float) -> str:
+        """As `problem`, of a module whose weights are exactly the file's: rounding those may do the same."""
+        if self.missing <= SMALLER or self.rms <= floor:
+            return ""
+        return f"is {1 - self.missing:.3g} times what the file computes; what saturates there would make it larger"
 
 
 @dataclass(frozen=True)
@@ -34,8 +69,9 @@ class Approximation:
         roundings: how often the file rounds values to integers.
         bits: of the coarsest of these.
         outputs: scale and zero point of outputs that are integers in the file and floats in the module.
-        inputs: the range outside of which the file saturates inputs that it quantises at once.
+        inputs: the range outside of which the file saturates inputs that it quantises at once, or after views.
         ranges: the range that the file saturates an output to that it has just dequantised.
+        rectified: outputs that the module itself keeps from being negative (by a ReLU, say).
     """
 
     mode: str
@@ -44,6 +80,7 @@ class Approximation:
     outputs: Mapping[str, tuple[float, float]]
     inputs: Mapping[str, tuple[float, float]]
     ranges: Mapping[str, tuple[float, float]]
+    rectified: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -53,17 +90,23 @@ class Approximation:
         """Raises `ValueError` for anything that `to_json` did not write."""
         try:
             found = json.loads(text)
-            pairs = [
+            outputs, inputs, ranges = (
                 {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
                 for key in ("outputs", "inputs", "ranges")
-            ]
-            return cls(str(found["mode"]), int(found["roundings"]), int(found["bits"]), *pairs)
+            )
+            rectified = tuple(map(str, found.get("rectified", ())))  # older sidecars have none
+            numbers = int(found["roundings"]), int(found["bits"])
+            return cls(str(found["mode"]), *numbers, outputs, inputs, ranges, rectified)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
+    def anew(self) -> Approximation:
+        """How near a file comes that was exported of the module itself: what that does not saturate, it does not."""
+        return replace(self, ranges={}) if self.mode == "float" else self
+
     def floats(self, name: str, value: Any) -> Any:
         """What the file's own output stands for."""
-        if name not in self.outputs or not isinstance(value, np.ndarray):
+        if name not in self.outputs or not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             return value
         scale, zero = self.outputs[name]
         return ((value.astype(np.float64) - zero) * scale).astype(np.float32)
@@ -73,32 +116,49 @@ class Approximation:
         return {k: np.clip(v, *self.inputs[k]).astype(v.dtype) if k in self.inputs else v for k, v in feeds.items()}
 
     def saturated(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """An output of floats within what the file can say of it. Fake quantisation sees to that, by its own scales."""
+        """An output of floats within what the file can say of it. Fake quantisation sees to that, by its own scales.
+
+        What the module itself does is left to it: else the file's range would stand in for a ReLU that is missing.
+        """
         if self.mode != "float" or name not in self.ranges:
             return value
-        clipped: NDArray[Any] = np.clip(value, *self.ranges[name]).astype(value.dtype)
+        low, high = self.ranges[name]
+        clipped: NDArray[Any] = np.clip(value, None if name in self.rectified else low, high).astype(value.dtype)
         return clipped
 
-    def allowed(self, name: str, expected: NDArray[Any]) -> float:
-        """The root mean square that an output may differ by."""
+    def rounding(self, name: str, expected: NDArray[Any]) -> float:
+        """The root mean square that rounding explains."""
         finite = expected[np.isfinite(expected)].astype(np.float64)
         if not finite.size:
             return 0.0
         low, high = self.ranges.get(name, (0.0, 0.0))
         step = max(float(finite.max() - finite.min()), high - low) / (2**self.bits - 1)
-        by_rounding: float = step * math.sqrt(self.roundings + 1)
-        return max(by_rounding, 0.5 * float(finite.std())) if self.mode == "float" else by_rounding
+        return float(step * math.sqrt(self.roundings + 1))
 
-    def problem(self, name: str, expected: NDArray[Any], got: NDArray[Any], floor: float) -> str:
-        """What is different, in words; "" if nothing is. `floor`: what may differ in any case."""
+    def allowed(self, name: str, expected: NDArray[Any]) -> float:
+        """The root mean square that an output may differ by."""
+        by_rounding = self.rounding(name, expected)
+        finite = expected[np.isfinite(expected)].astype(np.float64)
+        return max(by_rounding, PART * float(finite.std())) if self.mode == "float" and finite.size else by_rounding
+
+    def missing(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> float:
+        """The part of the file's output that one of floats lacks all over (by least squares), if rounding does not."""
+        both = np.isfinite(expected) & np.isfinite(got)
+        a, b = (v[both].astype(np.float64) for v in (expected, got))
+        if self.mode != "float" or not a.size or not a.std():
+            return 0.0
+        part = 1.0 - float(((a - a.mean()) * (b - b.mean())).mean() / a.var())
+        return part if part * a.std() > self.rounding(name, expected) else 0.0
+
+    def distance(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> Distance:
+        """How an output compares with the file's; neither may be empty."""
         distance = np.abs(expected.astype(np.float64) - got.astype(np.float64))
         distance = np.where(np.isnan(expected) & np.isnan(got), 0.0, distance)
-        rms, largest, most = float(np.sqrt((distance**2).mean())), float(distance.max()), self.allowed(name, expected)
-        if rms <= most + floor and largest <= SIGMAS * most + floor:
-            return ""
-        return f"differs by {rms:.3g} in root mean square and {largest:.3g} at most; quantising explains {most:.3g}"
+        rms, largest = float(np.sqrt((distance**2).mean())), float(distance.max())
+        return Distance(rms, largest, self.allowed(name, expected), self.missing(name, expected, got))
 
     def __str__(self) -> str:
-        if self.mode == "float":
-            return "half the standard deviation of each output, as floats are not what integers saturate and round"
-        return f"what {self.roundings} roundings to {self.bits} bits explain"
+        rounding = f"a root mean square of what {self.roundings} roundings to {self.bits} bits explain"
+        if self.mode != "float":
+            return rounding
+        return f"{rounding}, or of {PART:g} of an output's standard deviation where that is more"

@@ -41,6 +41,9 @@ def _print(report: ExportReport, verbose: bool) -> None:
         print("  not verified")
     else:
         runs = count(len(report.verified.runs), "run")
-        print(f"  verified against the module in {runs}: equal, to {report.verified.tolerance}")
+        told = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
+        print(f"  verified against the module in {runs}: {told}")
+        for name, why in report.verified.untold.items():
+            print(f"  warning: output {name}: {why}")
         for note in report.verified.notes if verbose else ():
             print(f"  note: {note}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli.say import count, progress, table
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.verify.report import Gradients, Run, VerifyReport
+from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 
 SHOWN = 20  # differences printed; --json has all
 
@@ -53,8 +54,10 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     """The table of outputs, what the gradients are, the notes, and the verdict; with `quiet` only what is different."""
     problems = report.problems()
     if not quiet:
-        rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run)]
-        columns = ("run", "sizes", "oracle", "output", "is", "largest difference", "relative", "")
+        is_near = any(o.limit is not None for run in report.runs for o in run.outputs)
+        rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run, report.untold, is_near)]
+        compared = ("root mean square", "limit") if is_near else ("relative",)
+        columns = ("run", "sizes", "oracle", "output", "is", "largest difference", *compared, "")
         table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
         print(f"gradients: {_gradients(report.gradients)}")
         if report.integrity is not None:
@@ -65,26 +68,38 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         print(f"different: {problem}")
     if len(problems) > SHOWN:
         print(f"different: and {len(problems) - SHOWN} more (--json has all)")
+    for name, why in report.untold.items():
+        print(f"not told apart: output {name}: {why}")
     if not quiet:
-        print(f"equal, to {report.tolerance}" if report.agrees else "NOT EQUAL")
+        print(_verdict(report))
 
 
-def _rows(index: int, run: Run) -> list[tuple[str, ...]]:
+def _verdict(report: VerifyReport) -> str:
+    if report.differs:
+        return "NOT EQUAL"
+    return "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
+
+
+def _rows(index: int, run: Run, untold: Mapping[str, str], is_near: bool) -> list[tuple[str, ...]]:
     sizes = " ".join(f"{name}={size}" for name, size in run.sizes.items())
     first = (str(index), sizes, run.oracle)
     if run.error:
-        return [(*first, "", "", "", "", run.error)]
-    return [
-        (
-            *first,
-            o.name,
-            o.got,
-            f"{o.absolute:.3g}" if o.compared == "values" else "random",
-            f"{o.relative:.3g}" if o.compared == "values" else "",
-            "ok" if o.agrees else "DIFFERENT",
-        )
-        for o in run.outputs
-    ]
+        return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
+    return [(*first, o.name, o.got, *_differences(o, is_near), _found(o, untold)) for o in run.outputs]
+
+
+def _differences(o: OutputCheck, is_near: bool) -> tuple[str, ...]:
+    """The largest difference, and it as a part of what was expected, or what it is and may be in root mean square."""
+    compared = (o.rms, o.limit) if is_near else (o.relative,)
+    if o.compared != "values":
+        return ("not compared" if is_near else "random", *[""] * len(compared))
+    return tuple("-" if number is None else f"{number:.3g}" for number in (o.absolute, *compared))
+
+
+def _found(o: OutputCheck, untold: Mapping[str, str]) -> str:
+    if not o.agrees:
+        return "DIFFERENT"
+    return "not told apart" if o.name in untold else "ok"
 
 
 def _gradients(found: Gradients) -> str:

@@ -36,17 +36,18 @@ class Verification:
     atol: float
     plugins: Sequence[str] = ()
 
-    def compare(self, made: Path, network: nn.Module, origin: Origin, out: str) -> VerifyReport:
-        """What lies at `made` is called `out`, where it will be. Raises `OnnxgenError` if no oracle can run it."""
+    def compare(self, made: Path, network: nn.Module, origin: Origin, done: ExportReport) -> VerifyReport:
+        """What lies at `made` is called as it will be, `done.out`. Raises `OnnxgenError` if no oracle can run it."""
         try:
             check = Check(made, replace(_options(origin), plugins=self.plugins), rtol=self.rtol, atol=self.atol)
-            report = check.forward(network, origin.space, runs=self.runs, seed=self.seed)
+            how = {"is_rounded": bool(done.changed), "is_anew": done.road == ANEW}
+            report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
             way_out = "--no-verify writes it all the same"
             raise OnnxgenError(
-                *(replace(p, what=p.what.replace(str(made), out), help=way_out) for p in error.problems)
+                *(replace(p, what=p.what.replace(str(made), done.out), help=way_out) for p in error.problems)
             ) from error
-        report.model, report.module = out, str(origin.module)
+        report.model, report.module = done.out, str(origin.module)
         return report
 
 
@@ -105,8 +106,8 @@ class Road:
         report.forget()
         report.road, report.why = ANEW, why
         anew.export_anew(network, origin, made, _options(origin), report)
-        report.verified = None if wanted is None else wanted.compare(made, network, origin, report.out)
-        if report.verified is not None and not report.verified.agrees:
+        report.verified = None if wanted is None else wanted.compare(made, network, origin, report)
+        if report.verified is not None and report.verified.differs:
             raise DiffersError(report)
 
     def _back(
@@ -130,8 +131,8 @@ class Road:
                 report.why = "keys and shapes are as they were generated"
                 report.notes.append("the network was changed: the original graph may compute something else")
             return ""
-        report.verified = wanted.compare(made, network, origin, report.out)
-        if report.verified.agrees:
+        report.verified = wanted.compare(made, network, origin, report)
+        if not report.verified.differs:
             return ""
         if not is_changed:
             raise DiffersError(report)

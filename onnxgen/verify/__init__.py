@@ -40,7 +40,8 @@ def verify(
     restored after), no Dropout drops anything on either side. Any other is compared in eval mode. Integers, booleans
     and strings must be equal; NaN equals NaN. Outputs in half precision, and all outputs of a graph that computes in
     it, get a wider tolerance, and the report says which. Where the graph draws random numbers only shape and dtype are
-    compared.
+    compared. A module of floats of a quantised file may differ by what rounding explains, on inputs all over the range
+    that the file quantises; where that would hide a wrong module, `report.untold` says so, and nothing agrees.
 
     Args:
         model: the ONNX file.

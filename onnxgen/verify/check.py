@@ -32,6 +32,7 @@ from onnxgen.verify.integrity import approximation_of, compare_weights, record_o
 from onnxgen.verify.oracle import Oracle, Refused, oracles
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of
+from onnxgen.verify.telling import Telling
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,8 @@ class Check:
         self.refusals: list[str] = []
         self.cast: torch.dtype | None = None
         self.halves: set[str] = set()
+        self.telling = Telling()
+        self.is_rounded = False  # whether the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:
         """Look at the file, with the batch as free as it was made."""
@@ -100,6 +103,7 @@ class Check:
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
+            report.untold = self.telling.untold()
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 if not isinstance(module, (str, Path)):
@@ -107,12 +111,23 @@ class Check:
                 report.integrity = compare_weights(self.path, Path(module), space, self.options)
         return report
 
-    def forward(self, network: nn.Module, space: Mapping[str, Any], *, runs: int, seed: int) -> VerifyReport:
-        """Compare the outputs alone of a module in memory, of the generated file whose names are `space`."""
+    def forward(
+        self, network: nn.Module, space: Mapping[str, Any], *, runs: int, seed: int, is_rounded: bool, is_anew: bool
+    ) -> VerifyReport:
+        """Compare the outputs alone of a module in memory, of the generated file whose names are `space`.
+
+        Args:
+            is_rounded: its weights need not be what the file holds, which may have had to round them.
+            is_anew: the file was exported of the module itself, and is not the one that this was generated from.
+        """
+        self.is_rounded = is_rounded
         report = self._begun(network, space, type(network).__name__)
+        if is_anew and self.approximation is not None:
+            self.approximation = self.approximation.anew()
         with torch_side.in_mode(network, self.graph):
             for given in self._inputs(runs, seed, None):
                 report.runs.append(self._run(network, given, None, report.gradients))
+        report.untold = self.telling.untold()
         return report
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
@@ -201,8 +216,11 @@ class Check:
         number = seed * 1000 + run
         for spread in drawing.spreads(run):
             for sizes in candidates:
-                feeds = drawing.draw(self.graph, sizes, spread, number)
-                yield sizes, number, feeds if self.approximation is None else self.approximation.within(feeds)
+                if self.approximation is None:
+                    yield sizes, number, drawing.draw(self.graph, sizes, spread, number)
+                else:
+                    feeds = drawing.draw(self.graph, sizes, spread, number, self.approximation.inputs)
+                    yield sizes, number, self.approximation.within(feeds)
 
     def _own(self, feeds: Mapping[str, Any]) -> Iterator[_Input]:
         names = [name for name, _, _ in self.graph.inputs]
@@ -294,11 +312,16 @@ class Check:
         """An output of floats by how much quantising may change it; of others only shape and dtype count."""
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
-        got = near.saturated(name, got) if is_float and not d.why else got
-        why = d.why or (near.problem(name, expected, got, self.tolerance.atol) if is_float and expected.size else "")
-        largest = float(np.abs(expected - got).max()) if is_float and expected.size and not d.why else 0.0
-        compared = "values" if is_float else "shape and dtype"
-        return OutputCheck(printable(name), describe(expected), describe(got), largest, 0.0, compared, why)
+        names = printable(name), describe(expected), describe(got)
+        note = f"output {names[0]} is not of floats: only its shape and dtype are compared"
+        if not is_float and name not in self.graph.random and note not in self.notes:
+            self.notes.append(note)
+        if not is_float or d.why or not expected.size:
+            return OutputCheck(*names, 0.0, None, "values" if is_float else "shape and dtype", d.why)
+        far = near.distance(name, expected, near.saturated(name, got))
+        self.telling.add(name, expected, far.limit)
+        why = far.problem(self.tolerance.atol) or ("" if self.is_rounded else far.too_small(self.tolerance.atol))
+        return OutputCheck(*names, far.largest, None, "values", why, far.rms, far.limit)
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 

@@ -46,12 +46,14 @@ class Difference:
     """How one output compares.
 
     Attributes:
-        absolute, relative: the largest differences over elements that are finite on both sides (0 if there are none).
+        absolute: the largest difference over elements that are finite on both sides (0 if there are none).
+        relative: the largest such difference as a part of what was expected, over those that are not 0; None where only
+            elements differ that should be 0, of which it is no part.
         why: what is different, in words; empty if nothing is.
     """
 
     absolute: float = 0.0
-    relative: float = 0.0
+    relative: float | None = 0.0
     why: str = ""
 
 
@@ -104,7 +106,9 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
         return Difference(why=f"{describe(got)} instead of {describe(expected)}")
     found = [compare(e, g, tolerance, values=values) for e, g in zip(expected, got, strict=True)]
     why = next((f"element {i}: {d.why}" for i, d in enumerate(found) if d.why), "")
-    return Difference(max((d.absolute for d in found), default=0.0), max((d.relative for d in found), default=0.0), why)
+    relative = [d.relative for d in found if d.relative is not None]
+    nothing = None if found and not relative else 0.0
+    return Difference(max((d.absolute for d in found), default=0.0), max(relative, default=nothing), why)
 
 
 def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:
@@ -137,12 +141,20 @@ def _floats(
         distance = np.where(finite, np.abs(a - b), 0.0)
         allowed = tolerance.atol + tolerance.rtol * np.abs(a) + (0.0 if slack is None else slack)
         close |= finite & (distance <= allowed)
-        relative = np.where(distance > 0, distance / np.maximum(np.abs(a), np.finfo(np.float64).tiny), 0.0)
-        relative = np.where(finite, relative, 0.0)
     why = (
         "" if close.all() else _worst(~close, expected, got, np.where(close, -1.0, np.where(finite, distance, np.inf)))
     )
-    return Difference(_largest(distance), _largest(relative), why)
+    return Difference(_largest(distance), _relative(distance, a), why)
+
+
+def _relative(distance: NDArray[Any], expected: NDArray[Any]) -> float | None:
+    """The largest part of an element that its distance is; None if only elements have one that are exactly 0."""
+    differs = distance > 0
+    of = differs & (expected != 0)
+    if not of.any():
+        return None if differs.any() else 0.0
+    with np.errstate(all="ignore"):
+        return _largest(distance[of] / np.abs(expected[of]))
 
 
 def _largest(array: NDArray[Any]) -> float:

@@ -20,6 +20,9 @@ NUDGE = 4.0  # units in the last place that `nudged` changes a number by, at mos
 LARGEST = 1 << 26  # elements of one input past which a size is not tried
 SPREADS = ("plain", "wide", "faint")  # how values are drawn, in turn, where any value will do
 FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates (gates, softmax) shows there
+# The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
+# are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
+FILLS = {"plain": 1 / 6, "faint": 1 / 24}
 CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
@@ -86,10 +89,13 @@ def spreads(run: int) -> tuple[str, ...]:
     return (first, *(s for s in SPREADS if s != first), *CAUTIOUS)
 
 
-def draw(graph: Graph, candidate: Sizes, spread: str, seed: int) -> dict[str, Any]:
+def draw(
+    graph: Graph, candidate: Sizes, spread: str, seed: int, ranges: Mapping[str, tuple[float, float]] | None = None
+) -> dict[str, Any]:
     """One value for each input of a graph: an array, a list of arrays for a sequence, None for an absent optional.
 
-    It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`.
+    It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`. `ranges`: of
+    inputs of floats that shall fill one, the least and the largest number.
     """
     feeds: dict[str, Any] = {}
     for name, type_, facts in graph.inputs:
@@ -105,7 +111,20 @@ def draw(graph: Graph, candidate: Sizes, spread: str, seed: int) -> dict[str, An
             feeds[name] = None
         else:
             feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread, seed)
+            low, high = (ranges or {}).get(name, (0.0, 0.0))
+            if low < high and math.isfinite(high - low) and dtype.is_floating_point() and spread in SPREADS:
+                feeds[name] = _filling(rng, low, high, spread, feeds[name])
     return feeds
+
+
+def _filling(rng: np.random.Generator, low: float, high: float, spread: str, like: NDArray[Any]) -> NDArray[Any]:
+    """Numbers from all over a range, from its inner half (wide), or from about its middle (faint)."""
+    middle, width = (low + high) / 2, high - low
+    if spread == "wide":
+        drawn = rng.uniform(middle - width / 4, middle + width / 4, like.shape)
+    else:
+        drawn = middle + FILLS[spread] * width * rng.standard_normal(like.shape)
+    return np.asarray(np.clip(drawn, low, high)).astype(like.dtype)
 
 
 def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict[Any, Any]:

@@ -13,18 +13,24 @@ class OutputCheck:
     Attributes:
         name: the output's name in the ONNX file.
         expected, got: dtype and shape, `float32 [2, 10]`.
-        absolute, relative: largest differences between finite elements.
+        absolute: the largest difference between finite elements.
+        relative: the largest part of what was expected that such a difference is, of elements that are not 0; None if
+            only elements differ that should be 0, or `limit` is what counts.
         compared: "values", or "shape and dtype" where the graph draws random numbers.
         why: what is different; empty if nothing is.
+        rms, limit: the difference in root mean square, and what it may be, of a module that approximates a quantised
+            file; None of any other.
     """
 
     name: str
     expected: str
     got: str
     absolute: float
-    relative: float
+    relative: float | None
     compared: str
     why: str
+    rms: float | None = None
+    limit: float | None = None
 
     @property
     def agrees(self) -> bool:
@@ -106,6 +112,8 @@ class VerifyReport:
         gradients: see `Gradients`.
         integrity: see `Integrity`; None if not asked for.
         notes: what could not be compared, was refused by the oracle, or is good to know.
+        untold: outputs that a wrong module could have had, too, as they vary no more than rounding to integers explains
+            (`onnxgen.verify.telling`), each with the reason in words.
     """
 
     model: str
@@ -116,12 +124,18 @@ class VerifyReport:
     gradients: Gradients = field(default_factory=Gradients)
     integrity: Integrity | None = None
     notes: list[str] = field(default_factory=list)
+    untold: dict[str, str] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
-        """Whether everything that was compared is equal; False if nothing was."""
+        """Whether everything that was compared is equal; False if nothing was, or too little to tell."""
+        return not self.differs and not self.untold
+
+    @property
+    def differs(self) -> bool:
+        """Whether something is not equal, or nothing was compared."""
         checked = self.integrity is None or self.integrity.agrees
-        return bool(self.runs) and all(r.agrees for r in self.runs) and self.gradients.agrees and checked
+        return not (self.runs and all(r.agrees for r in self.runs) and self.gradients.agrees and checked)
 
     def __bool__(self) -> bool:
         return self.agrees

@@ -26,6 +26,7 @@ FILES = {
     "tract/qsigmoid_1.onnx": 0,
     "tract/qtdnn_10x5_101_i32_biases.onnx": 2,
 }
+SATURATED = {"ort/transform/runtime_optimization/qdq_convs.onnx"}  # to the same number whatever comes in
 pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the shared models")
 
 
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason="needs the shared mo
 def test_of_a_real_file(name: str, mode: str, tmp_path: Path) -> None:
     path, module, options = MODELS / name, tmp_path / "m.py", Options(quantized=mode)
     generate(path, module, options)
-    assert verify(path, module, options=options).agrees
+    found = verify(path, module, options=options)
+    assert not found.differs and bool(found.untold) == (mode != "keep" and name in SATURATED)
     out = tmp_path / "back.onnx"
     report = export(module, path, out=out, verify=False)
     assert report.road == "written back" and not report.changed

@@ -22,9 +22,10 @@ from onnxgen.names import printable
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
+from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.layers import table
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
-from onnxgen.passes.quantized.pairs import limits, output_ranges, pairs
+from onnxgen.passes.quantized.pairs import input_ranges, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.propagate import propagate
@@ -45,9 +46,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     propagate(model.graph, options)
     roundings = [n for n in all_nodes(model.graph) if n.op_type in ROUNDING and n.domain == ""]
     outputs = float_outputs(model)
-    quantised_inputs = [n for n in roundings if n.inputs[0] in set(model.graph.inputs)]
-    inputs = {n.inputs[0].name or "": r for n in quantised_inputs if n.inputs[0] is not None and (r := limits(n))}
-    ranges = output_ranges(model)
+    inputs, ranges = input_ranges(model, roundings), output_ranges(model)
     products(model)
     dequantise_first(model)
     propagate(model.graph, options)
@@ -56,8 +55,9 @@ def quantized(model: ir.Model, options: Options) -> None:
     notes += pairs(model, options.quantized)
     weights(model, options.quantized)
     _drop_unused(model)
-    bits = _bits(roundings)
-    model.meta[APPROXIMATION] = Approximation(options.quantized, len(roundings), bits, outputs, inputs, ranges)
+    about = options.quantized, len(roundings), _bits(roundings), outputs, inputs, ranges
+    rectified = tuple(v.name or "" for v in model.graph.outputs if v.name in ranges and least(v) >= 0)
+    model.meta[APPROXIMATION] = Approximation(*about, rectified)
     left = [n for n in all_nodes(model.graph) if n.op_type in INTEGER]
     model.meta[NOTES] = notes + ([_left(left)] if left else [])
 

@@ -105,6 +105,21 @@ def limits(quantise: ir.Node) -> tuple[float, float] | None:
     return (float(dtype.min) - at) * step, (float(dtype.max) - at) * step
 
 
+def input_ranges(model: ir.Model, roundings: list[ir.Node]) -> dict[str, tuple[float, float]]:
+    """What inputs of the graph saturate to that are quantised at once; where several do it, the narrowest."""
+    found: dict[str, tuple[float, float]] = {}
+    for node in roundings:
+        value, limit = node.inputs[0], limits(node)
+        while value is not None and (maker := value.producer()) is not None and maker.op_type in PASSING:
+            value = maker.inputs[0]
+        if limit is None or value is None or value not in model.graph.inputs:
+            continue
+        low, high = found.get(value.name or "", limit)
+        if max(low, limit[0]) < min(high, limit[1]):
+            found[value.name or ""] = max(low, limit[0]), min(high, limit[1])
+    return found
+
+
 def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
     """What outputs of the graph saturate to that were quantised last, and perhaps moved since."""
     found = {}

@@ -1,0 +1,72 @@
+"""Whether a comparison could have shown a wrong module: what an output may differ by, against what it varies by.
+
+A module of a quantised file may differ from it by what rounding explains (`onnxgen.approximation`). Where an output
+hardly varies by more than that, any module passes, one that returns a constant, too: that is no agreement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.names import printable
+
+# The best constant is off by the deviation, in root mean square. This much less than that still tells it from the file.
+ENOUGH = 0.7
+WAY_OUT = "compare on inputs like those that the file was quantised with: onnxgen verify --inputs FILE.npz"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One output in one run: how many elements it has, their mean and deviation, and what it may differ by."""
+
+    count: int
+    mean: float
+    deviation: float
+    limit: float
+
+
+@dataclass
+class Telling:
+    """What was seen of each output that may differ by more than a tolerance.
+
+    One run that tells is enough. So are runs that do together: an output of one element, or of one saturated value,
+    varies from run to run or not at all.
+    """
+
+    seen: dict[str, list[_Seen]] = field(default_factory=dict)
+
+    def add(self, name: str, expected: NDArray[Any], limit: float) -> None:
+        finite = expected[np.isfinite(expected)].astype(np.float64)
+        if finite.size:
+            seen = _Seen(finite.size, float(finite.mean()), float(finite.std()), limit)
+            self.seen.setdefault(printable(name), []).append(seen)
+
+    def untold(self) -> dict[str, str]:
+        """The outputs of which a wrong module could not have been told from a right one, and why, in words."""
+        return {name: _why(runs) for name, runs in self.seen.items() if not _tells(runs)}
+
+
+def _tells(runs: list[_Seen]) -> bool:
+    """A limit of 0 tells anything: what does not vary is compared exactly then."""
+    alone = any(run.limit == 0 or run.limit < ENOUGH * run.deviation for run in runs)
+    return alone or max(run.limit for run in runs) < ENOUGH * _deviation(runs)
+
+
+def _deviation(runs: list[_Seen]) -> float:
+    """Of the elements of all runs together."""
+    count = sum(run.count for run in runs)
+    mean = sum(run.count * run.mean for run in runs) / count
+    return math.sqrt(sum(run.count * (run.deviation**2 + (run.mean - mean) ** 2) for run in runs) / count)
+
+
+def _why(runs: list[_Seen]) -> str:
+    limit, varies = max(run.limit for run in runs), _deviation(runs)
+    return (
+        f"the rounding of this file may change it by {limit:.3g} in root mean square, and on these inputs it varies by "
+        f"{varies:.3g} only, so a wrong module could pass -> {WAY_OUT}"
+    )
