@@ -57,7 +57,7 @@ def write_pair(
 
     Raises:
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
-            `force`, the sidecar is there and holds weights that onnxgen did not write.
+            `force`, the sidecar is there and onnxgen did not write it.
     """
     out = _followed(out)
     files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)

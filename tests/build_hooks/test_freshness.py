@@ -603,7 +603,7 @@ def test_weights_that_a_person_put_there(entry: Entry, cache: Cache) -> None:
     module, weights = build(entry, cache=cache).files
     DAMAGES["no metadata"](weights)
     content = weights.read_bytes()
-    with pytest.raises(OnnxgenError, match=r"^pyproject\.toml: models\[0\]\.\w+: .*weights that onnxgen did not write"):
+    with pytest.raises(OnnxgenError, match=r"^pyproject\.toml: models\[0\]\.\w+: .*onnxgen did not write it"):
         build(entry, cache=cache)
     assert weights.read_bytes() == content
 
