@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.blocks.between import place_silent
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
@@ -43,6 +44,7 @@ from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
 from onnxgen.propagate import propagate
+from onnxgen.propagate.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
 
@@ -94,6 +96,13 @@ PASSES: list[Pass] = [
 
 
 def simplify(model: ir.Model, options: Options) -> None:
-    """Run every pass."""
+    """Run every pass.
+
+    Raises:
+        OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
+    """
     for step in PASSES:
-        step(model, options)
+        try:
+            step(model, options)
+        except TooComplex as error:
+            raise OnnxgenError(Problem(str(error), help="fix sizes with --input-shape")) from error

@@ -19,7 +19,7 @@ from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
-from onnxgen.propagate.dims import Dim, exact_div, floordiv, product
+from onnxgen.propagate.dims import Dim, TooComplex, exact_div, floordiv, product
 from onnxgen.propagate.info import Info, Shape, info, set_info
 
 VIEWS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
@@ -71,10 +71,13 @@ def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
     x = chain[0].inputs[0]
     if len(chain) < 2 or x is None or x in weights:
         return
-    followed = _follow(chain)
-    if followed is None:
+    try:
+        followed = _follow(chain)
+        if followed is None:
+            return
+        steps = _named(*followed) or _steps(*followed, info(x).shape or ())
+    except TooComplex:  # sizes that no dim can say: the chain stays as it is
         return
-    steps = _named(*followed) or _steps(*followed, info(x).shape or ())
     if not steps and last.outputs[0].is_graph_output():
         return  # the output must keep its name
     if len(steps) < len(chain):
