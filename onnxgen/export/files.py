@@ -55,7 +55,7 @@ def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: b
                 what = f"cannot write {target}: it is the original, or belongs to the module"
                 raise OnnxgenError(Problem(what, help="name another file with -o"))
     there = next((path for path in (out, data_path(out)) if path.exists()), None)
-    if force or there is None or (_ends(out) is not None and _ends(out) == _ends(original)):
+    if force or there is None or (out.is_file() and _ends(out) == _ends(original)):
         return
     what = f"cannot write {out}: {'it' if there == out else there} is there, and is no earlier export of this model"
     raise OnnxgenError(Problem(what, help="name another file with -o, or use --force"))
@@ -64,7 +64,7 @@ def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: b
 def _ends(path: Path) -> tuple[list[str], list[str]] | None:
     """The names of a model's inputs and outputs; None for what is no ONNX file."""
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = onnx.load(path, format="protobuf", load_external_data=False).graph  # else by the file's extension
     except (OSError, DecodeError):
         return None
     stored = {tensor.name for tensor in graph.initializer}
