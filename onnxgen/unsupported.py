@@ -120,17 +120,8 @@ def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
     return found
 
 
-class _Text(str):
-    """Text that is written in ASCII."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return ascii(str(self))
-
-
 def _short(value: Any) -> Any:
-    return shortest(value) if isinstance(value, float) else _Text(value) if isinstance(value, str) else value
+    return shortest(value) if isinstance(value, float) else value
 
 
 def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:

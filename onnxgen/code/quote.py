@@ -80,6 +80,15 @@ class NiceFloat(float):
         return mantissa + e + exponent.replace("-0", "-").replace("+", "").lstrip("0") if e else text
 
 
+class AsciiText(str):
+    """Text that prints as ASCII, whatever it holds: a generated file looks the same to every editor and reviewer."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return ascii(str(self))
+
+
 TORCH_DTYPES = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.DOUBLE: "float64",
@@ -141,8 +150,10 @@ def literal(value: Any) -> ast.expr:
     """A Python value as an expression: numbers, text, sequences, dims, dtypes and numpy scalars."""
     if isinstance(value, ast.expr):
         return value
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return ast.Constant(value)
+    if isinstance(value, str):
+        return ast.Constant(value if value.isascii() else AsciiText(value))
     if isinstance(value, Sym):
         return SizeOf(value)
     if isinstance(value, ir.DataType):

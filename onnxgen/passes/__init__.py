@@ -12,6 +12,7 @@ from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
 from onnxgen.passes.attention import attention
+from onnxgen.passes.axes import axes
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.contrib import contrib
@@ -59,6 +60,7 @@ PASSES: list[Pass] = [
     contrib,  # what onnxruntime fused, whose weights trainable knows by the standard's operators
     trainable,  # before all that folds: nothing that is trained may be
     _propagate,  # types, dims and constants, which the idioms' checks read
+    axes,  # refuses axes out of range, before anything counts them modulo the rank
     expand,  # operators that only the standard's function bodies define; these may depend on types
     text,  # operators that only move text do so with numbers; the passes below then meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
