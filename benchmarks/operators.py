@@ -4,8 +4,9 @@
 
 The test is an operator's first that one graph can hold. "Equal" is ONNX's own comparison with the outputs that the test
 states, strict on shape and dtype; the errors are the largest absolute differences from them. Seconds are those of
-compiling, the C++ compiler's included; microseconds those of one call (the tensors are tiny, so that calls are mostly
-overhead). Rows that are in the JSON file already are kept, so that a long run may be cut off.
+compiling, the C++ compiler's included, with nothing from Inductor's caches; microseconds those of one call (the tensors
+are tiny, so that calls are mostly overhead). Rows that are in the JSON file already are kept, so that a long run may be
+cut off.
 
 `--write` puts the table into OPERATORS.md beside this file.
 """
@@ -95,8 +96,9 @@ def measure(name: str, case: Any, rounds: int) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         made = graph.run(list(feeds.values()))
-    except REFUSALS as error:
-        return row | {"compiled": f"no: {type(error).__name__}: {str(error).strip().splitlines()[0][:60]}"}
+    except Exception as error:  # besides what it refuses (`REFUSALS`), what it writes may not run
+        what = "no: " if isinstance(error, REFUSALS) else "breaks: "
+        return row | {"compiled": f"{what}{type(error).__name__}: {str(error).strip().splitlines()[0][:60]}"}
     row |= {"compiled": "yes", "seconds": round(time.perf_counter() - start, 1)}
     row["error"] = f"{difference(made, stated):.1e}"
     try:
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write the table to {PAGE.name}")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    torch._inductor.config.force_disable_caches = True
     cases = chosen()
     wanted = given.operators.split(",") if given.operators else list(cases)
     known = json.loads(given.json.read_text()) if given.json is not None and given.json.exists() else []

@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.file_tensor import FileTensor
 from onnxgen.propagate.info import info
+from onnxgen.strided import Array
 from onnxgen.wayback import Source, concat
 
 
@@ -36,6 +38,13 @@ def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
             shape = ir.Shape((len(texts),) if name == "value_strings" else ())
             return ir.StringTensor([t.encode() for t in texts], shape=shape, name=value.name)
     return None
+
+
+def leading(tensor: ir.TensorProtocol, count: int) -> Array:
+    """The first elements of a tensor, as many as there are of `count`."""
+    if isinstance(tensor, FileTensor):
+        return tensor.elements(0, min(count, tensor.size))
+    return tensor.numpy().reshape(-1)[:count]
 
 
 def is_uniform(tensor: ir.TensorProtocol) -> bool:

@@ -16,6 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.file_tensor import FileTensor
+
 Array = NDArray[Any]
 Axis = tuple[tuple[int, int], ...]
 """One axis of a view: (size, stride in elements) of its factors, outermost first; none has size 1, none could merge."""
@@ -46,7 +48,12 @@ class Piece:
 
     def numpy(self) -> Array:
         """The block's elements: a view wherever numpy can make one."""
-        array = window(self.tensor.numpy(), self.offset, merged(itertools.chain(*self.axes)), write=False)
+        atoms = merged(itertools.chain(*self.axes))
+        if isinstance(self.tensor, FileTensor):
+            reach = 1 + sum((size - 1) * stride for size, stride in atoms) if math.prod(self.shape) else 0
+            array = window(self.tensor.elements(self.offset, self.offset + reach), 0, atoms, write=False)
+        else:
+            array = window(self.tensor.numpy(), self.offset, atoms, write=False)
         array = array.reshape(self.shape)
         for dtype in self.casts:
             array = array.astype(dtype.numpy())

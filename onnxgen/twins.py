@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxgen.reader.origin import param_path
 from onnxgen.stages import WEIGHTS, stage
+from onnxgen.strided import Array
 from onnxgen.wayback import Source
 
 
@@ -19,24 +20,28 @@ class Twins:
     """Matrices without a name that hold, element by element, what a named one holds."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
-        self._named: dict[object, Source] = {}
+        self._named: dict[object, list[Source]] = {}
         for source in sources:
             if len(source.shape) >= 2 and source.is_identity and _is_named(source):
-                self._named.setdefault(_look(source), source)
+                self._named.setdefault(_look(source), []).append(source)
 
     def original(self, source: Source) -> Source | None:
         """The named matrix that this one is a copy of; None if it has a name itself, or is no copy."""
         if len(source.shape) < 2 or len(source.names) != 1 or _is_named(source):
             return None
-        found = self._named.get(_look(source))
-        if found is None or (source.label and source.label not in found.names):
-            return None
-        with stage(WEIGHTS):
-            a, b = source.numpy(), found.numpy()
-            same = bool(np.array_equal(a, b)) and bool((a != a.flat[:1]).any())  # zeros are equal by chance
-        source.release()
-        found.release()
-        return found if same else None
+        alike = self._named.get(_look(source), ()) if self._named else ()
+        return next((found for found in alike if _is_copy(source, found)), None)
+
+
+def _is_copy(source: Source, of: Source) -> bool:
+    if source.label and source.label not in of.names:
+        return False
+    with stage(WEIGHTS):
+        a, b = source.numpy(), of.numpy()
+        same = bool(np.array_equal(a, b)) and bool((a != a.flat[:1]).any())  # zeros are equal by chance
+    source.release()
+    of.release()
+    return same
 
 
 def _is_named(source: Source) -> bool:
@@ -44,6 +49,18 @@ def _is_named(source: Source) -> bool:
 
 
 def _look(source: Source) -> object:
-    """What equal matrices have in common, and others hardly: shape, type and the first row."""
-    with stage(WEIGHTS):  # a tensor in a protobuf is copied for it
-        return source.shape, source.dtype, source.slice(0, 0, 1).numpy().tobytes()
+    """What equal matrices have in common, and others hardly: shape, type, and three corners of the first two axes.
+
+    Not a row, which in a matrix that is stored transposed lies all over the file.
+    """
+    with stage(WEIGHTS):
+        corners = [_corner(source, *ends).tobytes() for ends in ((0, 0), (0, -1), (-1, 0))]
+    return source.shape, source.dtype, *corners
+
+
+def _corner(source: Source, *ends: int) -> Array:
+    """The elements at these places of the first axes, and the first of each other."""
+    for axis, size in enumerate(source.shape):
+        at = ends[axis] % size if axis < len(ends) and size else 0
+        source = source.slice(axis, at, at + 1)
+    return source.numpy()

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,6 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.file_tensor import FileTensor, SourceFile
 from onnxgen.stages import WEIGHTS, stage
 from onnxgen.strided import merged
 from onnxgen.wayback import WIDER, Source
@@ -161,27 +162,41 @@ def _copied(file: BinaryIO, key: str, value: Source | Array) -> bool:
     external = _external(value)
     if external is None:
         return False
-    _array(key, value)  # opens it, which checks where it lies and how long it is
-    value.release()
-    path, start = external
+    if not isinstance(external[0], SourceFile):
+        _array(key, value)  # opens it, which checks where it lies and how long it is
+        value.release()
+    source, start = external
     begin, left = file.tell(), stored_size(value)
     file.flush()
-    with suppress(OSError), open(path, "rb") as source:  # an old kernel, two file systems; a full disk fails again
-        while left and (count := os.copy_file_range(source.fileno(), file.fileno(), min(left, COPIED), start)):
+    with suppress(OSError), _opened(source) as number:  # an old kernel, two file systems; a full disk fails again
+        while left and (count := os.copy_file_range(number, file.fileno(), min(left, COPIED), start)):
             start, left = start + count, left - count
     file.seek(begin if left else begin + stored_size(value))
     return not left
 
 
-def _external(value: Source) -> tuple[str, int] | None:
+@contextmanager
+def _opened(source: SourceFile | str) -> Iterator[int]:
+    """The open file's number."""
+    if isinstance(source, SourceFile):
+        yield source.fileno()
+        source.check()
+        return
+    with open(source, "rb") as file:
+        yield file.fileno()
+
+
+def _external(value: Source) -> tuple[SourceFile | str, int] | None:
     """The file that has a tensor's bytes as they are to be stored, in one stretch, and where they begin; else None."""
     if len(value.pieces) != 1 or value.dtype != stored_dtype(value):
         return None
     (piece,) = value.pieces
     in_one = merged(itertools.chain(*piece.axes)) in ((), ((math.prod(value.shape), 1),))
-    if piece.casts or not in_one or not isinstance(piece.tensor, ir.ExternalTensor):
+    tensor = piece.tensor
+    if piece.casts or not in_one or not isinstance(tensor, (ir.ExternalTensor, FileTensor)):
         return None
-    return piece.tensor.path, (piece.tensor.offset or 0) + piece.offset * int(value.dtype.itemsize)
+    file = tensor.source if isinstance(tensor, FileTensor) else tensor.path
+    return file, (tensor.offset or 0) + piece.offset * int(value.dtype.itemsize)
 
 
 def stored_dtype(value: Source | Array) -> ir.DataType:

@@ -23,7 +23,7 @@ from onnxgen.plugins.domains import is_foreign
 from onnxgen.propagate.infer import STANDARD
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import folded_from, is_uniform, stored
+from onnxgen.stored import folded_from, is_uniform, leading, stored
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
@@ -290,13 +290,14 @@ def _form(tensor: ir.TensorProtocol) -> str:
     """What kind of constant a tensor of rank >= 1 is by its elements, "" if it looks like a weight."""
     if tensor.size < 2:
         return ""
-    array = tensor.numpy()
-    flat = array.reshape(-1)
-    if np.unique(flat[:4096]).size <= 4 and _is_mask(flat):
+    if np.unique(leading(tensor, 4096)).size <= 4 and _is_mask(tensor.numpy().reshape(-1)):
         return "a mask (only 0, 1 and -inf, the lowest number or another below -100)"
-    if flat.size >= 3 and max(array.shape) == flat.size and _is_arange(flat.astype(np.float64)):
+    if tensor.size < 3 or max(tensor.shape.numpy()) != tensor.size:  # no vector
+        return ""
+    flat = tensor.numpy().reshape(-1)
+    if _is_arange(flat.astype(np.float64)):
         return "evenly spaced numbers"
-    if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(array):
+    if tensor.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and _is_geometric(flat):
         return "a geometric progression (the frequencies of a positional encoding)"
     return ""
 
@@ -312,13 +313,12 @@ def _is_mask(flat: NDArray[Any]) -> bool:
     return bool(((flat == 0) | (flat == 1) | (flat <= lowest) | ((flat == low) & (flat <= -100))).all())
 
 
-def _is_geometric(array: NDArray[Any]) -> bool:
-    """A vector of positive numbers with one constant ratio other than 1, to the precision of its type."""
-    flat = array.reshape(-1)
-    if flat.size < 3 or max(array.shape) != flat.size or not bool((flat > 0).all()):
+def _is_geometric(flat: NDArray[Any]) -> bool:
+    """Positive numbers with one constant ratio other than 1, to the precision of their type."""
+    if not bool((flat > 0).all()):
         return False
     ratios = flat[1:].astype(np.float64) / flat[:-1]
-    return bool(ratios[0] != 1 and (np.abs(ratios / ratios[0] - 1) < 32 * np.finfo(array.dtype).eps).all())
+    return bool(ratios[0] != 1 and (np.abs(ratios / ratios[0] - 1) < 32 * np.finfo(flat.dtype).eps).all())
 
 
 def _is_arange(flat: NDArray[Any]) -> bool:

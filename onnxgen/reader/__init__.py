@@ -24,6 +24,7 @@ from onnxgen.reader.rehearsal import rehearse
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.sites import note_nodes
+from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
 
 __all__ = ["param_path", "read"]
@@ -36,13 +37,14 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
     gives them. `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
     `rehearsed`: this is the process that reads a large file first (see `reader.rehearsal`).
-    No weight is read: inline tensors stay in the protobuf, external ones are mapped when first used.
+    No weight is read: inline tensors stay in the protobuf, or if they are large in the file, which is held open;
+    external ones are mapped when first used.
 
     Raises:
         OnnxgenError: anything is wrong with the file or with `options.input_shapes`; all of it at once where the
             file could be parsed.
     """
-    proto = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
+    proto, source = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
     # Not resolved: external data lies beside the name that the user gave, even if that is a link.
     folder = Path(os.path.abspath(path)).parent
     sorted_already = check(proto, folder, options.limits)
@@ -50,6 +52,8 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     maps = map_types(proto.graph)
     normalize(proto)
     model = _deserialize(proto)
+    if source is not None:
+        put_elements(model.graph, source)
     note_maps(model.graph, maps)
     if not sorted_already:
         model.graph.sort()

@@ -22,7 +22,7 @@ def locations(path: Path) -> set[str]:
     Raises:
         OnnxgenError: the file is no ONNX model, or a location is one that reading refuses, too; all of them.
     """
-    proto = parse(path)
+    proto = parse(path).proto
     external = ExternalData(path.absolute().parent)
     tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
     # text that is no UTF-8 comes as bytes, and as their `repr` it is a file that is not there

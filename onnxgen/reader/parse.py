@@ -6,13 +6,16 @@ import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.file_tensor import SourceFile
 from onnxgen.limits import Limits
 from onnxgen.names import printable
+from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.stages import WEIGHTS, stage
 
@@ -41,18 +44,24 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it cont
 )
 
 
-def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | None = None) -> onnx.ModelProto:
+class Parsed(NamedTuple):
+    """A protobuf; and of a large one the file, where tokens stand for what lies there (see `reader.skeleton`)."""
+
+    proto: onnx.ModelProto
+    source: SourceFile | None
+
+
+def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | None = None) -> Parsed:
     """Read and parse `path` as a binary ONNX `ModelProto`.
 
     `rehearse` is called first where the limits allow more than their defaults, and the file has more.
-    The file's bytes are dropped as soon as they are parsed, so that an inline model peaks at twice the file.
 
     Raises:
         OnnxgenError: no such file, not a regular file, not readable, not ONNX, or more than the limits allow.
     """
     shown = printable(str(path), 200)
     with stage(WEIGHTS):  # nearly all of a file's bytes
-        data = _read(path, shown)
+        data, source = _read(path, shown)
     if not survey(data, limits).is_small and rehearse is not None:
         rehearse()
     with stage(WEIGHTS):
@@ -61,7 +70,7 @@ def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | 
     if not proto.HasField("graph") or proto.ir_version <= 0:
         missing = "graph" if not proto.HasField("graph") else "ir_version"
         raise OnnxgenError(_explain(path, shown, data[: 1 << 20], f"not an ONNX model (it has no {missing})"))
-    return proto
+    return Parsed(proto, source)
 
 
 def _parsed(path: Path, shown: str, data: bytes) -> onnx.ModelProto:
@@ -72,7 +81,7 @@ def _parsed(path: Path, shown: str, data: bytes) -> onnx.ModelProto:
         raise OnnxgenError(_explain(path, shown, data, DAMAGED)) from None
 
 
-def _read(path: Path, shown: str) -> bytes:
+def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
     try:
         mode = path.stat()
         if stat.S_ISDIR(mode.st_mode):
@@ -84,7 +93,7 @@ def _read(path: Path, shown: str) -> bytes:
         if mode.st_size > _PROTOBUF_LIMIT:
             what = f"{shown} is larger than 2 GB, which protobuf cannot hold"
             raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
-        return path.read_bytes()
+        return structure(path)
     except (FileNotFoundError, NotADirectoryError):
         raise OnnxgenError(f"{shown}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path

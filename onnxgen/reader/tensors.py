@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from onnxgen.limits import Limits
 from onnxgen.names import printable
 from onnxgen.reader.external import ExternalData
+from onnxgen.reader.skeleton import raw_length
 from onnxgen.stages import WEIGHTS, stage
 
 # The field that holds a tensor's elements where they are not raw bytes, by dtype (onnx.proto, message TensorProto).
@@ -60,7 +61,7 @@ def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> s
     dims = f"its dims {list(tensor.dims)}"
     if dtype != ir.DataType.STRING and tensor.HasField("raw_data"):
         with stage(WEIGHTS):  # protobuf copies them to be counted
-            found = len(tensor.raw_data)
+            found = raw_length(tensor)
         if found or not count:
             need = _nbytes(dtype, count)
             return None if found == need else f"it has {found} bytes of data, but {dims} and dtype need {need}"

@@ -1,0 +1,154 @@
+"""A large file's structure without its weights, which stay in the file until they are asked for.
+
+Protobuf holds a message as a whole, and copies the bytes of a tensor whenever they are looked at: a file of 440 MB took
+900 MB of memory. So the `raw_data` of large initializers never gets to it: the wire format is walked down to them
+(https://protobuf.dev/programming-guides/encoding), and in their place stands a token that says where they lie.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from onnxgen.file_tensor import FileTensor, SourceFile
+
+WHOLE = 1 << 22  # a file of fewer bytes is parsed as it is
+LARGE = 1 << 16  # bytes from which on a tensor stays in the file
+AHEAD = 1 << 16  # bytes read at once while walking
+STEPS = 1_000_000  # fields to walk past; a file that has more is no network whose weights would be worth it
+
+_MARK = secrets.token_bytes(16)  # which no file can have
+_PLACE = struct.Struct("<16sQQ")
+# Tags (field number and wire type 2) on the way down: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7 << 3 | 2, 5 << 3 | 2, 9 << 3 | 2
+
+
+class Field(NamedTuple):
+    """A field of a message: its tag, where its length stands (if it has one), where its content begins and ends."""
+
+    tag: int
+    length: int
+    begin: int
+    end: int
+
+
+class Walk:
+    """Through a file that is a protobuf, past what is large."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._source = source
+        self._window, self._start = b"", 0
+        self._steps = 0
+
+    def fields(self, begin: int, end: int) -> Iterator[Field]:
+        """The fields of the message that lies there. Raises `ValueError` if it is none, or goes on too long."""
+        while begin < end:
+            tag, begin = self._varint(begin)
+            kind, length = tag & 7, begin
+            if kind == 2:
+                size, begin = self._varint(begin)
+                stop = begin + size
+            elif kind == 0:
+                stop = self._varint(begin)[1]
+            elif kind in (1, 5):
+                stop = begin + (8 if kind == 1 else 4)
+            else:
+                raise ValueError("a group")
+            if stop > end:
+                raise ValueError("a field that is cut short")
+            self._steps += 1
+            if self._steps > STEPS:
+                raise ValueError("too many fields")
+            yield Field(tag, length, begin, stop)
+            begin = stop
+
+    def _varint(self, position: int) -> tuple[int, int]:
+        value = shift = 0
+        while shift < 64:
+            at = position - self._start
+            if not 0 <= at < len(self._window):
+                last = min(position + AHEAD, self._source.size)
+                self._window, self._start, at = self._source.read(position, last).tobytes(), position, 0
+            byte = self._window[at] if self._window else 128
+            value, position, shift = value | (byte & 127) << shift, position + 1, shift + 7
+            if byte < 128:
+                return value, position
+        raise ValueError("a number that does not end")
+
+
+def structure(path: Path) -> tuple[bytes, SourceFile | None]:
+    """The bytes of a file that protobuf is to parse; and the file itself, if some of it is left there."""
+    if path.stat().st_size < WHOLE:
+        return path.read_bytes(), None
+    source = SourceFile(path)
+    return skeleton(source), source
+
+
+def skeleton(source: SourceFile) -> bytes:
+    """The file with a token in the place of each large initializer's `raw_data`; as it is, if it can't be walked.
+
+    A length is written in as many bytes as before, so that no other moves.
+    """
+    try:
+        cuts = list(_cuts(source))
+    except ValueError:
+        return source.read(0, source.size).tobytes()
+    changes: dict[int, tuple[int, bytes]] = {}  # by where they begin: where what is there ends, and what comes instead
+    sizes: dict[Field, int] = {}
+    for cut in cuts:
+        raw = cut[-1]
+        changes[raw.begin] = raw.end, _PLACE.pack(_MARK, raw.begin, raw.end - raw.begin)
+        for field in cut:
+            sizes[field] = sizes.get(field, field.end - field.begin) - (raw.end - raw.begin) + _PLACE.size
+    for field, size in sizes.items():
+        changes[field.length] = field.begin, _padded(size, field.begin - field.length)
+    pieces, done = [], 0
+    for at, (end, new) in sorted(changes.items()):
+        pieces += [source.read(done, at).tobytes(), new]
+        done = end
+    return b"".join([*pieces, source.read(done, source.size).tobytes()])
+
+
+def _cuts(source: SourceFile) -> Iterator[tuple[Field, Field, Field]]:
+    """The graph, the initializer and the `raw_data` of each large one."""
+    walk = Walk(source)
+    for graph in walk.fields(0, source.size):
+        for tensor in walk.fields(graph.begin, graph.end) if graph.tag == _GRAPH else ():
+            if tensor.tag == _INITIALIZER and tensor.end - tensor.begin >= LARGE:
+                raw = [field for field in walk.fields(tensor.begin, tensor.end) if field.tag == _RAW_DATA]
+                if len(raw) == 1 and raw[0].end - raw[0].begin >= LARGE:
+                    yield graph, tensor, raw[0]
+
+
+def _padded(value: int, width: int) -> bytes:
+    """A varint of so many bytes, which need not be the fewest."""
+    digits = [value >> 7 * i & 127 | 128 for i in range(width)]
+    return bytes([*digits[:-1], digits[-1] & 127])
+
+
+def raw_length(tensor: onnx.TensorProto) -> int:
+    """How many bytes of raw data a tensor has, here or in its file."""
+    raw = tensor.raw_data
+    return len(raw) if (place := _place(raw)) is None else place[1]
+
+
+def put_elements(graph: ir.Graph, source: SourceFile) -> None:
+    """Make initializers that hold a token tensors that lie in the file."""
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.serde.TensorProtoTensor) and (place := _place(tensor.raw.raw_data)) is not None:
+            value.const_value = FileTensor(source, place[0], tensor.raw)
+
+
+def _place(raw: bytes) -> tuple[int, int] | None:
+    """The offset and length that a token says, if it is one."""
+    if len(raw) != _PLACE.size or not raw.startswith(_MARK):
+        return None
+    _, offset, length = _PLACE.unpack(raw)
+    return offset, length
