@@ -40,7 +40,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, limit in vars(self).items():
             if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
-                raise OnnxgenError(f"--limit {name}={limit}: a positive number is needed")
+                raise OnnxgenError(f"--limit {name}={limit}: a whole number from 1 to {2**63 - 1} is needed")
         if self.depth > DEEPEST:
             raise OnnxgenError(f"--limit depth={self.depth}: {DEEPEST} is the most that can be read")
 

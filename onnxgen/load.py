@@ -91,15 +91,23 @@ def _forget(name: str, shown: str) -> None:
     linecache.cache.pop(shown, None)
 
 
+def python_file(path: Path) -> Path:
+    """The path of a module, as it is. Raises `OnnxgenError` if Python would not import a file of that name."""
+    if path.suffix != ".py":
+        way_out = f"a module's name ends in .py: {path.with_suffix('.py')}"
+        raise OnnxgenError(Problem(f"{path} is no Python file", help=way_out))
+    return path
+
+
 @contextmanager
 def imported(path: Path) -> Iterator[ModuleType]:
     """A generated file as a module, while the context lasts: no `.pyc`, nothing left in `sys.modules`.
 
     Raises:
-        OnnxgenError: no such file, or running it fails; the message has the reason.
+        OnnxgenError: no such file, none of Python's, or running it fails; the message has the reason.
     """
     try:
-        source = path.read_bytes()
+        source = python_file(path).read_bytes()
     except OSError as error:
         raise OnnxgenError(f"can't read {path}: {error.strerror}") from None
     name = f"onnxgen_imported_{next(_numbers)}"

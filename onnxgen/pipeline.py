@@ -110,15 +110,19 @@ def check(
 
 
 def default_out(path: Path | str, out: Path | str | None) -> Path:
-    """Where the module goes: where it was asked to, else beside the ONNX file by its stem as an identifier."""
+    """Where the module goes: where it was asked to, else beside the ONNX file by its stem as an identifier.
+
+    Raises `OnnxgenError` if that is no file that Python would import.
+    """
+    from onnxgen.load import python_file
     from onnxgen.names import identifier
 
     path = Path(path)
     if out is None:
         return path.with_name(identifier(path.stem, "model") + ".py") if path.name else Path("model.py")
-    if not Path(out).name:
+    if not Path(out).name or Path(out).is_dir():
         raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file for the module"))
-    return Path(out)
+    return python_file(Path(out))
 
 
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:

@@ -452,6 +452,18 @@ def test_outputs_that_cannot_be_written(model: Path, tmp_path: Path, capsys: Out
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_module_is_a_python_file(model: Path, out: Path, tmp_path: Path, capsys: Out) -> None:
+    assert call(model, "-o", out) == 0
+    text = out.rename(out.with_suffix(".txt"))
+    commands = [[model, "-o", text], [model, "-o", text, "--check"], ["verify", model, text], ["export", text]]
+    before = {p: p.read_bytes() for p in out.parent.iterdir()}
+    for args in commands:
+        assert call(*args) == 2
+        assert capsys.readouterr().err == f"error: {text} is no Python file -> a module's name ends in .py: {out}\n"
+    assert {p: p.read_bytes() for p in out.parent.iterdir()} == before
+    assert call(model, "-o", tmp_path) == 2 and "it is a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "args", [["--bogus", "m.onnx"], ["m.onnx", "extra", "more"], ["verify"], ["inspect"], ["--check"], ["ops", "x"]]
 )

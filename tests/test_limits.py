@@ -105,11 +105,21 @@ def test_a_limit_says_how_to_raise_it(name: str, write: Write, tmp_path: Path) -
     generate(path, out, Options())
 
 
-def test_the_command_and_the_project_take_the_same(tmp_path: Path, write: Write) -> None:
+def test_the_command_and_the_project_take_the_same(
+    tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(chain(3))
     assert command([str(path), "-o", str(tmp_path / "net.py"), "--limit", "nodes=2"]) == 2
-    for wrong in ("nodes", "nodes=x", "nodes=-1", "knots=3", "=3"):
+    for wrong, says in {
+        "nodes": "has no whole number",
+        "nodes=x": "'nodes=x' has no whole number: it should be like nodes=500000",
+        "nodes=1__0": "has no whole number",
+        "nodes=-1": "--limit nodes=-1: a whole number from 1 to",
+        "knots=3": "there are fields, nodes,",
+        "=3": "there are fields, nodes,",
+    }.items():
         assert command([str(path), "--limit", wrong]) == 2
+        assert says in capsys.readouterr().err
     for bad in ({"nodes": 0}, {"nodes": True}, {"depth": 101}, {"nodes": 2**63}):
         with pytest.raises(OnnxgenError, match=f"--limit {next(iter(bad))}="):
             Limits(**bad)

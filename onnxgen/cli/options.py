@@ -58,9 +58,12 @@ def limits(_: object, __: object, given: tuple[str, ...]) -> Limits:
     for text in given:
         name, _, number = text.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in NAMES or not re.fullmatch(r"[0-9][0-9_]{0,18}", number.strip()):
+        if name not in NAMES:
             raise click.BadParameter(f"{text!r} is not like nodes=500000; there are {', '.join(NAMES)}")
-        found[name] = int(number)
+        try:
+            found[name] = int(number)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} has no whole number: it should be like {name}=500000") from None
     return Limits(**found)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import count, progress
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.load import python_file
+from onnxgen.training.checkpoint.folder import holds_a_run
 from onnxgen.training.config import DIGITS, read_config
 from onnxgen.training.settings import Settings
 
@@ -71,12 +73,13 @@ def _check(run: dict[str, str], settings: Settings) -> None:
                 f"{run['model']} is no Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
             )
         )
+    python_file(Path(run["model"]))
     data = run.setdefault("data", DIGITS)
     if data != DIGITS and ":" not in data and not Path(data).exists():
         raise OnnxgenError(
             Problem(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
         )
-    if not settings.resume and settings.out != Settings().out and first_process() and _holds_a_run(settings.out):
+    if not settings.resume and settings.out != Settings().out and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(
             Problem(f"{settings.out} holds a run already", help="--resume goes on with it; else name another --out")
         )
@@ -85,11 +88,6 @@ def _check(run: dict[str, str], settings: Settings) -> None:
 def first_process() -> bool:
     """Of several that a launcher started, as it tells them: only the first speaks and writes."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-
-
-def _holds_a_run(out: Path) -> bool:
-    kept = [out / "best.safetensors", out / "last.safetensors", *(out / "checkpoints").glob("*")]
-    return any(path.exists() for path in kept)
 
 
 def _fit() -> Any:

@@ -21,9 +21,16 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
     folded = {key.lower(): key for key in known}
     if name.lower() in folded:
         return known[folded[name.lower()]]
-    near = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)
-    way_out = f"perhaps {', '.join(folded[n] for n in near)}" if near else f"one of {', '.join(sorted(known))}"
+    likely = near(name, known)
+    way_out = f"perhaps {', '.join(likely)}" if likely else f"one of {', '.join(sorted(known))}"
     raise OnnxgenError(Problem(f"there is no {what} {name!r}", help=way_out))
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of the known names that this one may stand for: it is in them, or is spelled much like them."""
+    folded, text = {key.lower(): key for key in known}, name.strip().lower()
+    within = [key for key in folded if len(text) > 2 and text in key]
+    return [folded[key] for key in within[:3] or difflib.get_close_matches(text, folded, n=3, cutoff=0.65)]
 
 
 def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterable[str]) -> None:

@@ -19,7 +19,8 @@ from torch import nn
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training import report
-from onnxgen.training.checkpoint.callback import BEST, LAST, Checkpoints, Stopped
+from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
+from onnxgen.training.checkpoint.folder import BEST, CHECKPOINTS, LAST
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
@@ -173,7 +174,7 @@ def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
     settings = plan.settings
     assert plan.data.train is not None
     return Checkpoints(
-        Store(settings.out / "checkpoints", say),
+        Store(settings.out / CHECKPOINTS, say),
         identity(plan.model, plan.data.train, settings),
         out=settings.out,
         minutes=settings.checkpoint_minutes,

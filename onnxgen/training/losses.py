@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.byname import near
 from onnxgen.training.data.samples import Field
 
 IGNORED = -100  # a class index that counts neither in the loss nor in the accuracy: torch's own default
@@ -154,16 +154,15 @@ _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {name: getattr(F, name) for na
 
 
 def loss_name(text: str) -> str:
-    """A loss by torch's name, whatever its case, with or without `_loss`. Raises `OnnxgenError` naming near matches."""
+    """A loss by torch's name, whatever its case, with or without `_loss`. Raises `OnnxgenError` naming near ones."""
     name = text.strip().lower()
     name = SHORT.get(name, name)
     for candidate in (name, f"{name}_loss"):
         if candidate in NAMES:
             return candidate
-    near = difflib.get_close_matches(name, [*NAMES, *SHORT], 3, 0.5)
-    raise OnnxgenError(
-        Problem(f"there is no loss {text!r}", help=f"did you mean {' or '.join(near)}?" if near else ", ".join(NAMES))
-    )
+    likely = near(name, [*NAMES, *SHORT])
+    way_out = f"did you mean {' or '.join(likely)}?" if likely else f"one of {', '.join(NAMES)}"
+    raise OnnxgenError(Problem(f"there is no loss {text!r}", help=way_out))
 
 
 def objective(

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.load import from_pretrained
+from onnxgen.load import from_pretrained, python_file
 from onnxgen.signature import Port, Signature, recorded
 from onnxgen.verify.integrity import metadata_of
 
@@ -22,12 +22,12 @@ def open_module(path: Path | str) -> ModuleType:
     """Import a generated file, and leave it imported: worker processes and pickle look its classes up by name.
 
     Raises:
-        OnnxgenError: there is no such file, or running it fails.
+        OnnxgenError: there is no such file, it is none of Python's, or running it fails.
     """
     path = Path(path).resolve()
     if not path.is_file():
         raise OnnxgenError(Problem(f"there is no file {path}", help="name the module that onnxgen generated"))
-    stamp = _stamp(path)
+    stamp = _stamp(python_file(path))
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
             if getattr(module, _STAMP, stamp) == stamp:  # else it was generated again since
@@ -36,8 +36,7 @@ def open_module(path: Path | str) -> ModuleType:
     while not name.isidentifier() or name in sys.modules:  # the other's classes must stay where pickle finds them
         name, number = f"onnxgen_model_{number}", number + 1
     spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
-    if path.suffix != ".py" or spec is None or spec.loader is None:
-        raise OnnxgenError(f"{path} is no Python file")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     setattr(module, _STAMP, stamp)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.best import lower_is_better
+from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
 from onnxgen.training.checkpoint.store import peek
 from onnxgen.training.data import check, feed, open_data
@@ -70,7 +71,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
         reset(model)
     if settings.replace_head is not None:
         replace_head(model, settings.replace_head)
-    if settings.resume and (found := peek(settings.out / "checkpoints")):
+    if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
         compare_model(found["identity"], model)
     if settings.freeze:
         freeze(model, *settings.freeze)

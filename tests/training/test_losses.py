@@ -138,6 +138,8 @@ def test_losses_go_by_their_torch_names(name: str) -> None:
 def test_an_unknown_loss_names_its_neighbours() -> None:
     with pytest.raises(OnnxgenError, match="did you mean cross_entropy"):
         loss_name("cross_entrpy")
+    with pytest.raises(OnnxgenError, match=r"no loss 'bogus' -> one of cross_entropy, nll_loss"):
+        loss_name("bogus")
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"nll_loss", "cross_entropy", "multi_margin_loss"}))

@@ -322,6 +322,7 @@ def test_no_schedule_is_none() -> None:
         ("steplr", {}, "StepLR needs 'step_size'"),
         ("steplr", {"step": 1}, "StepLR takes no 'step'.*step_size"),
         ("cosine", {}, "no schedule 'cosine'.*perhaps CosineAnnealingLR"),
+        ("bogus", {}, "no schedule 'bogus' -> one of ChainedScheduler, .*, StepLR$"),
         ("onecyclelr", {"total_steps": -1}, "OneCycleLR: "),
         ("sequentiallr", {"milestones": [1]}, "SequentialLR needs the schedules"),
         ("sequentiallr", {"milestones": [1], "schedulers": [{"name": "onecyclelr"}]}, "OneCycleLR can't be part"),

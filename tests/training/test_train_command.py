@@ -229,6 +229,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),
         ("small.py --weights none.safetensors", "there is no file none.safetensors"),
+        ("data.npz", "data.npz is no Python file -> a module's name ends in .py: data.py"),
         ("small.py --epochs 0", "epochs must be at least 1"),
         ("small.py --precision 8", "precision '8' is not one of"),
         ("small.py --val 0.6 --test 0.5", "shares of the data"),
@@ -293,6 +294,18 @@ def test_a_run_and_the_run_that_its_configuration_repeats(tmp_path: Path, capsys
         assert ours.keys() == again.keys() and all(np.array_equal(ours[key], again[key]) for key in ours)
     untrained = load_file("small.safetensors")
     assert ours.keys() == untrained.keys() and not all(np.array_equal(ours[key], untrained[key]) for key in ours)
+
+
+def test_a_run_that_replaces_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    said = "the earlier run in runs/last is replaced; one that is to stay needs its own --out FOLDER"
+    paths = [Path(name).absolute() for name in ("small.py", "data.npz")]
+    monkeypatch.chdir(tmp_path)
+    once = (paths[0], "--data", paths[1], "--max-steps", 1, "--workers", 0)
+    printed = []
+    for arguments in (once, once, (*once, "--resume", "--max-steps", 2), (*once, "--quiet")):
+        assert train(*arguments) == 0
+        printed.append(capsys.readouterr().out)
+    assert [said in text for text in printed] == [False, True, False, False]
 
 
 def test_quiet(tmp_path: Path, capsys: Out) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.finite import Losses
+from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
 from onnxgen.training.checkpoint.store import KEY, Store, reason
@@ -26,7 +28,6 @@ from onnxgen.training.checkpoint.weights import finite, plain, spare, write
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
-LAST, BEST = "last.safetensors", "best.safetensors"
 LOOK = 64  # batches after which the losses are looked at
 AGREE = 16  # batches after which several processes ask each other whether to save or stop
 STOPPING = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is what schedulers send before the time is up
@@ -90,6 +91,9 @@ class Checkpoints(lightning.Callback):
         if found is None:
             if resume:
                 self.say(f"nothing to resume in {self.out}: starting anew")
+            elif holds_a_run(self.out):
+                what = f"the earlier run in {self.out} is replaced; one that is to stay needs its own --out FOLDER"
+                rank_zero_only(self.say)(what)
             self.store.clear()
             for name in (BEST, LAST):
                 (self.out / name).unlink(missing_ok=True)

@@ -62,7 +62,7 @@ def named(text: str) -> Device:
         listed = ", ".join(d.text for d in there)
         raise OnnxgenError(
             Problem(
-                f"there is no device {kind}:{index} here",
+                f"there is no device {text.strip()} here",
                 help=f"there is: {listed}; a device of another back end may need its module (--import)",
             )
         )
