@@ -134,7 +134,7 @@ def compose(
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
     shown = index_path(weights) if sharded else weights
-    frame = _frame(model, module, path, out, shown, report)
+    frame = _frame(model, module, path, out, None if options.embed else shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
     frame.sharded = sharded
     frame.floats = _floats(tensors, module)
@@ -247,14 +247,15 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
             report.trainable[value.name or ""] = (trained, reason)
 
 
-def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path, report: Report) -> Frame:
+def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path | None, report: Report) -> Frame:
+    """What the templates are given of the file itself. `weights`: None where they are in the module."""
     stored_inputs = set(model.graph.initializers)
     inputs = [v for v in model.graph.inputs if v.name not in stored_inputs]
     rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
     summary = aligned(rows)
-    summary.append(f"{'Weights':<10}{printable(weights.name)}, {report.parameters:,} parameters")
-    summary.append(f"{CODE_LINE:<10}{'?' * 16}")
-    relative = weights.name if weights.parent == out.parent else _relative(weights, out.parent).as_posix()
+    place = printable(weights.name) if weights is not None else "in this file"
+    summary += [f"{'Weights':<10}{place}, {report.parameters:,} parameters", f"{CODE_LINE:<10}{'?' * 16}"]
+    relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if re.search(r'["\\\n\r]', relative):
         raise OnnxgenError(
             f"the weights' file name {printable(relative)} can't stand in a Python file",

@@ -93,6 +93,10 @@ class Options:
                 raise OnnxgenError(
                     f"--dropout {scope}={p:g}: a module path, and a probability from 0 up to 1, are needed"
                 )
+        if self.weights is not None and self.embed:
+            raise OnnxgenError(
+                "--embed puts the weights into the module itself, and --weights elsewhere: leave one out"
+            )
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
         if self.class_name is not None and not is_class_name(self.class_name):

@@ -14,7 +14,7 @@ from onnxgen.code.render import code_digest
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.generated import BUILD_LINE, CODE_LINE, DATA, Generated
 from onnxgen.options import Options
-from onnxgen.sidecar import is_lost, same_content, sidecar_files, sidecar_targets, write_pair
+from onnxgen.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
 from onnxgen.weights import read_header
 
 _BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
@@ -105,6 +105,7 @@ class Output:
         if status == "fresh":
             self._sign(generated)
         if status in ("stale", "lost"):
+            obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
             generated.report.wrote = write_pair(
                 self.out,
                 None if status == "lost" else generated.source,
@@ -114,11 +115,25 @@ class Output:
                 self.options.shard_size,
                 force,
             )
+            for path in obsolete:
+                with suppress(OSError):
+                    path.unlink()
         if status == "stale":
             self._forget_new()
         elif status != "lost":
             for folder in {self.out.parent, generated.weights.parent}:
                 tidy(folder)
+
+    def _own_sidecar(self, weights: Path) -> list[Path]:
+        """The files of the sidecar that the module which is there reads: those that have its fingerprint."""
+        fingerprint, found = _fingerprint(self.text() or ""), []
+        with suppress(OnnxgenError):
+            for path in sidecar_files(weights):
+                if fingerprint is None or read_header(path)[0].get("fingerprint") != fingerprint:
+                    return []
+                found.append(path)
+            found += [index_path(weights)] if found != [weights] else []
+        return found
 
     def _forget_new(self) -> None:
         """Remove what an earlier run wrote beside an edited module: the module itself is newer now."""

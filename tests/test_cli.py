@@ -182,6 +182,23 @@ def test_embed(model: Path, out: Path) -> None:
     assert [p.name for p in out.parent.iterdir()] == ["model.py"]
 
 
+def test_embed_after_a_sidecar(model: Path, out: Path, tmp_path: Path, capsys: Out) -> None:
+    """The module says where its weights are, and leaves none behind that it no longer reads; others' stay."""
+    others = tmp_path / "other.py"
+    for shard_size in ("5GB", "20"):
+        assert call(model, "-o", out, "--shard-size", shard_size, "-q") == 0
+        assert call(model, "-o", others, "--class-name", "Other", "-q") == 0
+        assert call(model, "-o", out, "--embed", "-q") == 0
+        assert sorted(p.name for p in out.parent.iterdir()) == ["model.py"]
+        assert (
+            "Weights   in this file, 15 parameters\n" in out.read_text() and "model.safetensors" not in out.read_text()
+        )
+    kept = others.with_suffix(".safetensors").rename(out.with_suffix(".safetensors"))
+    assert call(model, "-o", out, "--embed", "--flat", "-q", "--force") == 0 and kept.exists()
+    assert call(model, "-o", out, "--embed", "--weights", tmp_path / "w.safetensors") == 2
+    assert "leave one out" in capsys.readouterr().err and not (tmp_path / "w.safetensors").exists()
+
+
 def test_input_shape(model: Path, out: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "--input-shape", "x=5,4") == 0
     assert "[5, 4]" in out.read_text()

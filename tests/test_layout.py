@@ -312,7 +312,7 @@ def test_many_nodes_in_one_line(tmp_path: Path) -> None:
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), ir_version=8), tmp_path / "m.onnx")
     source = generate(tmp_path / "m.onnx", options=Options(annotate=True)).source
     assert "return F.relu(x * x)  # onnx: square, relu" in source
-    assert annotated("    x = 1", ("n",) * 3) == ["    x = 1  # onnx: n, n, n"]
+    assert annotated("    x = 1", ("n", "m", "n")) == ["    x = 1  # onnx: n, m"]
     assert annotated("x = 1", tuple("abcdefghijk")) == ["x = 1  # onnx: a, b, c, d, e, f, g, h and 3 more"]
     assert annotated("x = 1", ()) == ["x = 1"]
     above = annotated("    x = 1  # [2, 3]", ("a" * 50, "b" * 50))

@@ -14,6 +14,7 @@ ANNOTATION = "onnx: "
 
 def annotated(line: str, nodes: tuple[str, ...]) -> list[str]:
     """A line of `forward` with the names of nodes: behind it, or above it where black would break it for a comment."""
+    nodes = tuple(dict.fromkeys(nodes))  # of one node there may be several statements
     if not nodes:
         return [line]
     names = [_shown(name) for name in nodes[:MOST]]
