@@ -538,6 +538,19 @@ print(run(sys.argv[1:]), sorted({"torch", "rich", "onnxruntime", "onnxscript"} &
     assert result.stdout.splitlines()[-1].endswith("[]"), result.stdout + result.stderr
 
 
+def test_sympy_waits_until_it_is_asked(model: Path) -> None:
+    """That of onnx_ir comes when its symbolic dims are computed with, and not before; the hook is gone by then."""
+    code = """
+import sys
+from onnxgen.cli import run
+before = len(sys.meta_path)
+print(run(sys.argv[1:]), "sympy.core" in sys.modules, len(sys.meta_path) - before)
+import onnx_ir
+print(onnx_ir.SymbolicDim("N") * 2 + 1, "sympy.core" in sys.modules)
+"""
+    assert python(code, model, "-q").stdout == "0 False 0\n2*N + 1 True\n"
+
+
 def test_importing_costs_nothing() -> None:
     code = "import sys, onnxgen; print([m for m in ('onnx', 'numpy', 'torch', 'click', 'black') if m in sys.modules])"
     assert python(code).stdout == "[]\n"

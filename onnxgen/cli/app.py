@@ -11,6 +11,7 @@ import click
 from onnxgen._version import __version__
 from onnxgen.cli.building import build
 from onnxgen.cli.group import DEFAULT, EXIT_CODES, SETTINGS, DefaultGroup
+from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import HELP, given_settings, train_options
 
@@ -44,7 +45,8 @@ _model = click.argument("model", type=click.Path(path_type=Path))
 @saying_options
 def generate(model: Path, output: Path | None, **given: Any) -> int:
     """Generate a module and its weights from MODEL (the default command)."""
-    from onnxgen.cli.generating import generate_command
+    with sympy_later():
+        from onnxgen.cli.generating import generate_command
 
     return generate_command(model, output, take_options(given), **given)
 

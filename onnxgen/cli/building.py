@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
+from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
 from onnxgen.cli.say import count, progress
 
@@ -55,7 +56,7 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
     if project.missing and not quiet:
         print(f"note: {project.file.name}: {project.missing}", file=sys.stderr)
     try:
-        with progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
+        with sympy_later(), progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
             built = build_project(project, check=check, force=force, progress=begin)
     except BuildError as error:
         if not silent:
