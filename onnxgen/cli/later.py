@@ -1,7 +1,7 @@
 """Imports that wait until something is asked of them.
 
-onnx_ir imports sympy, for arithmetic with symbolic dims that onnxgen does not ask it for: a quarter of a second, a third
-of a command that generates a small model. (Measured with onnx_ir 1.1. Should its private module be called otherwise one
+onnx_ir imports sympy, for arithmetic with symbolic dims that onnxgen does not ask it for: a quarter of a second, which
+is a third of generating a small model. (Measured with onnx_ir 1.1. Should its private module be called otherwise one
 day, sympy is imported at once, as ever.)
 """
 
