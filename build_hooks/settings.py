@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.options import QUANTIZED, Options
 
 from . import values
@@ -236,7 +236,7 @@ class _Found:
         """The entries, or one error with all problems."""
         check_places(self.entries, self.paths.inside, self.wrong)
         if self.more:
-            self.problems.append(Problem(f"{self.file}: and {self.more:,} more problems"))
+            self.problems.append(Problem(f"{self.file}: and {counted(self.more, 'problem')} more"))
         if self.problems:
             raise OnnxgenError(*self.problems)
         return tuple(self.entries)

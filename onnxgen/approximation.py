@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.errors import counted
+
 KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
 SIGMAS = 6.0
 PART = 0.5  # of an output's standard deviation, that what only the file saturates may change
@@ -158,7 +160,8 @@ class Approximation:
         return Distance(rms, largest, self.allowed(name, expected), self.missing(name, expected, got))
 
     def __str__(self) -> str:
-        rounding = f"a root mean square of what {self.roundings} roundings to {self.bits} bits explain"
+        explain = "explains" if self.roundings == 1 else "explain"
+        rounding = f"a root mean square of what {counted(self.roundings, 'rounding')} to {self.bits} bits {explain}"
         if self.mode != "float":
             return rounding
         return f"{rounding}, or of {PART:g} of an output's standard deviation where that is more"

@@ -81,3 +81,9 @@ def failed(error: BaseException) -> str:
     places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
     where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
     return f"its inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: `1 class`, `2 classes`, `1,204 parameters`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -23,7 +23,7 @@ from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, code_digest, render, with_fingerprint
 from onnxgen.dequantised import KEY as QUANTISED
 from onnxgen.dequantised import UnpackedTensor, quantised
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
@@ -254,7 +254,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
     summary = aligned(rows)
     place = printable(weights.name) if weights is not None else "in this file"
-    summary += [f"{'Weights':<10}{place}, {report.parameters:,} parameters", f"{CODE_LINE:<10}{'?' * 16}"]
+    summary += [f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}", f"{CODE_LINE:<10}{'?' * 16}"]
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if re.search(r'["\\\n\r]', relative):
         raise OnnxgenError(

@@ -17,7 +17,7 @@ from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, failed
+from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, counted, failed
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import class_name, printable
 from onnxgen.nodes import all_nodes
@@ -156,7 +156,7 @@ class Lowering:
             return self.members.named_buffer(arg)
         array = arg.constant
         if array is None:
-            raise arg.builder.error(f"its input {printable(arg.name)} was never computed", "please report this model")
+            raise arg.builder.error(f"its input {printable(arg.name)} was never computed", BUG)
         hint = folded_from(arg.value) if arg.value is not None else ""
         return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
 
@@ -242,7 +242,10 @@ class Lowering:
             targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
             b.emit(Assign(tuple(targets), made.value, b.scope, b.nodes, made.form))
             return
-        for output, value in zip(node.outputs, made if isinstance(made, list) else [made]):
+        values = made if isinstance(made, list) else [made]
+        if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may give fewer than its node has
+            raise b.error(f"it has {counted(len(node.outputs), 'output')}, and computes {len(values)}", BUG)
+        for output, value in zip(node.outputs, values):
             if value is None or not output.name:
                 continue
             if isinstance(value, (Ref, MemberRef)):  # no copy of a name: the output is that value

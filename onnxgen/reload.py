@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -167,7 +167,7 @@ def _carry_over(old: Mapping[str, Tensor], new: Any) -> None:
     left += [f"{key} is new" for key in fresh if key not in old]
     left += [f"{key} is gone" for key in old if key not in fresh]
     if left:
-        message = f"{len(carried)} of {len(fresh)} tensors carried over; not these: {'; '.join(left)}"
+        message = f"{len(carried)} of {counted(len(fresh), 'tensor')} carried over; not these: {'; '.join(left)}"
         warnings.warn(message, stacklevel=4)
 
 

@@ -18,7 +18,7 @@ import click
 from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
-from onnxgen.cli.say import count, progress
+from onnxgen.cli.say import progress
 
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
@@ -159,6 +159,7 @@ def _line(one: Built) -> str:
 def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
     """Build now and after each save, until Ctrl-C: that is how one ends it, so it is no error."""
     from onnxgen.build_hooks.watch import rounds
+    from onnxgen.errors import counted
 
     with suppress(KeyboardInterrupt):
         for number, one in enumerate(rounds(root, read, force=force)):
@@ -171,7 +172,7 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
             if not quiet and not as_json:
                 _say([b for b in one.built if number == 0 or b.status != "fresh"], one.project, verbose)
                 if number == 0:
-                    print(f"watching {count(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
+                    print(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
     return 0
 
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import count, progress
+from onnxgen.cli.say import progress
+from onnxgen.errors import counted
 from onnxgen.export.report import BACK, ExportReport
 
 
@@ -27,10 +28,11 @@ def _print(report: ExportReport, verbose: bool) -> None:
     print(f"wrote {' and '.join(str(path) for path in report.wrote)}")
     print(f"  {report.road}: {report.why}")
     if report.road == BACK:
-        text = f"{len(report.changed):,} of {count(report.tensors, 'tensor')} changed"
+        text = f"{len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
+        below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
         added = f", {len(report.added):,} added that the file had shared" if report.added else ""
         lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
-        print(f"  {text}{added}{lossy}")
+        print(f"  {text}{below}{added}{lossy}")
     for note in report.notes:
         print(f"  note: {note}")
     for name in report.changed if verbose else ():
@@ -40,7 +42,7 @@ def _print(report: ExportReport, verbose: bool) -> None:
     if report.verified is None:
         print("  not verified")
     else:
-        runs = count(len(report.verified.runs), "run")
+        runs = counted(len(report.verified.runs), "run")
         told = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
         print(f"  verified against the module in {runs}: {told}")
         for name, why in report.verified.untold.items():

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import aligned, count, progress
+from onnxgen.cli.say import aligned, progress
+from onnxgen.errors import counted
 from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.stages import FORMAT, IMPORTS, STAGES, WEIGHTS
@@ -105,9 +106,9 @@ def _print(result: dict[str, Any], verbose: bool) -> None:
     files = " and ".join([", ".join(most), last] if most else [last])
     print(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
-        count(result["classes"], "class"),
-        count(result["parameters"], "parameter"),
-        count(result["lines"], "line"),
+        counted(result["classes"], "class"),
+        counted(result["parameters"], "parameter"),
+        counted(result["lines"], "line"),
     ]
     print("  " + ", ".join(counts))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]

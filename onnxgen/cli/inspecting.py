@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.cli.say import aligned, count, progress, table
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.cli.say import aligned, progress, table
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.names import printable
 from onnxgen.options import Options
 
@@ -139,7 +139,7 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
     if not quiet:
         opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
         made = f", made by {found['exporter']}" if found["exporter"] else ""
-        print(f"{found['model']}: {count(found['nodes'], 'node')}, opset {opset}{made}")
+        print(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
         ports = [(title, *_row(v)) for title in ("inputs", "outputs") for v in found[title]]
         print(
             "\n".join(
@@ -165,7 +165,7 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
         print(f"problem: {problem['text']}")
     if not quiet:
         wrong = len(found["problems"])
-        print(f"can't be converted: {count(wrong, 'problem')}" if wrong else "can be converted")
+        print(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
 
 
 def _row(value: dict[str, Any]) -> tuple[str, str, str]:

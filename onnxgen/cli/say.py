@@ -69,9 +69,3 @@ def _bar(what: str, stages: tuple[str, ...], begun: list[str], done: threading.E
             if begun and begun[-1] in stages:
                 now = begun[-1]
                 shown.update(task, description=f"{what}: {now}", completed=stages.index(now))
-
-
-def count(number: int, noun: str) -> str:
-    """`1 class`, `2 classes`, `1,204 parameters`."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number:,} {noun if number == 1 else plural}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.cli import INTERRUPTED
-from onnxgen.cli.say import count, progress
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.cli.say import progress
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.load import python_file
 from onnxgen.training.checkpoint.folder import holds_a_run
 from onnxgen.training.config import DIGITS, read_config
@@ -116,6 +116,6 @@ def _say(result: Any, quiet: bool, as_json: bool) -> None:
             shown = ", ".join(f"{name.removeprefix('test_')} {number(name, v)}" for name, v in result.test.items())
             print(f"test: {shown}")
         if result.stopped == "interrupted":
-            whole = count(len(result.history), "whole epoch")
+            whole = counted(len(result.history), "whole epoch")
             print(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
         print(f"in {result.out}: {', '.join(files)}")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import count, progress, table
-from onnxgen.errors import OnnxgenError
+from onnxgen.cli.say import progress, table
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 
@@ -61,7 +61,7 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
         print(f"gradients: {_gradients(report.gradients)}")
         if report.integrity is not None:
-            print(f"integrity: {count(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
+            print(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
         for note in report.notes:
             print(f"note: {note}")
     for problem in problems[:SHOWN]:
@@ -105,7 +105,7 @@ def _found(o: OutputCheck, untold: Mapping[str, str]) -> str:
 def _gradients(found: Gradients) -> str:
     if not found.parameters:
         return "there is no parameter to train"
-    text = f"finite for {found.reached} of {count(found.parameters, 'parameter')}"
+    text = f"finite for {found.reached} of {counted(found.parameters, 'parameter')}"
     if found.unreached:
         names = ", ".join(found.unreached[:5]) + (", ..." if len(found.unreached) > 5 else "")
         text += f"; none reaches {names} (the graph's differentiable part need not reach them in these runs)"

@@ -118,7 +118,7 @@ class _Writer:
         before = original.numpy()
         if not names or place.name in self.integers.by_tensor:
             value = self.integers.value(names) if names else self.integers.now(place.name)
-            return self._put(place, value, original)
+            return self._put(place, value, original, not self.integers.moved.isdisjoint(names))
         if self._is_lossy(names[0], before):
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
@@ -127,10 +127,12 @@ class _Writer:
         entries = self.record.tensors[names[0]]
         for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
             self._add(name, other, original.dtype, place.is_external)
-        return self._put(place, value, original)
+        return self._put(place, value, original, self._is_finer(names[0], before))
 
-    def _put(self, place: Place, value: Array, original: ir.TensorProtocol) -> ir.TensorProtocol:
+    def _put(self, place: Place, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
+        """`moved`: whether training changed it, which the numbers that the file stores need not show."""
         if same(value, original.numpy()):
+            self.report.below += [place.name] if moved else []
             return original
         self.report.changed.append(place.name)
         if not place.is_external and not place.write(value):
@@ -142,6 +144,12 @@ class _Writer:
         found = list(parts(self.record.tensors[name]))
         narrow = any(self.get(part["key"]).dtype.itemsize < before.dtype.itemsize for part in found)
         return narrow or any(part.get("lossy") for part in found)
+
+    def _is_finer(self, name: str, before: Array) -> bool:
+        """Whether the state dict has it in a wider type, with values that the file's own type can't hold."""
+        values = [self.get(part["key"]) for part in parts(self.record.tensors[name])]
+        wide = [v for v in values if v.dtype.itemsize > before.dtype.itemsize]
+        return any(not np.array_equal(v.astype(before.dtype).astype(v.dtype), v, equal_nan=True) for v in wide)
 
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)

@@ -25,6 +25,9 @@ class Integers:
         record: of each float tensor that is none of the file's, its `Dequantised` as the sidecar has it.
         state: the state-dict tensor of a key.
         before: the tensor that the file has under a name.
+
+    Attributes:
+        moved: the float tensors that were found to be others than those that the file's integers are.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Integers:
     ) -> None:
         self.tensors, self.state, self.before = tensors, state, before
         self.floats = {name: Dequantised.of_record(how) for name, how in record.items() if name in tensors}
+        self.moved: set[str] = set()
         self.by_tensor: dict[str, list[str]] = {}
         for name, how in self.floats.items():
             self.by_tensor.setdefault(how.tensor, []).append(name)
@@ -68,6 +72,8 @@ class Integers:
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
                 raise NoWayBack(f"the file stores {printable(how.tensor)} once for several tensors, which now differ")
+        if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):
+            self.moved.add(name)
         try:
             return how.integers(np.asarray(floats), self.now, self.before)
         except FloatingPointError as error:

@@ -24,6 +24,8 @@ class ExportReport:
         wrote: the files written.
         tensors: how many stored tensors of the file the network knows.
         changed: the names of those whose elements are others now.
+        below: the names of those that are as they were since training changed them by less than a step of the numbers
+            that the file stores (integers, or floats of a narrower type).
         added: the initializers that are new: what the file had shared and training made differ.
         lossy: the tensors that were cast back from a narrower type.
         notes: other things worth knowing.
@@ -38,6 +40,7 @@ class ExportReport:
     wrote: list[Path] = field(default_factory=list)
     tensors: int = 0
     changed: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     lossy: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -45,7 +48,7 @@ class ExportReport:
 
     def forget(self) -> None:
         """Begin again on another road."""
-        self.changed, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], 0
+        self.changed, self.below, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], [], 0
 
     def as_json(self) -> dict[str, Any]:
         """All of it in plain types."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import BUG, OnnxgenError, counted
 from onnxgen.names import printable
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Operator
@@ -96,8 +96,8 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
 def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
     given = len(builder.node.inputs)
     if operator.plugin is None or schema(operator.domain, operator.name, builder.opset) is not None:
-        return builder.error(f"it has {given} inputs, but its schema knows {known}")
-    what = f"it has {given} inputs, but its function in plugin {operator.plugin.name} takes {known}"
+        return builder.error(f"it has {counted(given, 'input')}, but its schema knows {known}")
+    what = f"it has {counted(given, 'input')}, but its function in plugin {operator.plugin.name} takes {known}"
     return builder.error(what, "give the function another parameter, or *more")
 
 
@@ -125,7 +125,7 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
             bound[name] = as_input(builder, value)
     for name in [n for n in bound if n not in parameters]:
         if bound.pop(name) is not None:
-            raise builder.error(f"its input {name!r} is not handled", "please report this model")
+            raise builder.error(f"its input {name!r} is not handled", BUG)
     positional, keywords = _arguments(builder, parameters, bound)
     return positional, {**keywords, **others}
 
@@ -144,7 +144,7 @@ def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any)
         return
     default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
     if default is MISSING or plain(default) != value:
-        raise builder.error(f"its attribute {name!r} is not handled", "please report this model")
+        raise builder.error(f"its attribute {name!r} is not handled", BUG)
 
 
 def _arguments(

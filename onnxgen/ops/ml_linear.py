@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
+from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.linear import linear_module
 from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
@@ -25,7 +26,7 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
     if features is None and columns > 0 and count % columns == 0:
         features = count // columns
     if features is None or columns < 1 or count < columns * features:
-        raise b.error(f"its {count} coefficients are not those of {columns} outputs")
+        raise b.error(f"its coefficients are {count}, which are not those of {counted(columns, 'output')}")
     shape = (columns, features)
     if columns * features < count:
         return _first(b, x, weight, bias, shape)
@@ -86,7 +87,7 @@ def linear_classifier(
     scores = b.let(product(b, X, coefficients, intercepts, count), "scores")
     if count > 1:
         if len(names) < count:
-            raise b.error(f"it has {count} scores and {len(names)} labels")
+            raise b.error(f"it has {count} scores and {counted(len(names), 'label')}")
         best = b("s.argmax(1)", s=scores)
         return [labels(b, best, classlabels_ints, classlabels_strings), transformed(b, scores, post_transform)]
     positive = b("(s.squeeze(1) > 0).long()", s=scores)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
+from onnxgen.errors import BUG, counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.builder import Unpack
 from onnxgen.ops.registry import op
@@ -155,7 +156,7 @@ def _spelled_out(
 ) -> Any:
     """The same by ONNX's own operator, where names keep the tensors from being one module's."""
     if len(weights) != 3:
-        raise b.error("the names of its weights belong to several modules", "please report this model")
+        raise b.error("the names of its weights belong to several modules", BUG)
     made = b.call(
         "onnx_" + kind.lower(),
         b("x.transpose(0, 1)", x=X) if batch_first else X,
@@ -259,7 +260,7 @@ def _activations(
     wanted = count * (2 if direction == "bidirectional" else 1)
     names = names[:wanted]  # RNN's default has two, whatever the direction
     if len(names) < wanted:
-        raise b.error(f"it has {len(names)} activations, but {wanted} gate functions")
+        raise b.error(f"it has {counted(len(names), 'activation')}, but {wanted} gate functions")
     alphas, betas = list(alpha or []), list(beta or [])
     made = []
     for given in names:

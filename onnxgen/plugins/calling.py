@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.names import printable
 from onnxgen.plugins.loading import Plugin, why
 from onnxgen.propagate.dims import TooComplex
@@ -38,7 +38,8 @@ def lowered(b: Builder, plugin: Plugin, function: Callable[[], Any]) -> Any:
         return made
     values = [_expression(b, plugin, value) for value in (made if isinstance(made, (list, tuple)) else [made])]
     if len(values) > len(b.node.outputs):
-        raise b.error(f"plugin {plugin.name} returns {len(values)} values for {len(b.node.outputs)} outputs", RETURNS)
+        there = counted(len(b.node.outputs), "output")
+        raise b.error(f"plugin {plugin.name} returns {counted(len(values), 'value')} for {there}", RETURNS)
     for i in range(len(b.node.outputs)):
         if b.wants(i) and (i >= len(values) or values[i] is None):
             raise b.error(f"plugin {plugin.name} returns nothing for output {i}, which is used", RETURNS)

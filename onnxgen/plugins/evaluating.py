@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
+from onnxgen.names import printable
+from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import Operator
+from onnxgen.plugins.domains import is_foreign
 from onnxgen.plugins.loading import load
 
 if TYPE_CHECKING:
@@ -16,6 +21,13 @@ def evaluators(plugins: Sequence[str]) -> list[type[OpRun]]:
     """A class for each operator with a `reference`, as `onnx.reference.ReferenceEvaluator(new_ops=...)` takes them."""
     newest = [versions[-1] for versions in load(plugins).values()]
     return [_evaluator(operator) for operator in newest if operator.reference is not None]
+
+
+def without_reference(model: ir.Model, evaluators: Sequence[type[OpRun]]) -> list[str]:
+    """The operators of a file that are of no domain which an oracle knows, and of which no plugin says what they do."""
+    used = {(node.domain, node.op_type) for node in all_nodes(model.graph) if is_foreign(node.domain)}
+    said = {(evaluator.op_domain, evaluator.__name__) for evaluator in evaluators}
+    return [printable(f"{domain}.{name}") for domain, name in sorted(used - said)]
 
 
 def _evaluator(operator: Operator) -> type[OpRun]:

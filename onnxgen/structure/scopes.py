@@ -28,7 +28,7 @@ from onnxgen.code.module_def import (
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import BUG, OnnxgenError, Problem
 from onnxgen.names import module_part, printable
 from onnxgen.roles import BESIDE
 from onnxgen.structure.order import components, topological
@@ -286,9 +286,7 @@ def _check_tree(scope: Scope) -> None:
     for member in scope.members:
         if any(member.path[:n] in classes for n in range(len(scope.path) + 1, len(member.path))):
             path = printable(".".join(member.path))
-            raise OnnxgenError(
-                Problem(f"{path} would be in two classes", help="use --flat, and please report this model")
-            )
+            raise OnnxgenError(Problem(f"{path} would be in two classes", help=f"use --flat; {BUG}"))
 
 
 def _containers(members: list[Member]) -> set[Path]:

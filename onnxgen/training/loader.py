@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.samples import Batch, Samples
 
 Ticket = tuple[int, list[int]]  # what a batch is made of: the seed of its epoch, the indices of its samples
@@ -77,7 +77,8 @@ class Loader:
         if len(samples) < world or not len(self):
             needed = batch_size * world if drop_last else world
             ways = "smaller batches, fewer processes or more data"
-            raise OnnxgenError(Problem(f"{len(samples)} samples, and one batch takes at least {needed}", help=ways))
+            what = f"{counted(len(samples), 'sample')}, and one batch takes at least {needed}"
+            raise OnnxgenError(Problem(what, help=ways))
         self.epoch, self.weight = 0, 1.0
         self._start = self._given = 0
         self._order = _Order()

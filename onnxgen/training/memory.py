@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.samples import Batch
 
 Result = TypeVar("Result")
@@ -165,7 +165,7 @@ class Micro:
         norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False
         gc.collect()
         _empty_cache(next(iter(part.values())).device)
-        text = f"out of memory with {count} samples at once: from here on in parts of {self.size}"
+        text = f"out of memory with {counted(count, 'sample')} at once: from here on in parts of {self.size}"
         text += ", whose gradients add up to the same" if model is not None else ""
         text += "; BatchNorm takes its statistics from the parts" if norms else ""
         warnings.warn(text, stacklevel=2)

@@ -13,14 +13,14 @@ import onnx_ir as ir
 
 from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.load import from_pretrained, imported, load
 from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
-from onnxgen.plugins.evaluating import evaluators
+from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.propagate import propagate
 from onnxgen.reader import read
 from onnxgen.stored import stored
@@ -54,6 +54,7 @@ class Check:
         self.freed: Freed | None = None
         self.approximation: Approximation | None = None
         model = self._examined()
+        self.unsaid = without_reference(model, self.new_ops)
         tensors = (stored(v) for v in stored_values(model.graph))
         floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
         self.stored = {str(dtype.numpy()) for dtype in map(ir.DataType, floats)}
@@ -202,11 +203,11 @@ class Check:
                 self._note_sizes(used)
                 return
         reasons = "; ".join(dict.fromkeys(self.refusals[:1] + self.refusals[-1:]))
+        way_out = "fix dims with --input-shape, or give inputs of your own with --inputs FILE.npz"
+        if self.unsaid:
+            way_out = f"say in a --plugin what {', '.join(self.unsaid)} computes: @onnxgen.op(..., reference=...)"
         raise OnnxgenError(
-            Problem(
-                f"could not verify {self.path}: no oracle runs on any input tried ({reasons})",
-                help="fix dims with --input-shape, or give inputs of your own with --inputs FILE.npz",
-            )
+            Problem(f"could not verify {self.path}: no oracle runs on any input tried ({reasons})", help=way_out)
         )
 
     def _drawn(self, run: int, seed: int, used: list[drawing.Sizes]) -> Iterator[_Input]:
@@ -259,7 +260,9 @@ class Check:
             outputs = torch_side.forward(network, feeds, self.cast)
             got = torch_side.as_onnx(outputs)
             if len(got) != len(expected):
-                raise torch_side.Failed(f"forward returned {len(got)} outputs, the graph has {len(expected)}")
+                raise torch_side.Failed(
+                    f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
+                )
         except torch_side.Failed as failure:
             return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]

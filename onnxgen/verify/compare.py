@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.errors import counted
 from onnxgen.verify.convert import widened
 
 SLACK = 4.0  # what a module may differ by, in the oracle's own movement under inputs changed in their last places
@@ -166,7 +167,7 @@ def _worst(wrong: NDArray[Any], expected: NDArray[Any], got: NDArray[Any], by: N
     flat = int(np.argmax(wrong if by is None else by))
     where = ", ".join(str(int(i)) for i in np.unravel_index(flat, wrong.shape))
     values = f"{_shown(got.reshape(-1)[flat])} instead of {_shown(expected.reshape(-1)[flat])}"
-    return f"{int(wrong.sum()):,} of {wrong.size:,} elements differ, most at [{where}]: {values}"
+    return f"{int(wrong.sum()):,} of {counted(wrong.size, 'element')} differ, most at [{where}]: {values}"
 
 
 def _shown(element: Any) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.sidecar import read_tensors, sidecar_files
 from onnxgen.verify.report import Integrity
@@ -110,7 +110,7 @@ def _difference(expected: Source | NDArray[Any], found: NDArray[Any]) -> str:
             return f"{found.dtype} {list(found.shape)} instead of {array.dtype} {list(array.shape)}"
         bits = np.dtype(f"u{array.dtype.itemsize}") if array.dtype.itemsize <= 8 else np.dtype("u8")
         wrong = np.ascontiguousarray(array).reshape(-1).view(bits) != np.ascontiguousarray(found).reshape(-1).view(bits)
-        return f"{int(wrong.sum()):,} of {array.size:,} elements differ" if wrong.any() else ""
+        return f"{int(wrong.sum()):,} of {counted(array.size, 'element')} differ" if wrong.any() else ""
     finally:
         if isinstance(expected, Source):
             expected.release()

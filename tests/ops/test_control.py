@@ -10,7 +10,17 @@ import pytest
 import torch
 from onnx import parser
 
-from tests.ops.harness import Ran, assert_same, backend_cases, run_case, run_model, run_onnxruntime, unbound_names
+from onnxgen.errors import OnnxgenError
+from tests.ops.harness import (
+    Ran,
+    assert_same,
+    backend_cases,
+    generate,
+    run_case,
+    run_model,
+    run_onnxruntime,
+    unbound_names,
+)
 
 F = np.float32
 
@@ -67,6 +77,27 @@ def test_nested_branches_use_outer_values() -> None:
     truths = [(np.array(a), np.array(b)) for a in (True, False) for b in (True, False)]
     ran = check(NESTED_IF, *({"a": a, "b": b, "x": x} for a, b in truths))
     assert ran.forward.count("if ") == 2
+
+
+@pytest.mark.parametrize(
+    "branch, says",
+    [
+        ("h () => (float[N, 3] u) { u = Exp (x) }", "node (unnamed) (If-18): it has 2 outputs, and computes 1"),
+        ("h (float[N, 3] i) => (float[N, 3] u, float[N, 3] v) { u = Exp (x) v = Neg (i) }", "input i was never"),
+    ],
+)
+def test_a_branch_that_does_not_fit_is_the_files_fault(branch: str, says: str) -> None:
+    graph = f"""
+    <ir_version: 8, opset_import: ["" : 18]>
+    g (float[N, 3] x, bool c) => (float[N, 3] y, float[N, 3] z) {{
+      y, z = If (c) <then_branch = {branch}, else_branch = {branch.replace("h", "k", 1)}>
+    }}
+    """
+    with pytest.raises(OnnxgenError) as caught:
+        generate(parser.parse_model(graph))
+    assert says in str(caught.value) and str(caught.value).endswith(
+        " -> if other tools run the model, please report it"
+    )
 
 
 def test_a_known_condition_leaves_no_if() -> None:

@@ -337,7 +337,7 @@ def test_the_same_operator_in_two_plugins(here: Path) -> None:
         ("b, x, y, *, beta", "return x", "its attribute alpha is no parameter of its function in plugin ops.py -> "),
         ("b, x, y, *, alpha", "return 'x'", "plugin ops.py returns str, which is no expression -> return b("),
         ("b, x, y, *, alpha", "pass", "plugin ops.py returns nothing for output 0, which is used"),
-        ("b, x, y, *, alpha", "return [x, y]", "plugin ops.py returns 2 values for 1 outputs"),
+        ("b, x, y, *, alpha", "return [x, y]", "plugin ops.py returns 2 values for 1 output"),
         ("b, x, y, *, alpha", "return x.no_such_thing", "plugin ops.py: AttributeError: "),
         ("b, x, y, *, alpha", "return b('x +')", "plugin ops.py: its text is no Python expression: x +"),
         ("b, x, y, *, alpha", "raise b.error('not so', 'but so')", "not so -> but so"),
@@ -437,4 +437,7 @@ def test_verify_and_export_compare(here: Path, capsys: pytest.CaptureFixture[str
     assert command(["export", "net.py", "-o", "no.onnx", "--plugin", "wrong.py"]) == 1
     assert not (here / "no.onnx").exists()
     written(here / "none.py", SWISH)
+    capsys.readouterr()
     assert command(["verify", "net.onnx", "net.py", "--plugin", "none.py"]) == 2
+    said = " -> say in a --plugin what com.acme.Swish computes: @onnxgen.op(..., reference=...)\n"
+    assert capsys.readouterr().err.endswith(said)

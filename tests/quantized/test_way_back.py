@@ -9,8 +9,10 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from safetensors.torch import save_file
 
 from onnxgen import OnnxgenError, Options, export, generate
+from onnxgen.cli import run as command
 from onnxgen.dequantised import Dequantised
 from onnxgen.load import from_pretrained, imported
 from tests.quantized.nets import CASES, example, quantised, rms, run
@@ -63,6 +65,38 @@ def test_what_training_changed_is_requantised(case: str, files: Path, tmp_path: 
     for key, value in model.state_dict().items():
         off = (again[key] - value).abs().max()  # half a step
         assert off < 0.03 if key.startswith(name) else torch.equal(again[key], value)
+
+
+def test_changes_below_a_step_of_the_integers_are_told(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, module = quantised("mlp-QDQ-u8s8", files), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    model = pretrained(module)
+    with torch.no_grad():
+        model.get_submodule("fc1").weight[:, 0] += 1e-6
+    report = export(module, path, model, tmp_path / "back.onnx")
+    assert report.changed == [] and report.below == ["fc1.weight_quantized"]
+    assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+    save_file(model.state_dict(), tmp_path / "tuned.safetensors")
+    asked = ["export", module, "--onnx", path, "--weights", tmp_path / "tuned.safetensors", "--no-verify"]
+    assert command([str(part) for part in asked]) == 0
+    assert "tensors changed, 1 more by less than a step of the file's numbers" in capsys.readouterr().out
+
+
+def test_changes_below_a_step_of_half_precision_are_told(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((2, 3), np.float16), "fc.weight")
+    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, ["n", None]) for name in "xy"]
+    nodes = [onnx.helper.make_node("MatMul", ["x", "fc.weight"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", ports[:1], ports[1:], [weight])
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), tmp_path / "half.onnx")
+    generate(tmp_path / "half.onnx", tmp_path / "m.py", Options(dtype="float32"))
+    model = pretrained(tmp_path / "m.py")
+    for step, found in ((1e-5, ([], ["fc.weight"])), (1e-2, (["fc.weight"], []))):
+        with torch.no_grad():
+            next(model.parameters()).add_(step)
+        report = export(tmp_path / "m.py", tmp_path / "half.onnx", model, tmp_path / "back.onnx", verify=False)
+        assert (report.changed, report.below) == found
 
 
 def test_a_weight_that_is_not_finite_is_refused(files: Path, tmp_path: Path) -> None:

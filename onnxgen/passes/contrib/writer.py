@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import BUG
 from onnxgen.names import printable
 from onnxgen.ops.bind import plain
 from onnxgen.passes.rewrite import names_of
@@ -156,7 +157,7 @@ def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None
     made = function(writer, *_inputs(node, function), **_attributes(node, function))
     results = list(made) if isinstance(made, (list, tuple)) else [made]
     if any(writer.wants(i) and (i >= len(results) or results[i] is None) for i in range(len(node.outputs))):
-        raise Refused("one of its optional outputs is used, and is not handled", "please report this model")
+        raise Refused("one of its optional outputs is used, and is not handled", BUG)
     _put(writer, results)
 
 
@@ -205,7 +206,7 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in taken:
-            raise Refused(f"its attribute {printable(name)} is not handled", "please report this model")
+            raise Refused(f"its attribute {printable(name)} is not handled", BUG)
         wanted = KINDS[next(kind for kind in KINDS if kind == hints[name] or kind | None == hints[name])]
         if attribute.type != wanted:
             raise Refused(f"its attribute {name} is a {attribute.type.name}, not a {wanted.name}", "fix the file")

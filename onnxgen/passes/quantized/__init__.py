@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import Problem, Problems, counted
 from onnxgen.names import printable
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
@@ -98,4 +98,5 @@ def _drop_unused(model: ir.Model) -> None:
 
 def _left(nodes: list[ir.Node]) -> str:
     names = ", ".join(printable(n.name or n.op_type) for n in nodes[:SHOWN]) + (", ..." if len(nodes) > SHOWN else "")
-    return f"{len(nodes)} quantised nodes stay as they are, between integers ({names}): no gradient passes them"
+    how = "stays as it is" if len(nodes) == 1 else "stay as they are"
+    return f"{counted(len(nodes), 'quantised node')} {how}, between integers ({names}): no gradient passes there"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.settings import Settings
@@ -69,7 +69,7 @@ def compare_model(then: Mapping[str, str], model: nn.Module) -> None:
 def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[str, str], left_out: int = 0) -> None:
     labels = {MODEL: ""}  # the message says it already
     lines = [f"{labels.get(n, f'{n}: ')}{then.get(n, 'none')} there, {now.get(n, 'none')} here" for n in shown]
-    more = f", and {left_out} tensors more" if left_out > 0 else ""
+    more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
     raise OnnxgenError(
         Problem(
             f"the checkpoint is of another {what}: {'; '.join(lines)}{more}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import Problem, Problems, counted
 from onnxgen.signature import Port
 from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
@@ -90,9 +90,9 @@ def _check_size(
                     )
                 )
             if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves the rest out
-                problems.add(Problem(f"{what}, and the {part} part has {len(samples)} samples", help=way))
+                problems.add(Problem(f"{what}, and the {part} part has {counted(len(samples), 'sample')}", help=way))
     if part == "train" and len(samples) < settings.batch_size:
-        data.notes.append(f"a batch has only {len(samples)} samples: the train part has no more")
+        data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
 
 
 def _check_input(port: Port, column: str, samples: Samples, problems: Problems) -> None:
@@ -153,7 +153,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         return
     if len(field.classes) > count:
         some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
-        what = f"the data has {has} classes ({some}), and the model tells {count} apart"
+        what = f"the data has {counted(has, 'class')} ({some}), and the model tells {count} apart"
         problems.add(Problem(what, help=f"--replace-head {has}"))
         return
     for part, values in parts.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.names import printable
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
@@ -38,7 +38,8 @@ def read_csv(path: Path) -> dict[str, Any]:
     _check_names(path, names)
     for line, row in rows[1:]:
         if len(row) != len(names):
-            raise OnnxgenError(f"{path}, line {line}: {len(row)} values, but {len(names)} columns")
+            what = f"{counted(len(row), 'value')}, but {counted(len(names), 'column')}"
+            raise OnnxgenError(f"{path}, line {line}: {what}")
     lines = [line for line, _ in rows[1:]]
     return {name: _column(path, name, [row[i] for _, row in rows[1:]], lines) for i, name in enumerate(names)}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from onnxgen.errors import counted
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Facts:
         few = "" if self.trained == self.parameters else f", {self.trained:,} trained"
         sizes = ", ".join(f"{size:,} {part}" for part, size in self.sizes.items())
         return (
-            f"training {self.model} ({self.parameters:,} parameters{few}) on {self.data} ({sizes}) "
+            f"training {self.model} ({counted(self.parameters, 'parameter')}{few}) on {self.data} ({sizes}) "
             f"with {self.device}, to {out}"
         )
 
