@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.ml_scores import ML
 from onnxgen.ops.registry import op
@@ -40,7 +39,7 @@ def _place(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]:
 def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtype: ir.DataType) -> ast.expr:
     """`values` at the places of X among `keys`, `default` elsewhere."""
     if len(keys) != len(values):
-        raise b.error(f"it has {counted(len(keys), 'key')} and {counted(len(values), 'value')}")
+        raise b.error(f"it has {len(keys)} keys and {len(values)} values")
     if not keys:
         raise b.error("it has no keys")
     place, order = _place(b, X, keys)

@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
-from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.ml_scores import ML, as_dtype, elements, matrix, table
 from onnxgen.ops.registry import op
@@ -87,7 +86,7 @@ def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
 def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = None) -> ast.expr:
     """Inputs side by side, each cut or filled up with zeros to its number of columns."""
     if inputdimensions is not None and len(inputdimensions) != len(X):
-        raise b.error(f"it has {counted(len(X), 'input')}, and inputdimensions of {len(inputdimensions)}")
+        raise b.error(f"it has {len(X)} inputs and {len(inputdimensions)} inputdimensions")
     counts: Sequence[int | None] = inputdimensions or [None] * len(X)
     return b("torch.cat(x, 1)", x=[b("feature_rows(x, n)", x=x, n=n) for x, n in zip(X, counts)])
 

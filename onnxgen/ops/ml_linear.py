@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
-from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.linear import linear_module
 from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
@@ -26,7 +25,7 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
     if features is None and columns > 0 and count % columns == 0:
         features = count // columns
     if features is None or columns < 1 or count < columns * features:
-        raise b.error(f"its coefficients are {count}, which are not those of {counted(columns, 'output')}")
+        raise b.error(f"its {count} coefficients are not those of {columns} outputs")
     shape = (columns, features)
     if columns * features < count:
         return _first(b, x, weight, bias, shape)
@@ -87,7 +86,7 @@ def linear_classifier(
     scores = b.let(product(b, X, coefficients, intercepts, count), "scores")
     if count > 1:
         if len(names) < count:
-            raise b.error(f"it has {count} scores and {counted(len(names), 'label')}")
+            raise b.error(f"it has {count} scores and {len(names)} labels")
         best = b("s.argmax(1)", s=scores)
         return [labels(b, best, classlabels_ints, classlabels_strings), transformed(b, scores, post_transform)]
     positive = b("(s.squeeze(1) > 0).long()", s=scores)

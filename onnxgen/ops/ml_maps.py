@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES, quote
-from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.ml_scores import ML, matrix
 from onnxgen.ops.registry import op
@@ -30,7 +29,7 @@ def zip_map(
         raise b.error("it needs labels, either text or numbers")
     matrix(b, X)
     if X.shape is not None and isinstance(X.shape[-1], int) and X.shape[-1] != len(keys):
-        raise b.error(f"it has {counted(len(keys), 'label')} for {counted(X.shape[-1], 'column')}")
+        raise b.error(f"it has {len(keys)} labels for {X.shape[-1]} columns")
     return b.call("zip_map", X, keys)
 
 

@@ -6,7 +6,6 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
-from onnxgen.errors import counted
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.ml_linear import product
 from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
@@ -94,7 +93,7 @@ def svm_classifier(
         return [labels(b, index, classlabels_ints, classlabels_strings), scores]
     counts, classes = vectors_per_class or [], len(names)
     if len(counts) != classes or classes < 2 or support_vectors is None:
-        raise b.error(f"it has {counted(classes, 'label')} and support vectors of {counted(len(counts), 'class')}")
+        raise b.error(f"it has {classes} labels and support vectors of {len(counts)} classes")
     total, pairs = sum(counts), classes * (classes - 1) // 2
     if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
         raise b.error("its coefficients or rho are not as many as its classes and support vectors need")
