@@ -19,6 +19,7 @@ from onnxgen.propagate.dims import Dim, product
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
+PICKY = ("any", "all", "logsumexp")  # by no dims these do not mean all, as the others do
 Dims = Any  # an int, a list of ints, an expression of such; None: all axes
 
 
@@ -29,7 +30,10 @@ class Reduction:
         axes: the axes as ints; None if they are known only at run time, or the rank is not known.
         dims: torch's `dim`; None for all axes, without keeping them.
         keep: torch's `keepdim`.
+        may_be_none: at run time there may be no axes, by which ONNX means all.
     """
+
+    may_be_none = False
 
     def __init__(self, b: Builder, x: Arg, axes: Arg | None, keepdims: int) -> None:
         self.b, self.x, self.keep = b, x, bool(keepdims)
@@ -38,6 +42,7 @@ class Reduction:
         wanted = [d for d in given or [] if isinstance(d, int)]
         if axes is not None and (given is None or len(wanted) < len(given)):
             self.dims: Dims = axes.as_ints()
+            self.may_be_none = given is None and not (axes.shape and isinstance(axes.shape[0], int) and axes.shape[0])
             return
         rank = x.rank
         if wanted:
@@ -68,6 +73,8 @@ class Reduction:
     def call(self, name: str, x: ast.expr, dtype: Any = OMIT) -> ast.expr:
         """`x.name(dim=..., keepdim=...)`."""
         dim = OMIT if self.dims is None else tuple(self.dims) if isinstance(self.dims, list) else self.dims
+        if self.may_be_none and name in PICKY:
+            dim = self.b("dims or list(range(x.dim()))", dims=dim, x=self.x)
         keep = unless(self.keep and self.dims is not None, False)
         return self.b.call(ast.Attribute(x, name, ast.Load()), dim=dim, keepdim=keep, dtype=dtype)
 

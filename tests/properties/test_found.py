@@ -33,6 +33,12 @@ FOUND = {
     "scales of unknown length beside sizes": case(
         "Resize", [floats(1, 1, 2, 1), NONE, NONE, i64([1, 1, 5, 9])], {"mode": "cubic"}, 11, stored=[0, 3], named=[0]
     ),
+    "the logarithm of a sum over no axes, which are all": case(
+        "ReduceLogSumExp", [floats(2, 3), i64([])], {"keepdims": 0}, named=[1]
+    ),
+    "the greatest of booleans over no axes, which are all": case(
+        "ReduceMax", [np.array([[False, True], [False, False]]), i64([])], {"keepdims": 1}, named=[1]
+    ),
     "the sign of NaN": case("Sign", [np.array([np.nan, -2, 0], np.float32)], {}),
     "NaN is above no threshold": case("ThresholdedRelu", [np.array([np.nan, 2], np.float32)], {}),
     "a product of large integers": case("MatMul", [uint(2, 2) + np.uint64(2**63), uint(2, 2)], {}),
