@@ -2,8 +2,10 @@
 
 The rule: as the exporter recorded it, else by the attribute (`attention` is an `Attention`, `layers.3` a `Layer`). An
 attribute that says nothing (`block`, `layer1.0`, `features.4`) gives way to what the layers are known as together
-(`BasicBlock`, `Bottleneck`). Where classes that differ would have one name, each is named by what it is part of, as far
-as that tells them apart (`EncoderLayer`, `DecoderLayer`); else they are numbered.
+(`BasicBlock`, `Bottleneck`). The attribute of a wrapper (`fn`), and the number of an item of a list in a list, give way
+to what is done there (`Attention`, `PreNorm`; where there are several such, `PreNormAttention`). Where classes that
+differ would have one name, each is named by what it is part of, as far as that tells them apart (`EncoderLayer`,
+`DecoderLayer`); else they are numbered.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from collections.abc import Iterable
 from onnxgen.code.module_def import ModuleDef, Path, expressions
 from onnxgen.code.quote import Ref, walk
 from onnxgen.names import RESERVED, Namer, class_name, singular
-from onnxgen.structure.scopes import Scope
+from onnxgen.structure.scopes import ClassRef, Scope
+from onnxgen.structure.sublayers import sublayer, wrapped
 
 # attributes that say nothing of what is in them
 VAGUE = frozenset("""
     body block blk cell conv conv_block double_conv feature inc layer main module net res res_block stage unit
     """.split())
+WRAPPED = frozenset(
+    "f fn func function inner sublayer wrapped".split()
+)  # what a wrapper calls its child, whatever it is
 WHOLE = frozenset("backbone base base_model model net network".split())  # attributes that hold nearly everything
 SHORTCUT = re.compile("down_?sample|short_?cut|identity|skip|proj_res|residual", re.IGNORECASE)
 WORDS = {
@@ -58,6 +64,8 @@ class ClassNames:
         self.namer = Namer(reserved)
         self.parts: dict[str, set[Path]] = defaultdict(set)  # short name: the roles that would have it
         self.known: dict[int, str] = {}  # what layers are known as together, by scope
+        self.does: dict[int, str] = {}  # by scope, where only what it does says what it is
+        self.inside: dict[int, str] = {}  # by scope: what does the work below a wrapper, and below the wrappers in it
         self.same: dict[Path, Path] = {}  # roles of which some are known as the same thing
         first: dict[str, Path] = {}
         for scope in scopes:
@@ -66,6 +74,9 @@ class ClassNames:
                 vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
                 known = self.known[id(scope)] = _together(scope) if vague else ""
                 role = role_path(scope.path)
+                if not known and _says_nothing(scope.path):
+                    self.does[id(scope)] = sublayer(scope)
+                    self.inside[id(scope)] = self._inside(scope)
                 if known:
                     self.same.setdefault(role, first.setdefault(FAMILY.get(known, known), role))
 
@@ -82,6 +93,9 @@ class ClassNames:
         known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
         if recorded or known:
             return self._free(class_name(recorded) if recorded else known)
+        does = self._does(scopes)
+        if does:
+            return self._free(class_name(does))
         short = self._common(scopes)
         mine = {role_path(scope.path) for scope in scopes}
         others = self.parts[short] - mine
@@ -90,6 +104,25 @@ class ClassNames:
         if others and telling and len(mine) == 1:
             return self._free(class_name(f"{singular(telling[0].removesuffix('_model'))}_{short}"))
         return self._free(short)
+
+    def _does(self, scopes: list[Scope]) -> str:
+        """What a class does, in words, of one wrapper among several also to what; "" if that is not sure."""
+        found = {self.does.get(id(scope), "") for scope in scopes}
+        name = found.pop() if len(found) == 1 else ""
+        alike = {self.inside[key] for key, does in self.does.items() if does == name}
+        inside = {self.inside[id(scope)] for scope in scopes} if name and len(alike) > 1 else set()
+        return f"{name}_{inside.pop()}" if len(inside) == 1 else name
+
+    def _inside(self, scope: Scope) -> str:
+        child = wrapped(scope)
+        below = [] if child is None else [m for m in scope.members if m.path[: len(child.path)] == child.path]
+        inner = [
+            id(m.build.func.scope)
+            for m in below
+            if isinstance(m.build, ast.Call) and isinstance(m.build.func, ClassRef)
+        ]
+        found = {self.inside.get(key, "") or self.does.get(key, "") for key in inner} - {"norm"}
+        return found.pop() if len(found) == 1 else ""
 
     def _common(self, scopes: list[Scope]) -> str:
         """The short name of a class: of one that has several roles, the last word that they share."""
@@ -122,6 +155,12 @@ def _word(path: Path) -> str:
         return "block"
     word = words[-1].rstrip("0123456789").rstrip("_") or words[-1] if words else "block"
     return singular(word) if path[-1].isdigit() else word
+
+
+def _says_nothing(path: Path) -> bool:
+    """`layers.0.1.fn`, and `layers.0.1`: what a wrapper holds, and an item of a list in a list."""
+    in_list = path[-1].isdigit() and len(path) > 1 and path[-2].isdigit()
+    return in_list or _word(path) in WRAPPED
 
 
 def _is_numbered(path: Path) -> bool:

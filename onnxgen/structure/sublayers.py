@@ -1,0 +1,134 @@
+"""What a sublayer of a transformer is, told by what it does: for classes whose attribute says nothing (`fn`)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from onnxgen.code.module_def import Assign, Member
+from onnxgen.code.quote import MemberRef, Ref, refs
+from onnxgen.roles import called, seen_through
+from onnxgen.structure.literals import ACTIVATIONS
+from onnxgen.structure.scopes import ClassRef, Scope
+
+# letters of the steps: norm, linear, activation, split in parts, product, what does nothing, "?" for all others
+NORM = re.compile(r"nn\.(LayerNorm|RMSNorm|GroupNorm|(Batch|Instance)Norm[123]d)")
+LETTERS = {"nn.Linear": "l", "nn.Dropout": "", "nn.Identity": "", **dict.fromkeys(ACTIVATIONS, "a")}
+FEED_FORWARD = re.compile("n?l(a|sap)l")
+SCORES, PROBABILITIES = 1, 2  # a product of two values; the softmax of one
+
+
+@dataclass
+class Step:
+    """A statement: what it does (a letter a layer), the submodule that it calls, the values it takes and makes."""
+
+    letters: str
+    callee: Member | None
+    takes: list[str]
+    makes: tuple[str, ...]
+    is_view: bool
+
+
+def sublayer(scope: Scope) -> str:
+    """What a scope does, `feed_forward` or `pre_norm`, say; "" where that is not certain."""
+    if wrapped(scope) is not None:
+        return _wrapper(scope)[0]
+    steps = _steps(scope)
+    if "".join(step.letters for step in steps if not step.is_view) == "n":
+        return "norm"
+    layers = "".join(step.letters for step in steps)
+    if _attends(scope) and "a" not in layers and not any(_is_class(m) for m in scope.members):
+        return "attention"
+    is_chain = all(set(before.makes) & set(after.takes) for before, after in zip(steps, steps[1:]))
+    if is_chain and FEED_FORWARD.fullmatch(layers) and steps[-1].makes == _returned(scope):
+        widths = [m.build.args for m in scope.members if isinstance(m.build, ast.Call) and _letters(m, scope) == "l"]
+        if ast.dump(widths[0][0]) == ast.dump(widths[-1][1]):
+            return "feed_forward"
+    return ""
+
+
+def wrapped(scope: Scope) -> Member | None:
+    """The one child of a scope that does nothing else but norm it, or add its input to the result."""
+    return _wrapper(scope)[1]
+
+
+def _wrapper(scope: Scope) -> tuple[str, Member | None]:
+    steps = _steps(scope)
+    if len(steps) != 2 or not scope.inputs or steps[1].makes != _returned(scope):
+        return "", None
+    given, (first, last) = scope.inputs[0].value, steps
+    if _is_whole(first.callee) and first.takes[:1] == [given]:
+        if last.letters == "n" and tuple(last.takes) == first.makes:
+            return "post_norm", first.callee
+        if last.letters == "+" and sorted(last.takes) == sorted([*first.makes, given]):
+            return "residual", first.callee
+    if first.letters == "n" and first.takes == [given] and _is_whole(last.callee):
+        if tuple(last.takes[:1]) == first.makes and given not in last.takes:
+            return "pre_norm", last.callee
+    return "", None
+
+
+def _returned(scope: Scope) -> tuple[str, ...]:
+    return tuple(output.value for output in scope.outputs if isinstance(output, Ref))
+
+
+def _steps(scope: Scope) -> list[Step]:
+    """The statements of a scope; nothing if one of them is not plain."""
+    found = []
+    for s in scope.body:
+        if not isinstance(s, Assign) or not s.targets:
+            return []
+        member = s.value.func.member if isinstance(s.value, ast.Call) and isinstance(s.value.func, MemberRef) else None
+        letters = _function(s.value) if member is None else _letters(member, scope)
+        found.append(Step(letters, member, list(refs(s.value)), s.targets, isinstance(seen_through(s.value), Ref)))
+    return found
+
+
+def _function(value: ast.expr) -> str:
+    name = ast.unparse(value.func) if isinstance(value, ast.Call) and not refs(value.func) else ""
+    if isinstance(value, ast.BinOp) and isinstance(value.left, Ref) and isinstance(value.right, Ref):
+        return {ast.Add: "+", ast.Mult: "p"}.get(type(value.op), "?")
+    return "s" if called(value)[0] in ("chunk", "split") else LETTERS.get(name, "?")
+
+
+def _letters(member: Member, scope: Scope) -> str:
+    """What a submodule does; of a list that is called as one, what all its items do."""
+    if isinstance(member.build, ast.Attribute):
+        items = [m for m in scope.members if m.path[: len(member.path)] == member.path]
+        items.sort(key=lambda m: [int(part) if part.isdigit() else -1 for part in m.path])
+        return "".join(_letters(item, scope) for item in items)
+    name = ast.unparse(member.build.func) if not _is_class(member) and isinstance(member.build, ast.Call) else ""
+    return "n" if NORM.fullmatch(name) else LETTERS.get(name, "?")
+
+
+def _attends(scope: Scope) -> bool:
+    """Scaled dot product attention: by its name, or as a softmax between two products of values."""
+    made: dict[str, int] = {}
+    for s in scope.body:
+        if not isinstance(s, Assign):
+            return False
+        value = seen_through(s.value)
+        name, _ = called(value)
+        if name == "scaled_dot_product_attention":
+            return True
+        of = max((made.get(taken, 0) for taken in refs(value)), default=0)
+        if name in ("matmul", "bmm") or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult)):
+            if of == PROBABILITIES:
+                return True
+            of = max(of, SCORES if len(set(refs(value))) > 1 else 0)
+        elif name == "softmax" and of:
+            of = PROBABILITIES
+        elif isinstance(s.value, ast.Call) and isinstance(s.value.func, MemberRef):
+            of = 0
+        made.update(dict.fromkeys(s.targets, of))
+    return False
+
+
+def _is_class(member: Member) -> bool:
+    return isinstance(member.build, ast.Call) and isinstance(member.build.func, ClassRef)
+
+
+def _is_whole(member: Member | None) -> bool:
+    """A class of the file, or a list of layers that is called as one."""
+    return member is not None and (_is_class(member) or isinstance(member.build, ast.Attribute))
