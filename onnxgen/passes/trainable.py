@@ -81,6 +81,7 @@ NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "G
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
+STILL = "still"  # in `value.meta`: why nothing flows to a tensor that would be trained otherwise
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 WRITTEN = re.compile(r"reorder|\w+_token_\d+")  # what onnxruntime calls what it makes
@@ -199,7 +200,7 @@ def _decide(
     if options.trainable and re.search(options.trainable, name):
         return True, "--trainable says so"
     if not reached:
-        return False, "no output depends on it differentiably"
+        return False, value.meta.get(STILL, "no output depends on it differentiably")
     kind = value.metadata_props.get(SIGNATURE)
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"

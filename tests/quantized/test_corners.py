@@ -100,8 +100,14 @@ def test_a_scale_of_several_weights_stays(tmp_path: Path) -> None:
         node("MatMul", "a d", "y"),
     ]  # fmt: skip
     stored = {"v": RNG.integers(-127, 128, (8, 8)).astype(np.int8), "w": WEIGHT, "s": np.float32(0.02)}
-    model = load(file(tmp_path / "m.onnx", nodes, stored), Options(quantized="qat-learned"))
+    path = file(tmp_path / "m.onnx", nodes, stored)
+    model = load(path, Options(quantized="qat-learned"))
     assert [name for name, _ in model.named_parameters() if name.endswith("scale")] == []
+    report = generate(path, tmp_path / "m.py", Options(quantized="qat-learned")).report
+    assert "not learned, since several tensors share the scale: s" in report.notes
+    assert report.trainable["s"] == (False, "several tensors share the scale")
+    fixed = generate(path, tmp_path / "fixed.py", Options(quantized="qat")).report
+    assert not any("not learned" in note for note in fixed.notes)
 
 
 @pytest.mark.parametrize("mode", MODES)

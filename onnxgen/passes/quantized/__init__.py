@@ -28,6 +28,7 @@ from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
 from onnxgen.passes.quantized.pairs import input_ranges, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
+from onnxgen.passes.trainable import STILL, stored_values
 from onnxgen.propagate import propagate
 from onnxgen.propagate.info import info
 from onnxgen.propagate.node_facts import NONSENSE
@@ -59,7 +60,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     rectified = tuple(v.name or "" for v in model.graph.outputs if v.name in ranges and least(v) >= 0)
     model.meta[APPROXIMATION] = Approximation(*about, rectified)
     left = [n for n in all_nodes(model.graph) if n.op_type in INTEGER]
-    model.meta[NOTES] = notes + ([_left(left)] if left else [])
+    model.meta[NOTES] = notes + _still(model) + ([_left(left)] if left else [])
 
 
 def _write_layers(model: ir.Model, options: Options) -> None:
@@ -94,6 +95,17 @@ def _drop_unused(model: ir.Model) -> None:
         if node.op_type != "Constant" and not any(o.uses() or o.is_graph_output() for o in node.outputs):
             if node.graph is not None and node.outputs:
                 node.graph.remove(node, safe=True)
+
+
+def _still(model: ir.Model) -> list[str]:
+    """The scales that were to be learned and are not, by the reason."""
+    found: dict[str, list[str]] = {}
+    for value in stored_values(model.graph):
+        if STILL in value.meta and value.uses():
+            found.setdefault(value.meta[STILL], []).append(printable(value.name or ""))
+    return [
+        f"not learned, since {why}: {', '.join(n[:SHOWN])}{', ...' if n[SHOWN:] else ''}" for why, n in found.items()
+    ]
 
 
 def _left(nodes: list[ir.Node]) -> str:

@@ -7,9 +7,9 @@ import onnx_ir as ir
 from onnxgen.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
 from onnxgen.passes.idioms import DOMAIN
 from onnxgen.passes.quantized.moved import MOVERS
-from onnxgen.passes.quantized.scales import Scaled, elements, is_zero, same
+from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, same
 from onnxgen.passes.steps import input_at, insert
-from onnxgen.passes.trainable import BLOCKED
+from onnxgen.passes.trainable import BLOCKED, STILL
 from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.stored import stored
 
@@ -27,7 +27,7 @@ def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
         return x
     zero = stored(scaled.zero)
     dtype = zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
-    node = _node(x, scaled, dtype, mode if _is_of_one_scale(quantise) else "qat")
+    node = _node(x, scaled, dtype, mode, one_scale=_is_of_one_scale(quantise))
     return x if node is None else _put(quantise, node, x)
 
 
@@ -73,7 +73,9 @@ def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) 
     return _put(before, node, weight)
 
 
-def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None) -> ir.Node | None:
+def _node(
+    x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None, one_scale: bool = True
+) -> ir.Node | None:
     given = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
     inputs: list[ir.Value | None] = [x, scaled.scale]
     if dtype.is_floating_point():
@@ -90,9 +92,19 @@ def _node(x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequa
             inputs.append(scaled.zero)
         given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
     node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)
-    if mode == LEARNED and elements(scaled.scale) is not None and _is_own(scaled.scale):
-        node.meta[BLOCKED] = {2}
+    if mode == LEARNED:
+        _learn(node, scaled.scale, one_scale)
     return node
+
+
+def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
+    """Let the scale of a fake quantisation be trained, or note why it is not."""
+    if one_scale and elements(scale) is not None and _is_own(scale):
+        node.meta[BLOCKED] = {2}
+        return
+    why = "several tensors share the scale" if one_scale else "the file has further numbers that go with the scale"
+    for value in factors(scale) or ():
+        value.meta[STILL] = why
 
 
 def _is_own(scale: ir.Value) -> bool:
