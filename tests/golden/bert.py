@@ -6,7 +6,7 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      c0bf35651f44fed0
+Code      f5b5b3d08b44388a
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "c137664f184b1a18e0e26c48871f2673"
+FINGERPRINT = "e12463af800bcacc37b68ce0b045d311"
 
 
 class Embeddings(nn.Module):
@@ -166,8 +166,11 @@ class Bert(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

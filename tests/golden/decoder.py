@@ -3,7 +3,7 @@
 Inputs    z       float32  [batch, 8]
 Outputs   output  float32  [batch, 6, 35]
 Weights   decoder.safetensors, 4,586 parameters
-Code      0f41c8040cf8ff0f
+Code      5b36fb5f5a379175
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "e6f5862e2bd1cb08c471ee06df984fa0"
+FINGERPRINT = "72d7a8ede92e2490cf2d5d550ecf617d"
 
 
 class Decoder(nn.Module):
@@ -47,8 +47,11 @@ class Decoder(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 64, 64]
 Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
-Code      3bc22191bfd3a823
+Code      b99e9ac647b30a10
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "b21070bf483914676fe0d240caf69e80"
+FINGERPRINT = "ec7d91fbc84cb7fc4b854ab65a10b28b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -144,8 +144,11 @@ class EfficientNet(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    frames  float32  [batch, 7, 9]
 Outputs   output  float32  [batch, 4]
 Weights   encoder.safetensors, 4,676 parameters
-Code      80af174ecb846807
+Code      66ae5ceaf49b3bf1
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "956d0c36c957bd438a15a92b96b4d823"
+FINGERPRINT = "8462d1acd7b9c1779656ee83ea5f3810"
 
 
 class SelfAttention(nn.Module):
@@ -99,8 +99,11 @@ class Encoder(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 1, 28, 28]
 Outputs   logits  float32  [batch, 10]
 Weights   mnist_cnn.safetensors, 1,199,882 parameters
-Code      be54411db0173850
+Code      5b1751ac409435f4
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "0d83747cbc5145be1d1bcbbc074cdc71"
+FINGERPRINT = "7952b6b3e010ebf7bb02c6ef34271b4f"
 
 
 class MnistCNN(nn.Module):
@@ -46,8 +46,11 @@ class MnistCNN(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 32, 32]
 Outputs   logits  float32  [batch, 10]
 Weights   mobilenet_v3.safetensors, 67,111 parameters
-Code      eebae64152385833
+Code      83193d5fb869a8e7
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "8e7587d781d03fe33158d29427dd7861"
+FINGERPRINT = "25c81f6fa796ba66110f9eb75df5ea4c"
 
 
 class SqueezeExcitation(nn.Module):
@@ -158,8 +158,11 @@ class MobileNetV3(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 224, 224]
 Outputs   logits  float32  [batch, 1000]
 Weights   resnet18.safetensors, 11,689,512 parameters
-Code      17175ba465df10e4
+Code      37af374d1c947ee8
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "1a6e2ae88005092fc4c0409edd28dfc2"
+FINGERPRINT = "44978bea5d8c373216198ec1ff1e2c3f"
 
 
 class BasicBlock(nn.Module):
@@ -86,8 +86,11 @@ class ResNet18(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

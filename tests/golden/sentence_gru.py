@@ -3,7 +3,7 @@
 Inputs    frames  float32  [5, batch, 6]
 Outputs   logits  float32  [batch, 3]
 Weights   sentence_gru.safetensors, 703 parameters
-Code      4d31e32966956015
+Code      a450d9dbec056d65
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "18db1729fb03f303e597ba995c571108"
+FINGERPRINT = "74e4853663e9a1f959f33329392688fd"
 
 
 class SentenceGRU(nn.Module):
@@ -41,8 +41,11 @@ class SentenceGRU(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 

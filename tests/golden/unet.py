@@ -3,7 +3,7 @@
 Inputs    image  float32  [batch, 3, height, width]
 Outputs   mask   float32  [batch, 2, height, width]
 Weights   unet.safetensors, 19,856 parameters
-Code      d0d13c9a74bd97ed
+Code      605b05132ba7fe66
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "4fb679b5bda818d7543b92b2fdc3f89a"
+FINGERPRINT = "da854376ec816cb744f5ae6e045c27db"
 
 
 class DoubleConv(nn.Module):
@@ -77,8 +77,11 @@ class UNet(nn.Module):
             found = state[key].dtype if key in state else wanted
             floats = found.is_floating_point and wanted.is_floating_point
             if found != wanted and not (dtype and floats):
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}")
-        model.load_state_dict(state, assign=True)
+                hint = "; dtype= casts it" if floats else ""
+                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
+        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
+        if lacks or odd:
+            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
         return model.to(device=device, dtype=dtype)
 
 
