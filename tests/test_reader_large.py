@@ -17,13 +17,14 @@ from onnx import TensorProto, numpy_helper
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.file_tensor import FileTensor
+from onnxgen.nodes import all_nodes
 from onnxgen.pipeline import generate
 from onnxgen.reader import read, skeleton
 from onnxgen.sidecar import read_tensors
 from tests.conftest import ROOT
 from tests.fuzz.mutate import mutate
 from tests.fuzz.seeds import few
-from tests.reader_models import ADD, Write, model, refusal, write
+from tests.reader_models import ADD, Write, branch, conditional, model, node, refusal, write
 
 __all__ = ["write"]  # a fixture
 
@@ -70,6 +71,23 @@ def test_only_what_is_asked_for(write: Write, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tensor.source, "read", lambda begin, end: spans.append(end - begin) or reads(begin, end))
     np.testing.assert_array_equal(tensor.elements(7, 9), array[7:9])
     assert spans == [8]
+
+
+@pytest.mark.usefixtures("large")
+def test_in_attributes_and_branches(write: Write) -> None:
+    """A Constant's tensor, also in a branch, and a branch's own initializer."""
+    one, two = (np.arange(30, dtype=np.float32) + i for i in range(2))
+    inner = [node("Constant", [], ["k"], value=numpy_helper.from_array(one, "t")), node("Add", ["k", "w"], ["b"])]
+    before = [node("Constant", [], ["d"], value=numpy_helper.from_array(one, "t"))]
+    path = write(conditional(branch(inner, "b", [numpy_helper.from_array(two, "w")]), before))
+    graph = read(path, Options()).graph
+    found = [a.value for n in all_nodes(graph) for a in n.attributes.values() if a.type == ir.AttributeType.TENSOR]
+    found = [tensor for tensor in found if tensor.size == 30]
+    stored = [v.const_value for g in graph.subgraphs() for v in g.initializers.values()]
+    assert len(found) == 2 and len(stored) == 1
+    for tensor, expected in zip((*found, *stored), (one, one, two)):
+        assert isinstance(tensor, FileTensor)
+        np.testing.assert_array_equal(tensor.numpy(), expected)
 
 
 @pytest.mark.usefixtures("large")

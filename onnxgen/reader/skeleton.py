@@ -1,7 +1,7 @@
 """A large file's structure without its weights, which stay in the file until they are asked for.
 
 Protobuf holds a message as a whole, and copies the bytes of a tensor whenever they are looked at: a file of 440 MB took
-900 MB of memory. So the `raw_data` of large initializers never gets to it: the wire format is walked down to them
+900 MB of memory. So the `raw_data` of large tensors never gets to it: the wire format is walked down to them
 (https://protobuf.dev/programming-guides/encoding), and in their place stands a token that says where they lie.
 """
 
@@ -11,12 +11,14 @@ import secrets
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from onnxgen.file_tensor import FileTensor, SourceFile
+from onnxgen.limits import DEEPEST
+from onnxgen.nodes import all_nodes
 
 WHOLE = 1 << 22  # a file of fewer bytes is parsed as it is
 LARGE = 1 << 16  # bytes from which on a tensor stays in the file
@@ -25,8 +27,17 @@ STEPS = 1_000_000  # fields to walk past; a file that has more is no network who
 
 _MARK = secrets.token_bytes(16)  # which no file can have
 _PLACE = struct.Struct("<16sQQ")
-# Tags (field number and wire type 2) on the way down: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
-_GRAPH, _INITIALIZER, _RAW_DATA = 7 << 3 | 2, 5 << 3 | 2, 9 << 3 | 2
+
+Table = dict[int, Any]  # of a message: its fields on the way to tensors, by tag, and their tables
+_RAW: Table = {}
+_TENSOR: Table = {onnx.TensorProto.RAW_DATA_FIELD_NUMBER << 3 | 2: _RAW}
+_GRAPH: Table = {onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2: _TENSOR}
+_ATTRIBUTE: Table = {
+    onnx.AttributeProto.T_FIELD_NUMBER << 3 | 2: _TENSOR,
+    onnx.AttributeProto.G_FIELD_NUMBER << 3 | 2: _GRAPH,
+}
+_GRAPH[onnx.GraphProto.NODE_FIELD_NUMBER << 3 | 2] = {onnx.NodeProto.ATTRIBUTE_FIELD_NUMBER << 3 | 2: _ATTRIBUTE}
+_MODEL: Table = {onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | 2: _GRAPH}
 
 
 class Field(NamedTuple):
@@ -91,12 +102,12 @@ def structure(path: Path) -> tuple[bytes, SourceFile | None]:
 
 
 def skeleton(source: SourceFile) -> bytes:
-    """The file with a token in the place of each large initializer's `raw_data`; as it is, if it can't be walked.
+    """The file with a token in the place of each large tensor's `raw_data`; as it is, if it can't be walked.
 
     A length is written in as many bytes as before, so that no other moves.
     """
     try:
-        cuts = list(_cuts(source))
+        cuts = list(_cuts(Walk(source), _MODEL, (), 0, source.size))
     except ValueError:
         return source.read(0, source.size).tobytes()
     changes: dict[int, tuple[int, bytes]] = {}  # by where they begin: where what is there ends, and what comes instead
@@ -115,15 +126,18 @@ def skeleton(source: SourceFile) -> bytes:
     return b"".join([*pieces, source.read(done, source.size).tobytes()])
 
 
-def _cuts(source: SourceFile) -> Iterator[tuple[Field, Field, Field]]:
-    """The graph, the initializer and the `raw_data` of each large one."""
-    walk = Walk(source)
-    for graph in walk.fields(0, source.size):
-        for tensor in walk.fields(graph.begin, graph.end) if graph.tag == _GRAPH else ():
-            if tensor.tag == _INITIALIZER and tensor.end - tensor.begin >= LARGE:
-                raw = [field for field in walk.fields(tensor.begin, tensor.end) if field.tag == _RAW_DATA]
-                if len(raw) == 1 and raw[0].end - raw[0].begin >= LARGE:
-                    yield graph, tensor, raw[0]
+def _cuts(walk: Walk, table: Table, around: tuple[Field, ...], begin: int, end: int) -> Iterator[tuple[Field, ...]]:
+    """Each large `raw_data` in a message, behind the messages that it is in."""
+    if len(around) > 4 * DEEPEST:
+        raise ValueError("graphs in graphs without end")
+    found = [field for field in walk.fields(begin, end) if field.tag in table]
+    large = [field for field in found if field.end - field.begin >= LARGE]
+    if table is _TENSOR:
+        if len(found) == len(large) == 1:
+            yield *around, *large
+        return
+    for field in large:
+        yield from _cuts(walk, table[field.tag], (*around, field), field.begin, field.end)
 
 
 def _padded(value: int, width: int) -> bytes:
@@ -139,11 +153,20 @@ def raw_length(tensor: onnx.TensorProto) -> int:
 
 
 def put_elements(graph: ir.Graph, source: SourceFile) -> None:
-    """Make initializers that hold a token tensors that lie in the file."""
-    for value in graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.serde.TensorProtoTensor) and (place := _place(tensor.raw.raw_data)) is not None:
-            value.const_value = FileTensor(source, place[0], tensor.raw)
+    """Make tensors that hold a token tensors that lie in the file, wherever in the graph they are."""
+    for inner in (graph, *graph.subgraphs()):
+        for value in inner.initializers.values():
+            value.const_value = _in_file(value.const_value, source) or value.const_value
+    for node in all_nodes(graph):
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and (tensor := _in_file(attribute.value, source)) is not None:
+                node.attributes[name] = ir.AttrTensor(name, tensor, doc_string=attribute.doc_string)
+
+
+def _in_file(tensor: ir.TensorProtocol | None, source: SourceFile) -> FileTensor | None:
+    if not isinstance(tensor, ir.serde.TensorProtoTensor) or (place := _place(tensor.raw.raw_data)) is None:
+        return None
+    return FileTensor(source, place[0], tensor.raw)
 
 
 def _place(raw: bytes) -> tuple[int, int] | None:
