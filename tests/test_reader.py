@@ -94,7 +94,8 @@ def zipped(tmp_path: Path, name: str) -> bytes:
     ids=lambda d: ascii(d)[:16],
 )
 def test_not_onnx(write: Write, data: bytes, says: str) -> None:
-    assert says in refusal(write(data))
+    what, way_out = refusal(write(data)).split(" -> ")
+    assert says in what or says in way_out
 
 
 def test_zip_and_checkpoint(write: Write, tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.stages import WEIGHTS, stage
 
+AGAIN, ANOTHER = "fetch or export it again", "name the .onnx file, or export the model to one first"
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
 
-# Kinds of file that are mistaken for ONNX: offset, the bytes there, what it is.
+# Kinds of file that are mistaken for ONNX: offset, the bytes there, what it is; the way out, if it is its own.
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", "a gzip file; unpack it first"),
     (0, b"\x89HDF", "an HDF5 file (Keras?)"),
@@ -89,7 +90,7 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
         if not stat.S_ISREG(mode.st_mode):
             raise OnnxgenError(f"{shown} is not a regular file")
         if mode.st_size == 0:
-            raise OnnxgenError(f"{shown} is empty")
+            raise OnnxgenError(Problem(f"{shown} is empty", help=AGAIN))
         if mode.st_size > _PROTOBUF_LIMIT:
             what = f"{shown} is larger than 2 GB, which protobuf cannot hold"
             raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
@@ -102,13 +103,15 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
         ) from None
 
 
-def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> str:
-    kind = _kind(path, data)
-    return f"{shown} is not an ONNX model: it seems to be {kind}" if kind else f"{shown} is {otherwise}"
+def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
+    kind, _, way_out = (_kind(path, data) or "").partition("; ")
+    if not kind:
+        return Problem(f"{shown} is {otherwise}", help=AGAIN)
+    return Problem(f"{shown} is not an ONNX model: it seems to be {kind}", help=way_out or ANOTHER)
 
 
 def _kind(path: Path, data: bytes) -> str | None:
-    """What the file seems to be, in words; None if it could be a damaged ONNX file."""
+    """What the file seems to be, in words, and its own way out behind "; "; None if it may be damaged ONNX."""
     if data.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
     for offset, magic, kind in _SIGNATURES:
@@ -124,7 +127,7 @@ def _zip_kind(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return "a damaged zip archive"
+        return f"a damaged zip archive; {AGAIN}"
     if any(name.endswith(("data.pkl", "constants.pkl", "model.json")) for name in names):
         return "a PyTorch file (.pt); export it with torch.onnx.export"
     return "a zip archive; unpack it first"
@@ -144,7 +147,7 @@ def _text_kind(head: bytes) -> str | None:
         if text.startswith(start) and content in text:
             return f"an ONNX model as {form}; save it in binary form"
     if text.lower().startswith(("<html", "<!doctype")):
-        return "a web page (a download that failed?)"
+        return f"a web page (a download that failed?); {AGAIN}"
     return "a text file"
 
 

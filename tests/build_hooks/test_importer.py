@@ -244,7 +244,9 @@ def test_errors_are_one_line(folder: Path) -> None:
     source.write_bytes(source.read_bytes()[:300])
     with pytest.raises(ImportError) as failed:
         load()
-    assert str(failed.value) == f"{source} is not a readable ONNX file (truncated or damaged)"
+    assert (
+        str(failed.value) == f"{source} is not a readable ONNX file (truncated or damaged) -> fetch or export it again"
+    )
     assert failed.value.name == "onnxpkg.net" and failed.value.path == str(source)
     assert failed.value.__suppress_context__ and "onnxpkg.net" not in sys.modules
     node = onnx.helper.make_node("NoSuchOperator", ["x"], ["y"], "node7")

@@ -55,7 +55,8 @@ BAD: Mapping[str, tuple[Edit, str]] = {
     ),
     "a broken model": (
         lambda project: (project / "models/one.onnx").write_bytes(b"\x08\x09not a model"),
-        "pyproject.toml: tool.onnxgen.models[0].source: ...one.onnx is not a readable ONNX file (truncated or damaged)",
+        "pyproject.toml: tool.onnxgen.models[0].source: ...one.onnx is not a readable ONNX file (truncated or damaged)"
+        " -> fetch or export it again",
     ),
     "an unknown key": (
         replaced('output = "src/pkg/nets/two.py"', 'outptu = "src/pkg/nets/two.py"'),
