@@ -145,7 +145,8 @@ def _as_module(name: str, place: Path | None) -> list[ModuleType]:
 def _with_parts(module: ModuleType) -> list[ModuleType]:
     """A module, and what it imported of its own package."""
     inside = f"{module.__name__}."
-    return [module, *(m for name, m in sorted(sys.modules.items()) if name.startswith(inside) and m is not None)]
+    there = sys.modules.copy()  # garbage that is collected meanwhile may take modules out (`onnxgen.load`)
+    return [module, *(m for name, m in sorted(there.items()) if name.startswith(inside) and m is not None)]
 
 
 def _forget(name: str) -> None:
