@@ -6,6 +6,7 @@ store the turned copy as one more tensor without a name; trained as it stands, t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,16 +21,22 @@ class Twins:
     """Matrices without a name that hold, element by element, what a named one holds."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
-        self._named: dict[object, list[Source]] = {}
+        self._named: dict[object, list[Source]] = defaultdict(list)
+        self._by_look: dict[object, dict[object, list[Source]]] = {}  # made when a matrix of that kind asks
         for source in sources:
             if len(source.shape) >= 2 and source.is_identity and _is_named(source):
-                self._named.setdefault(_look(source), []).append(source)
+                self._named[source.shape, source.dtype].append(source)
 
     def original(self, source: Source) -> Source | None:
         """The named matrix that this one is a copy of; None if it has a name itself, or is no copy."""
-        if len(source.shape) < 2 or len(source.names) != 1 or _is_named(source):
+        kind = source.shape, source.dtype
+        if len(source.shape) < 2 or len(source.names) != 1 or _is_named(source) or kind not in self._named:
             return None
-        alike = self._named.get(_look(source), ()) if self._named else ()
+        if kind not in self._by_look:
+            looks = self._by_look[kind] = defaultdict(list)
+            for named in self._named[kind]:
+                looks[_look(named)].append(named)
+        alike = self._by_look[kind].get(_look(source), ())
         return next((found for found in alike if _is_copy(source, found)), None)
 
 
@@ -49,13 +56,12 @@ def _is_named(source: Source) -> bool:
 
 
 def _look(source: Source) -> object:
-    """What equal matrices have in common, and others hardly: shape, type, and three corners of the first two axes.
+    """What equal matrices have in common, and others hardly: three corners of the first two axes.
 
     Not a row, which in a matrix that is stored transposed lies all over the file.
     """
     with stage(WEIGHTS):
-        corners = [_corner(source, *ends).tobytes() for ends in ((0, 0), (0, -1), (-1, 0))]
-    return source.shape, source.dtype, *corners
+        return tuple(_corner(source, *ends).tobytes() for ends in ((0, 0), (0, -1), (-1, 0)))
 
 
 def _corner(source: Source, *ends: int) -> Array:

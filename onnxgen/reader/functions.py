@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 import onnx_ir as ir
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.limits import Limits
 from onnxgen.names import Namer, printable
 from onnxgen.nodes import all_nodes
@@ -120,11 +120,11 @@ class _Inliner:
         """Put the body of `function` in the place of `call`."""
         attributes = {a.name: a for a in function.attributes.values() if a.value is not None} | dict(call.attributes)
         for kind, given, taken in (
-            ("inputs", call.inputs, function.inputs),
-            ("outputs", call.outputs, function.outputs),
+            ("input", call.inputs, function.inputs),
+            ("output", call.outputs, function.outputs),
         ):
             if len(given) > len(taken):
-                raise _error(call, f"it has {len(given)} {kind}, but the local function only {len(taken)}")
+                raise _error(call, f"it has {counted(len(given), kind)}, but the local function only {len(taken)}")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
             raise _error(call, "a graph as an attribute of a local function is not supported")
         values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
@@ -215,4 +215,5 @@ def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _error(call: ir.Node, what: str) -> OnnxgenError:
-    return OnnxgenError(Problem(what, printable(call.name or call.outputs[0].name or ""), printable(call.op_type)))
+    name = call.name or next((output.name for output in call.outputs if output.name), "")
+    return OnnxgenError(Problem(what, printable(name or ""), printable(call.op_type)))
