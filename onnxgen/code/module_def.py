@@ -124,6 +124,7 @@ class Loop:
 
     `stop`, if given, is evaluated before each turn: the loop ends where it is false.
     `targets` are the values carried around it: assigned before the loop and again in it (or lists that grow in it).
+    `form`: how the values of a turn are written where they are nested, `"({}, {}), {}"`.
     """
 
     turn: tuple[str, ...]
@@ -133,6 +134,7 @@ class Loop:
     targets: tuple[str, ...]
     scope: Path = ()
     nodes: tuple[str, ...] = ()
+    form: str = ""
 
 
 @dataclass

@@ -37,7 +37,7 @@ def _block(block: list[Statement], after: set[str], outside: set[str]) -> None:
             first = 0 if new == old else _definition(block, q, new, old, after, outside)
             if first is not None:
                 for i in range(first, q):
-                    _rename(block[i], old, new)
+                    rename(block[i], old, new)
                 del block[q]
                 continue
         q += 1
@@ -66,7 +66,9 @@ def _mentioned(statement: Statement) -> set[str]:
     return {*assigned(statement), *(r for e in expressions(statement) for r in refs(e))}
 
 
-def _rename(statement: Statement, old: str, new: str) -> None:
+def rename(statement: Statement, old: str, new: str) -> None:
+    """Call a value otherwise wherever a statement makes or uses it."""
+
     def change(tree: ast.AST) -> Ref | None:
         return Ref(new) if isinstance(tree, Ref) and tree.value == old else None
 

@@ -215,7 +215,7 @@ class FormMaker:
             found.extend(e for e in (statement.iterable, statement.stop) if e is not None)
             blocks = [statement.body]
             kind = statement.iterable is None, statement.stop is None
-            head = f"for {tokens.locals(statement.turn)} {kind}"
+            head = f"for {tokens.locals(statement.turn)} {statement.form} {kind}"
         inner = [[self._statement(s, tokens, found) for s in block] for block in blocks]
         return f"{head} {tokens.locals(statement.targets)} {inner}"
 

@@ -6,6 +6,8 @@ x = self.layer1[1](x)
 x, k0 = self.layer[0](x, mask, past0)      for layer, past in zip(self.layer, (past0, past1)):
 x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
                                                keys.append(k)
+
+Of what may be a loop, `turns.py` finds the statements of each turn.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, quote, refs, walk
-from onnxgen.structure.loops import Turn, make_loop
+from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, count_uses
 from onnxgen.structure.tree import fillable
+from onnxgen.structure.turns import Items, find_turns
 
 # functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
 AS_MODULE = {
@@ -50,7 +53,10 @@ AS_MODULE = {
 
 
 def collect_runs(scope: Scope, module: ModuleDef) -> None:
-    """Replace every run of calls that covers all items of a container, in order; containers in containers first."""
+    """Replace every run of calls that covers all items of a container, in order; containers in containers first.
+
+    What is no chain may be a loop: of lists in lists, one over what the outer list has.
+    """
     parts = _parts(scope)
     flow = _Flow(scope)
     for path in sorted(parts, key=len, reverse=True):
@@ -58,36 +64,56 @@ def collect_runs(scope: Scope, module: ModuleDef) -> None:
         if len(items) < len(parts[path]):
             continue
         container = _sequence(flow, path, items)
-        if container is not None:
-            if path and path[:-1] in parts:
-                parts[path[:-1]][path[-1]] = container
-            continue
-        turns = _turns(flow, items)
-        if turns is not None:
-            flow = _looped(flow, path, turns, module)
+        if container is not None and path and path[:-1] in parts:
+            parts[path[:-1]][path[-1]] = container
     flow.settle()
-    for turns in _again(scope):
-        flow = _looped(flow, None, turns, module)
+    for path in sorted(parts, key=len):
+        if path not in scope.containers:
+            flow = _looped(flow, _items(parts, path), module)
+    for member in _again(scope):
+        flow = _looped(flow, Items(None, [{-1: member}]), module)
 
 
-def _looped(flow: _Flow, path: Path | None, turns: list[Turn], module: ModuleDef) -> _Flow:
-    """The flow after these calls are a loop, if they can be one."""
-    made = make_loop(flow.scope, path, turns, flow.uses, module)
-    if made is None:
+def _looped(flow: _Flow, items: Items | None, module: ModuleDef) -> _Flow:
+    """The flow after what is done with these items is a loop, if it can be one."""
+    anchors = _anchors(flow, items) if items is not None else []
+    if items is None or len(anchors) < 2:
+        return flow
+    for turns in find_turns(flow.scope.body, items, anchors):
+        if items.is_inner and len(turns[0]) > 1:
+            return flow
+        made = make_loop(flow.scope, items, turns, flow.uses, module)
+        if made is not None:
+            break
+    else:
         return flow
     if any(isinstance(s, Assign) and isinstance(s.value, ast.List) for s in made):  # all that reads its items changed
         return _Flow(flow.scope)
-    flow.exchange([turn.statement for turn in turns], made)
+    flow.exchange([statement for turn in turns for statement in turn], made)
     return flow
 
 
-def _again(scope: Scope) -> list[list[Turn]]:
-    """The calls of each submodule that is called three times or more."""
-    found: dict[int, list[Turn]] = {}
-    for turn in map(_alone, scope.body):
-        if turn is not None:
-            found.setdefault(id(turn.member), []).append(turn)
-    return [turns for turns in found.values() if len(turns) > 2]
+def _anchors(flow: _Flow, items: Items) -> list[list[Assign]]:
+    """The statements in which the parts of each item occur; none if these are more than plain calls."""
+    if items.path is None:
+        found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
+    else:
+        found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
+    plain = {i: s for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
+    at = {id(s): i for i, s in plain.items()}
+    if not all(found) or any(id(s) not in at for statements in found for s in statements):
+        return []
+    return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in found]
+
+
+def _again(scope: Scope) -> list[Member]:
+    """The submodules that are called three times or more."""
+    found: dict[int, list[Member]] = {}
+    for statement in scope.body:
+        value = statement.value if isinstance(statement, Assign) else None
+        if isinstance(value, ast.Call) and isinstance(value.func, MemberRef) and value.func.member.kind == "module":
+            found.setdefault(id(value.func.member), []).append(value.func.member)
+    return [members[0] for members in found.values() if len(members) > 2]
 
 
 def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
@@ -101,24 +127,19 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
 
 
-def _turns(flow: _Flow, items: dict[int, Member]) -> list[Turn] | None:
-    """The statements that call the items of a list, each once, in order; None if they do not."""
-    if sorted(items) != [*range(len(items))] or any(len(flow.mentions.get(id(m), ())) != 1 for m in items.values()):
-        return None
-    found = [(items[i], _alone(flow.mentions[id(items[i])][0])) for i in range(len(items))]
-    turns = [turn for item, turn in found if turn is not None and turn.member is item]
-    if len(turns) != len(items) or len(items) < 2:
-        return None
-    flow.settle()
-    return turns
-
-
-def _alone(s: Statement) -> Turn | None:
-    """A statement that does nothing but call a submodule."""
-    if isinstance(s, Assign) and isinstance(s.value, ast.Call) and not s.form and not s.value.keywords:
-        if isinstance(s.value.func, MemberRef) and s.value.func.member.kind == "module":
-            return Turn(s, s.value)
-    return None
+def _items(parts: dict[Path, dict[str, Member | None]], path: Path) -> Items | None:
+    """What there is to loop over in a list: submodules, or lists of the same number of them; None for anything else."""
+    found: list[dict[int, Member]] = []
+    for name in sorted(parts[path], key=int):
+        item = parts[path][name]
+        inner = {-1: item} if item is not None else {int(n): m for n, m in parts.get((*path, name), {}).items()}
+        whole = {n: member for n, member in inner.items() if member is not None}
+        if not whole or len(whole) < len(inner) or not fillable([max(n, 0) for n in whole]):
+            return None
+        found.append(whole)
+    names = sorted(map(int, parts[path]))
+    alike = all(set(item) == set(found[0]) for item in found) and (-1 in found[0] or len(found[0]) > 1)
+    return Items(path, found) if alike and names == [*range(len(found))] else None
 
 
 class _Flow:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Member
+from onnxgen.code.module_def import Assign, Member, Path
 from onnxgen.code.quote import MemberRef, Ref, refs
+from onnxgen.names import identifier
 from onnxgen.roles import called, seen_through
 from onnxgen.structure.literals import ACTIVATIONS
 from onnxgen.structure.scopes import ClassRef, Scope
@@ -48,6 +50,26 @@ def sublayer(scope: Scope) -> str:
     return ""
 
 
+def work(member: Member, scope: Scope, recorded: Mapping[Path, str]) -> str:
+    """What a submodule of a scope does, below all that only wraps it; "" if that is not certain.
+
+    `recorded`: the class names that the exporter recorded, by path.
+    """
+    if not isinstance(member.build, ast.Call):
+        letters = _letters(member, scope)
+        if FEED_FORWARD.fullmatch(letters):
+            return "feed_forward"
+        below = [m for m in scope.members if m.path[: len(member.path)] == member.path and _is_class(m)]
+        found = {work(m, scope, recorded) for m in below} - {"norm"}
+        return found.pop() if len(found) == 1 else ""
+    if not isinstance(member.build.func, ClassRef):
+        return {"n": "norm", "l": "linear"}.get(_letters(member, scope), "")
+    inner = member.build.func.scope
+    child = wrapped(inner)
+    name = recorded.get(inner.path, "")
+    return (work(child, inner, recorded) if child else "") or (identifier(name) if name else sublayer(inner))
+
+
 def wrapped(scope: Scope) -> Member | None:
     """The one child of a scope that does nothing else but norm it, or add its input to the result."""
     return _wrapper(scope)[1]
@@ -57,14 +79,15 @@ def _wrapper(scope: Scope) -> tuple[str, Member | None]:
     steps = _steps(scope)
     if len(steps) != 2 or not scope.inputs or steps[1].makes != _returned(scope):
         return "", None
-    given, (first, last) = scope.inputs[0].value, steps
-    if _is_whole(first.callee) and first.takes[:1] == [given]:
+    given, (first, last) = {argument.value for argument in scope.inputs}, steps
+    if _is_whole(first.callee):
+        added = set(last.takes) - set(first.makes)
         if last.letters == "n" and tuple(last.takes) == first.makes:
             return "post_norm", first.callee
-        if last.letters == "+" and sorted(last.takes) == sorted([*first.makes, given]):
+        if last.letters == "+" and len(added) == 1 and added <= given & set(first.takes):
             return "residual", first.callee
-    if first.letters == "n" and first.takes == [given] and _is_whole(last.callee):
-        if tuple(last.takes[:1]) == first.makes and given not in last.takes:
+    if first.letters == "n" and set(first.takes) <= given and _is_whole(last.callee):
+        if set(first.makes) <= set(last.takes) and not set(first.takes) & set(last.takes):
             return "pre_norm", last.callee
     return "", None
 

@@ -173,7 +173,8 @@ class ClassWriter:
     def _loop(self, loop: Loop, level: int) -> list[str]:
         inner = INDENT * (level + 1)
         if loop.iterable is not None:
-            target = ", ".join(self.names[name] for name in loop.turn) or "_"
+            names = [self.names[name] for name in loop.turn]
+            target = loop.form.format(*names) if loop.form else ", ".join(names) or "_"
             head = f"for {target} in {self._text(loop.iterable)}:"
         else:
             head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"

@@ -1,0 +1,163 @@
+"""The turns of a loop: runs of statements that do the same with each item of a list, each with what the last one made.
+
+x = self.layers[0][0](x) + x             for attention, feed_forward in self.layers:
+x = self.layers[0][1](x) + x                 x = attention(x) + x
+x = self.layers[1][0](x) + x                 x = feed_forward(x) + x
+x = self.layers[1][1](x) + x
+
+What mentions an item is of that item's turn. So is what has no item, but lies on a value's way from one such statement
+to another of that turn. What lies on the way to the next turn ends this one, begins that one, or is cut in two.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxgen.code.module_def import Assign, Member, Path, Statement, assigned, used
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
+
+MOST_CUTS = 8  # statements between two turns, of which any may be the last one of a turn
+
+
+@dataclass
+class Items:
+    """What is looped over.
+
+    Attributes:
+        path: the list; None for calls of one submodule.
+        parts: the submodules of each item by number, of one that is a submodule itself by -1.
+    """
+
+    path: Path | None
+    parts: list[dict[int, Member]]
+
+    def __post_init__(self) -> None:
+        self.number = {id(m): n for parts in self.parts for n, m in parts.items()}
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is one of the lists in a list."""
+        return self.path is not None and len(self.path) > 1 and self.path[-1].isdigit()
+
+    def text(self, statement: Assign) -> str:
+        """What a statement does, whatever the values and which of the items it does it with."""
+
+        def change(node: ast.AST) -> ast.expr | None:
+            if isinstance(node, MemberRef):
+                number = self.number.get(id(node.member))
+                return ast.Name(f"%{id(node.member)}" if number is None else f"item {number}", ast.Load())
+            return ast.Name("%", ast.Load()) if isinstance(node, Ref) else None
+
+        return f"{len(statement.targets)} {statement.form} {ast.dump(rewrite(statement.value, change))}"
+
+
+def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]]) -> Iterator[list[list[Assign]]]:
+    """The turns that there may be, best first; `anchors`: the statements that mention each item, in order."""
+    texts = [[items.text(s) for s in turn] for turn in anchors]
+    if any(text != texts[0] for text in texts):
+        return
+    at = {id(statement): i for i, statement in enumerate(body)}
+    places = [at[id(s)] for turn in anchors for s in turn]
+    if len(set(places)) < len(places):
+        return
+    between = _on_the_way(body[min(places) : max(places) + 1], anchors)
+    if between is None:
+        return
+    inner, outer = between
+    size = len(outer[0])
+    if any(len(statements) != size for statements in outer):
+        return
+    turns = [sorted([*own, *more], key=lambda s: at[id(s)]) for own, more in zip(anchors, inner)]
+    search = _Search(body, items, [s for statements in [*turns, *outer] for s in statements])
+    for cut in dict.fromkeys([size, 0, *(range(size) if size <= MOST_CUTS else ())]):
+        ends, begins = [statements[:cut] for statements in outer], [statements[cut:] for statements in outer]
+        end = search.end([turns[-2], *begins[-2:-1]], [turns[-1], *begins[-1:]], ends[-1])
+        begin = search.begin(turns[1], turns[0], begins[0])
+        if end is not None and begin is not None:
+            yield [[*first, *own, *last] for first, own, last in zip([begin, *begins], turns, [*ends, end])]
+
+
+def _on_the_way(
+    body: list[Statement], anchors: list[list[Assign]]
+) -> tuple[list[list[Assign]], list[list[Assign]]] | None:
+    """What lies on the way from an item's statement to another: of the same turn, and of the next one."""
+    turn = {id(s): i for i, statements in enumerate(anchors) for s in statements}
+    origin: dict[str, int] = {}
+    start: list[int] = []
+    for statement in body:
+        found = turn.get(id(statement), max((origin.get(name, -1) for name in used(statement)), default=-1))
+        origin.update(dict.fromkeys(assigned(statement), found))
+        start.append(found)
+    inner: list[list[Assign]] = [[] for _ in anchors]
+    outer: list[list[Assign]] = [[] for _ in anchors[1:]]
+    goal: dict[str, int] = {}
+    for statement, first in zip(reversed(body), reversed(start)):
+        last = turn.get(id(statement), min((goal[t] for t in assigned(statement) if t in goal), default=-1))
+        if last < 0:
+            continue
+        for name in used(statement):
+            goal[name] = min(goal.get(name, last), last)
+        if id(statement) in turn or first < 0:
+            continue
+        if not isinstance(statement, Assign) or last not in (first, first + 1):
+            return None
+        (inner[first] if last == first else outer[first]).insert(0, statement)
+    return inner, outer
+
+
+class _Search:
+    """Finds what ends the last turn, and what begins the first one, by what the turn beside it has."""
+
+    def __init__(self, body: list[Statement], items: Items, taken: list[Assign]) -> None:
+        self.body, self.items = body, items
+        self.taken = {id(s) for s in taken}
+        self.makers: dict[str, Assign] = {}
+        self.users: dict[str, list[Assign]] = {}
+        for statement in body:
+            if isinstance(statement, Assign):
+                self.makers.update(dict.fromkeys(statement.targets, statement))
+                for name in set(refs(statement.value)):
+                    self.users.setdefault(name, []).append(statement)
+
+    def end(self, before: list[list[Assign]], last: list[list[Assign]], ends: list[Assign]) -> list[Assign] | None:
+        """What does in the last turn what these statements do at the end of the one before it."""
+        known: dict[str, str] = {}
+        for statements, others in zip(before, last):
+            _align(known, statements, others)
+        found: list[Assign] = []
+        for model in ends:
+            wanted = [known.get(name, name) for name in refs(model.value)]
+            users = [s for name in wanted for s in self.users.get(name, ())]
+            text = self.items.text(model)
+            twin = next((s for s in users if list(refs(s.value)) == wanted and self._is_like(s, text)), None)
+            if twin is None or twin in found:
+                return None
+            found.append(twin)
+            _align(known, [model], [twin])
+        return found
+
+    def begin(self, second: list[Assign], first: list[Assign], begins: list[Assign]) -> list[Assign] | None:
+        """What does in the first turn what these statements do at the beginning of the second one."""
+        known: dict[str, str] = {}
+        _align(known, second, first)
+        found: list[Assign] = []
+        for model in reversed(begins):
+            twin = self.makers.get(known.get(model.targets[0], ""))
+            if twin is None or not self._is_like(twin, self.items.text(model)):
+                return None
+            found.insert(0, twin)
+            _align(known, [model], [twin])
+        return found
+
+    def _is_like(self, statement: Assign, text: str) -> bool:
+        return id(statement) not in self.taken and self.items.text(statement) == text
+
+
+def _align(known: dict[str, str], statements: list[Assign], others: list[Assign]) -> None:
+    """Note which values of the one turn are which of the other."""
+    for mine, its in zip(statements, others):
+        pairs = [*zip(refs(mine.value), refs(its.value)), *zip(mine.targets, its.targets)]
+        for name, other in pairs:
+            known.setdefault(name, other)
