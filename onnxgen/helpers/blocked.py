@@ -15,9 +15,7 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
     stream = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
     whole = stream.shape[-1] // bits * bits
     weights = 2 ** torch.arange(bits, device=packed.device)
-    numbers: Tensor = (
-        (stream[..., :whole].reshape(*packed.shape[:-1], -1, bits).long() * weights).sum(-1).to(torch.uint8)
-    )
+    numbers: Tensor = (stream[..., :whole].unflatten(-1, (-1, bits)).long() * weights).sum(-1).to(torch.uint8)
     return numbers
 
 
@@ -32,7 +30,7 @@ def dequantize_blocks(
         zeros: by block, packed in the bytes of a row or one number each; without them 2 ** (bits - 1).
         size: elements of a row; the last block may have more.
         bits: of one element.
-        groups: [size], the block whose scale an element has, if that is not the one it lies in.
+        groups: [size or more], the block whose scale an element has, if that is not the one it lies in.
     """
     rows, blocks, _ = packed.shape
     scales = scales.reshape(rows, blocks)
@@ -42,8 +40,9 @@ def dequantize_blocks(
         zeros = unpack_bits(zeros.reshape(rows, -1), bits)[:, :blocks]
     numbers = unpack_bits(packed, bits)
     if groups is None:
-        groups = torch.arange(blocks, device=packed.device).repeat_interleave(numbers.shape[-1])[:size]
-    zeros, scales = zeros.reshape(rows, blocks)[:, groups.long()], scales[:, groups.long()]
+        groups = torch.arange(blocks, device=packed.device).repeat_interleave(numbers.shape[-1])
+    groups = groups[:size].long()
+    zeros, scales = zeros.reshape(rows, blocks)[:, groups], scales[:, groups]
     return (numbers.flatten(1)[:, :size].to(scales.dtype) - zeros.to(scales.dtype)) * scales
 
 
