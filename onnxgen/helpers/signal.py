@@ -31,7 +31,7 @@ def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = Fa
         made = torch.fft.irfft(signal, length, axis).unsqueeze(-1)
     else:
         transform = torch.fft.ifft if inverse else torch.fft.rfft if onesided else torch.fft.fft
-        made = torch.view_as_real(transform(signal, length, axis))
+        made = torch.view_as_real(transform(signal, length, axis).resolve_conj())  # as `ifft` of real numbers is
     return made.to(x.dtype)
 
 
@@ -44,7 +44,7 @@ def stft(
         x: [batch, samples, 1], or [batch, samples, 2] for complex numbers.
         window: [length], by which each frame is multiplied.
         length: of a frame; the window's by default, else the signal's.
-        onesided: only the first half of the frequencies; x is real.
+        onesided: only the first half of the frequencies.
 
     Returns:
         [batch, frames, frequencies, 2], in x's dtype.
@@ -54,7 +54,9 @@ def stft(
     frames = as_spectrum(x).unfold(1, length, step)
     if window is not None:
         frames = frames * window.to(frames.real.dtype)
-    return torch.view_as_real((torch.fft.rfft if onesided else torch.fft.fft)(frames)).to(x.dtype)
+    made = torch.fft.fft(frames) if frames.is_complex() or not onesided else torch.fft.rfft(frames)
+    made = made[..., : length // 2 + 1] if onesided else made
+    return torch.view_as_real(made).to(x.dtype)
 
 
 def mel_weights(bins: int, length: int, rate: int, low: float, high: float, device: torch.device) -> Tensor:

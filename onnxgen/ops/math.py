@@ -287,8 +287,11 @@ register_function("CumProd", _cumulative("cumprod"))
 
 @op("Einsum")
 def einsum(b: Builder, *Inputs: Arg, equation: str) -> ast.expr:
-    dtype = Inputs[0].dtype
-    return computed(b, dtype, lambda *xs: b.call("torch.einsum", equation.replace(" ", ""), *xs), *Inputs)
+    dtype, equation = Inputs[0].dtype, equation.replace(" ", "")
+    if dtype in SIGNED - {ir.DataType.INT64} or dtype == ir.DataType.UINT8:  # sums over one operand are of int64
+        wide = [b("x.long()", x=x) for x in Inputs]
+        return b("x.to(d)", x=b.call("torch.einsum", equation, *wide), d=dtype)
+    return computed(b, dtype, lambda *xs: b.call("torch.einsum", equation, *xs), *Inputs)
 
 
 @op("Det")

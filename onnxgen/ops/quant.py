@@ -136,8 +136,13 @@ def matmul_integer(
     return _integer_matmul(b, A, B, a_zero_point, b_zero_point)
 
 
+def _by_row(A: Arg) -> tuple[int, ...]:
+    """The shape of a vector with a number a row of A; a vector A is one row, and its product has no axis for it."""
+    return (-1,) if A.rank == 1 else (-1, 1)
+
+
 def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg | None) -> ast.expr:
-    left, right = _zero(b, a_zero, (-1, 1)), _zero(b, b_zero, (-1,))
+    left, right = _zero(b, a_zero, _by_row(A)), _zero(b, b_zero, (-1,))
     no_right = isinstance(right, int) and right == 0
     no_left = no_right and isinstance(left, int) and left == 0
     return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
@@ -150,8 +155,9 @@ def qlinear_matmul(
 ) -> ast.expr:  # fmt: skip
     """MatMulInteger, scaled by `a_scale * b_scale / y_scale`."""
     total = _integer_matmul(builder, a, b, a_zero_point, b_zero_point)
-    scale = _ratio(builder, (a_scale, (-1, 1)), (b_scale, (-1,)), (y_scale, (-1, 1)))
-    return _requantized(builder, total, scale, y_zero_point, (-1, 1))
+    rows = _by_row(a)
+    scale = _ratio(builder, (a_scale, rows), (b_scale, (-1,)), (y_scale, rows))
+    return _requantized(builder, total, scale, y_zero_point, rows)
 
 
 Shaped = tuple[Arg, tuple[int, ...]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import unless
@@ -228,13 +229,20 @@ def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
 @op("Expand")
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
     """Broadcast in both directions: an axis of the input may also be larger than what is asked for."""
-    out = b.out().shape
-    if shape.ints is None or out is None or input.shape is None:
+    out, asked = b.out().shape, shape.ints
+    if asked is None or out is None or input.shape is None or not _is_either(out, input.shape, asked):
         return b("x.expand(torch.broadcast_shapes(x.shape, s))", x=input, s=shape.as_ints())
     if out == input.shape:
         return input.expr
     kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
     return b.call(ast.Attribute(input.expr, "expand", ast.Load()), *kept)
+
+
+def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:
+    """Whether each size of a broadcast is one of its operands', not one that nobody knows before."""
+    return all(
+        isinstance(d, int) or any(len(o) >= i and o[-i] == d for o in operands) for i, d in enumerate(reversed(out), 1)
+    )
 
 
 @op("Stack", domain=DOMAIN)

@@ -15,6 +15,10 @@ def floats(*shape: int) -> Array:
     return np.arange(1, 1 + int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
+def whole(shape: list[int]) -> Array:
+    return np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+
+
 def uint(*shape: int) -> Array:
     return np.arange(int(np.prod(shape))).reshape(shape).astype(np.uint64)
 
@@ -54,6 +58,18 @@ FOUND = {
     "a kernel whose size nobody says": case("Conv", [floats(1, 1, 4), floats(1, 1, 3)], SAME, named=[2]),
     "a result that the sizes known at run time leave too short": case(
         "ConvTranspose", [floats(1, 1, 4), floats(1, 1, 1)], {"strides": [3], "output_shape": [11]}, named=[2]
+    ),
+    "a vector whose zero point may be one of many": case(
+        "MatMulInteger", [np.int8([1, 2]), np.int8([[1], [2]]), np.int8([3])], {}, named=[0]
+    ),
+    "sums of integers over one factor alone": case(
+        "Einsum", [whole([2, 3]), whole([2, 3]), whole([2, 1])], {"equation": "ij,ik,il->l"}
+    ),
+    "the inverse transform of real numbers": Case("DFT", [floats(1, 2, 1)], {"inverse": 1}, 20, atol=1e-6),
+    "half the frequencies of complex numbers": case("STFT", [floats(1, 4, 2), i64(2), floats(2)], {}, 17),
+    "keys and values whose lengths have two names": Case(
+        "Attention", [floats(2, 4, 3, 2), floats(2, 2, 5, 2), floats(2, 2, 5, 3)], {"softcap": 2.0}, 23,
+        named=frozenset({2}), rtol=1e-5,
     ),
     "groups of one element": case(
         "GroupNormalization", [floats(1, 2, 1), floats(2), floats(2)], {"num_groups": 2}, 22

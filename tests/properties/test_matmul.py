@@ -73,12 +73,12 @@ def einsum(draw: Draw) -> Case:
     terms = draw(st.lists(st.lists(letters, max_size=3).map("".join), min_size=1, max_size=3))
     dots = [bool(draw(st.sampled_from([False, False, True]))) for _ in terms]
     more = draw(st.lists(st.integers(1, 3), max_size=2))
-    operands = []
+    operands, dtype = [], draw(st.sampled_from(["float32", "float32", "float64", "int32", "int64"]))
     for i, (term, dotted) in enumerate(zip(terms, dots)):
         before = draw(st.integers(0, len(term)))
         lead = [1 if draw(st.sampled_from([True, False, False])) else n for n in more] if dotted else []
         shape = [sizes[c] for c in term]
-        operands.append(draw(whole([*shape[:before], *lead, *shape[before:]], low=-2, high=2)))
+        operands.append(draw(whole([*shape[:before], *lead, *shape[before:]], dtype, -2, 2)))
         terms[i] = f"{term[:before]}...{term[before:]}" if dotted else term
     used = sorted({c for t in terms for c in t if c != "."})
     equation = ",".join(terms)
