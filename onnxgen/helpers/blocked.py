@@ -15,7 +15,9 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
     stream = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)
     whole = stream.shape[-1] // bits * bits
     weights = 2 ** torch.arange(bits, device=packed.device)
-    numbers: Tensor = (stream[..., :whole].unflatten(-1, (-1, bits)).long() * weights).sum(-1).to(torch.uint8)
+    numbers: Tensor = (
+        (stream[..., :whole].reshape(*packed.shape[:-1], whole // bits, bits).long() * weights).sum(-1).to(torch.uint8)
+    )
     return numbers
 
 
