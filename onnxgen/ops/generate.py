@@ -114,7 +114,8 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
     """Of a tensor of unknown rank; other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
-    return b(f"torch.tensor(x.shape{cut}, device=x.device)", x=data, start=start, end=end)
+    made = f"torch.tensor(x.shape{cut}, dtype=torch.int64, device=x.device)"  # of no sizes it would be float32
+    return b(made, x=data, start=start, end=end)
 
 
 @op("Size")

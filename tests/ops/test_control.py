@@ -315,3 +315,18 @@ def test_scan_of_opset_8_goes_over_a_batch() -> None:
     ran = run_model(model, {"h": h, "x": x})
     assert_same(ran.outputs[0], total[:, -1])
     assert_same(ran.outputs[1], total * x[:, ::-1])
+
+
+def test_the_shape_of_what_may_have_no_axes() -> None:
+    """Its list of sizes is empty, which torch takes for floats."""
+    feeds = [{"c": np.array(c), "x": np.ones((2, 3), F)} for c in (True, False)]
+    check(
+        """g (bool c, float[2, 3] x) => (int64[r] z) {
+          y = If (c) <
+            then_branch = t () => (float[] a) { a = ReduceMax <keepdims = 0> (x) },
+            else_branch = e () => (float[2, 3] b) { b = Identity (x) }
+          >
+          z = Shape (y)
+        }""",
+        *feeds,
+    )
