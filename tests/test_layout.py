@@ -100,7 +100,7 @@ def test_attention_written_out(tmp_path: Path) -> None:
     """Queries, keys, values and scores in a spelling that no idiom takes; the names go along into the submodule."""
     inputs = torch.randn(2, 3, 8), torch.ones(2, 5, dtype=torch.int64), torch.randn(2, 5, 8)
     made = Layout(tmp_path, Outer(Attention()), *inputs, names=("x", "keep", "memory"), dynamic={})
-    assert made.forward["Inner"] == body("""
+    assert made.forward["Attention"] == body("""
         def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
             q = self.query(x)
             k = self.key(memory).transpose(-2, -1)  # [2, 8, 5]
