@@ -4,7 +4,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+# One more than two cores: some tests wait.
+JOBS ?= 3
 
 RUN = $(VENV)/bin/python
 SETUP = pyproject.toml setup.py constraints.txt

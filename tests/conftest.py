@@ -17,8 +17,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are impo
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection() -> None:
+    """Nothing is garbage while tests are collected: the search for it took a fifth of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected is here to stay: a search for garbage took a second, and some calls make one."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
