@@ -4,8 +4,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# One more than two cores: some tests wait.
-JOBS ?= 3
+JOBS ?= 2
 
 RUN = $(VENV)/bin/python
 SETUP = pyproject.toml setup.py constraints.txt

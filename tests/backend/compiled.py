@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnx.backend.test
 import torch
 from onnx.backend.base import BackendRep
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.guards import CheckFunctionManager
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from tests.backend.road import Generated, Road, narrowed
@@ -55,6 +57,7 @@ class OneGraph(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, axes: Sequence[Sequence[int]], backend: str) -> None:
         super().__init__()
         torch._dynamo.reset()
+        forget_guards()
         self.compiled = torch.compile(module, fullgraph=True, backend=backend)
         self.axes = axes
 
@@ -69,6 +72,20 @@ class OneGraph(torch.nn.Module):
             mock.patch.object(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0),
         ):
             return self.compiled(*arguments)
+
+
+def forget_guards() -> None:
+    """Let go of the graphs before this one.
+
+    torch 2.13 watches what a guard compares by identity with finalizers that hold the guard, its module and weights.
+    Of `torch.nn.functional` they stay for ever; and with each class that lives on, `torch.fx` takes longer to patch
+    `nn.Module`.
+    """
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        watched = finalizer.peek()
+        manager = getattr(getattr(watched and watched[1], "func", None), "__self__", None)
+        if isinstance(manager, CheckFunctionManager):
+            finalizer.detach()
 
 
 def compiled(model: onnx.ModelProto, backend: str = "aot_eager") -> Generated:
