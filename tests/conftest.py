@@ -23,10 +23,15 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected is here to stay: a search for garbage took a second, and some calls make one."""
+    """What was imported and collected is here to stay: a search for garbage took a second, and some calls make one.
+
+    Later ones are rarer than usual: libraries keep a million objects by the end, and looking through these again and
+    again was a twentieth of the whole time.
+    """
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _absent() -> str:
