@@ -3,7 +3,7 @@
 Inputs    z       float32  [batch, 8]
 Outputs   output  float32  [batch, 6, 35]
 Weights   decoder.safetensors, 4,586 parameters
-Code      5b36fb5f5a379175
+Code      d98973d9fe6fa2b0
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "72d7a8ede92e2490cf2d5d550ecf617d"
+FINGERPRINT = "e1b5b1b4be6cc94cee53de36c43154a0"
 
 
 class Decoder(nn.Module):
@@ -49,9 +49,11 @@ class Decoder(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

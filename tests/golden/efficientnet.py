@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 64, 64]
 Outputs   logits  float32  [batch, 10]
 Weights   efficientnet.safetensors, 81,804 parameters
-Code      b99e9ac647b30a10
+Code      d06247b4789180d6
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "ec7d91fbc84cb7fc4b854ab65a10b28b"
+FINGERPRINT = "9735280ea4048d7044b76f72a7e7fd9b"
 
 
 class SqueezeExcitation(nn.Module):
@@ -146,9 +146,11 @@ class EfficientNet(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

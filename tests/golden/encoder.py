@@ -3,7 +3,7 @@
 Inputs    frames  float32  [batch, 7, 9]
 Outputs   output  float32  [batch, 4]
 Weights   encoder.safetensors, 4,676 parameters
-Code      66ae5ceaf49b3bf1
+Code      d594db0a3db41bdd
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "8462d1acd7b9c1779656ee83ea5f3810"
+FINGERPRINT = "4ec7ad7c4e3cdabfe3573a30285e8335"
 
 
 class SelfAttention(nn.Module):
@@ -101,9 +101,11 @@ class Encoder(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

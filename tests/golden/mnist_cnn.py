@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 1, 28, 28]
 Outputs   logits  float32  [batch, 10]
 Weights   mnist_cnn.safetensors, 1,199,882 parameters
-Code      5b1751ac409435f4
+Code      a687f0fc2b6a7475
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "7952b6b3e010ebf7bb02c6ef34271b4f"
+FINGERPRINT = "a04428b9b2aaafff99a401c1953958a8"
 
 
 class MnistCNN(nn.Module):
@@ -48,9 +48,11 @@ class MnistCNN(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 32, 32]
 Outputs   logits  float32  [batch, 10]
 Weights   mobilenet_v3.safetensors, 67,111 parameters
-Code      83193d5fb869a8e7
+Code      88fece4c34ceb440
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "25c81f6fa796ba66110f9eb75df5ea4c"
+FINGERPRINT = "0871c89fd6217e8b1975adc80783eed5"
 
 
 class SqueezeExcitation(nn.Module):
@@ -160,9 +160,11 @@ class MobileNetV3(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 224, 224]
 Outputs   logits  float32  [batch, 1000]
 Weights   resnet18.safetensors, 11,689,512 parameters
-Code      37af374d1c947ee8
+Code      c72df81bcd808652
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "44978bea5d8c373216198ec1ff1e2c3f"
+FINGERPRINT = "553b9d7fe01b52d24afd0fad285802d5"
 
 
 class BasicBlock(nn.Module):
@@ -88,9 +88,11 @@ class ResNet18(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

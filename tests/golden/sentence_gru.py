@@ -3,7 +3,7 @@
 Inputs    frames  float32  [5, batch, 6]
 Outputs   logits  float32  [batch, 3]
 Weights   sentence_gru.safetensors, 703 parameters
-Code      a450d9dbec056d65
+Code      0f0ea349b52d8c2c
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "74e4853663e9a1f959f33329392688fd"
+FINGERPRINT = "8f50c5e0146db116a1ee549ddd3fd49e"
 
 
 class SentenceGRU(nn.Module):
@@ -43,9 +43,11 @@ class SentenceGRU(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

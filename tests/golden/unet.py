@@ -3,7 +3,7 @@
 Inputs    image  float32  [batch, 3, height, width]
 Outputs   mask   float32  [batch, 2, height, width]
 Weights   unet.safetensors, 19,856 parameters
-Code      605b05132ba7fe66
+Code      9ccde6f84d74e0e8
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "da854376ec816cb744f5ae6e045c27db"
+FINGERPRINT = "4dbab9e2d7526e3cd12f8bb7c03eae04"
 
 
 class DoubleConv(nn.Module):
@@ -79,9 +79,11 @@ class UNet(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 

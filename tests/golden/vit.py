@@ -3,7 +3,7 @@
 Inputs    image   float32  [batch, 3, 16, 16]
 Outputs   logits  float32  [batch, 10]
 Weights   vit.safetensors, 16,522 parameters
-Code      51d4f23835465a28
+Code      b21e2b9fbdedcc90
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "e28a067334eb2fa8b1ba669ed41599c4"
+FINGERPRINT = "952e23d6edb8e48c20f2ee6be8795c9a"
 
 
 class PatchEmbed(nn.Module):
@@ -111,9 +111,11 @@ class ViT(nn.Module):
             if found != wanted and not (dtype and floats):
                 hint = "; dtype= casts it" if floats else ""
                 raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        lacks, odd = model.load_state_dict(state, strict=False, assign=True)
-        if lacks or odd:
-            raise ValueError(f"{weights} lacks {lacks[:2]}, and has unknown {odd[:2]}")
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        if missing or unexpected:
+            raise ValueError(
+                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
+            )
         return model.to(device=device, dtype=dtype)
 
 
