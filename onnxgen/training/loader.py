@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ class Loader:
                 collate_fn=_same,
                 persistent_workers=True,
                 pin_memory=self.pin_memory,
+                worker_init_fn=_follow_parent,
                 generator=torch.Generator(),  # its own: else it draws a number of the global one each epoch
             )
         self._order.tickets = tickets
@@ -242,3 +244,14 @@ class _Taken(Dataset[Batch | OnnxgenError]):
 
 def _same(batch: Any) -> Any:
     return batch
+
+
+def _follow_parent(worker: int) -> None:
+    """End a worker whose parent was killed while the worker started.
+
+    torch's worker ends when its parent is no longer the one that it had when it first looked, and it only looks after
+    this (2.13): of a parent that was dead by then it waits for work for ever.
+    """
+    parent = multiprocessing.parent_process()
+    if parent and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:
+        os._exit(1)

@@ -1,6 +1,10 @@
 """The order of batches: a pure function of seed and epoch, shared out to ranks, and taken up again anywhere."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -10,6 +14,7 @@ import torch
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Field
 from onnxgen.training.loader import Loader, count_workers
+from tests.conftest import ROOT
 
 
 class Numbers:
@@ -161,3 +166,29 @@ def test_workers(monkeypatch):
 def test_each_batch_counts_from_its_column_once():
     counted = Counter(sum(epoch(Loader(Numbers(33), 5, shuffle=True, rank=1, world=2)), []))
     assert max(counted.values()) == 1
+
+
+ORPHAN = """
+import os, signal, time
+import torch
+from onnxgen.training.loader import Loader
+from tests.training.test_loader import Numbers
+
+def killed(me=os.getpid()):
+    os.kill(me, signal.SIGKILL)
+
+def once_the_parent_is_dead(parent=os.getpid()):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+loader = Loader(Numbers(20), 2, workers=1)
+os.register_at_fork(after_in_parent=killed, after_in_child=once_the_parent_is_dead)
+list(loader)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_worker_whose_parent_is_killed_while_it_starts_ends_too():
+    """It holds the pipes that it was given, so that what waits for their end would wait for ever."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr

@@ -23,7 +23,8 @@ KILLS = 20
 def test_killed_at_random_moments(tmp_path):
     seed = secrets.randbelow(10**6)
     command = [sys.executable, "-m", "tests.training.runs", str(tmp_path), str(KILLS), str(seed)]
-    made = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     print(f"seed of the moments: {seed}\n{made.stdout}{made.stderr}")
     found = re.findall(r"^case (\d+) killed (\d+) runs (\d+) same (\d+)$", made.stdout, re.M)
     assert made.returncode == 0 and len(found) == len(CASES)
