@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.build_hooks.projects import unpack_sdist
 from tests.conftest import ROOT
 
 MOVED = {"templates": "onnxgen/templates", "build_hooks": "onnxgen/build_hooks"}
@@ -70,9 +70,7 @@ def test_the_wheel_has_every_file_and_no_other(tree: Path, wheel: Path) -> None:
 
 
 def test_the_sdist_builds_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path) -> None:
-    with tarfile.open(build("sdist", tree, tmp_path)) as archive:
-        archive.extractall(tmp_path / "sdist", filter="data")
-    (unpacked,) = (tmp_path / "sdist").iterdir()
+    unpacked = unpack_sdist(build("sdist", tree, tmp_path), tmp_path / "sdist")
     assert members(build("wheel", unpacked, tmp_path)) == members(wheel)
 
 

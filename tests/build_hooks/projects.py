@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import textwrap
 import venv
 import zipfile
@@ -187,6 +188,15 @@ def unpack(wheel: Path, into: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(into)
     return into
+
+
+def unpack_sdist(sdist: Path, into: Path) -> Path:
+    """Unpack an sdist; returns the folder that it has everything in."""
+    with tarfile.open(sdist) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2, Debian 12's
+        archive.extractall(into)
+    (project,) = into.iterdir()
+    return project
 
 
 def check_record(wheel: Path) -> None:

@@ -25,6 +25,7 @@ from tests.build_hooks.projects import (
     run,
     save_model,
     unpack,
+    unpack_sdist,
     write_project,
 )
 from tests.build_hooks.wheelhouse import environment
@@ -238,9 +239,7 @@ def test_a_module_that_was_edited_goes_into_wheel_and_sdist(backend: Backend, tm
     module.write_text(module.read_text() + "\nMINE = 1\n")
     wheel = backend.build("wheel", project, tmp_path / "dist")
     sdist = backend.build("sdist", project, tmp_path / "dist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    unpacked = unpack_sdist(sdist, tmp_path / "unpacked")
     (tmp_path / "dist2").mkdir()
     again = backend.build("wheel", unpacked, tmp_path / "dist2")
     found = tree(unpack(wheel, tmp_path / "a"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.build_hooks.projects import (
     run,
     save_model,
     unpack,
+    unpack_sdist,
     write_project,
 )
 from tests.build_hooks.wheelhouse import environment
@@ -66,9 +66,7 @@ def test_pdm_backend(build: Build, tmp_path: Path) -> None:
     """The wheel of an sdist has what it should, and the source tree nothing new; an editable install is in place."""
     project = write_project(tmp_path / "project", LAYOUT, PDM)
     (project / "pdm_build.py").write_text(on_the_page("pdm_build.py"))
-    with tarfile.open(build("pdm.backend", "build_sdist", project, tmp_path / "dist")) as archive:
-        archive.extractall(tmp_path / "sdist", filter="data")
-    (unpacked,) = (tmp_path / "sdist").iterdir()
+    unpacked = unpack_sdist(build("pdm.backend", "build_sdist", project, tmp_path / "dist"), tmp_path / "sdist")
     wheel = build("pdm.backend", "build_wheel", unpacked, tmp_path / "dist")
     assert members(wheel) == WHEEL
     check_record(wheel)

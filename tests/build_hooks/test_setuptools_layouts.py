@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.build_hooks.projects import (
     run,
     save_model,
     unpack,
+    unpack_sdist,
     write_project,
 )
 from tests.build_hooks.wheelhouse import environment
@@ -107,10 +107,9 @@ def test_every_kind_of_build(name: str, builder: Path, tmp_path: Path, env: dict
     site = unpack(wheel, tmp_path / "site")
     compare(sources(layout, project), tmp_path, path=site)
 
-    with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-        assert not [name for name in archive.getnames() if name.endswith(".safetensors")]
-    again = backend("build_wheel", tmp_path / "unpacked" / "pkg-1.0", tmp_path / "again", builder, env)
+    unpacked = unpack_sdist(backend("build_sdist", project, tmp_path / "sdist", builder, env), tmp_path / "unpacked")
+    assert not list(unpacked.rglob("*.safetensors"))
+    again = backend("build_wheel", unpacked, tmp_path / "again", builder, env)
     assert members(again) == members(wheel)
     second = unpack(again, tmp_path / "second")
     assert all((site / name).read_bytes() == (second / name).read_bytes() for name in members(wheel))
@@ -244,9 +243,8 @@ def test_templates_and_plugins_go_into_an_sdist(builder: Path, tmp_path: Path, e
     settings = '[tool.onnxgen]\ntemplates = "looks"\nplugins = ["ops/gemm.py"]\nembed = true\n'
     layout = replace(LAYOUTS["src"], files=files, settings=settings)
     project = write_project(tmp_path / "project", layout)
-    with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    wheel = backend("build_wheel", tmp_path / "unpacked" / "pkg-1.0", tmp_path / "wheel", builder, env)
+    unpacked = unpack_sdist(backend("build_sdist", project, tmp_path / "sdist", builder, env), tmp_path / "unpacked")
+    wheel = backend("build_wheel", unpacked, tmp_path / "wheel", builder, env)
     assert not [name for name in members(wheel) if name.endswith(".safetensors")]
     made = (unpack(wheel, tmp_path / "site") / "pkg/one.py").read_text()
     assert 'HOUSE = "ours"' in made and "def product(a, b):" in made
@@ -265,9 +263,8 @@ def test_a_module_that_was_edited_goes_into_the_wheel(
     site = unpack(backend("build_wheel", project, tmp_path / "wheel", builder, env), tmp_path / "site")
     assert (site / f"{installed}.py").read_bytes() == module.read_bytes()
     compare(sources(layout, project), tmp_path, path=site)
-    with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    again = backend("build_wheel", tmp_path / "unpacked/pkg-1.0", tmp_path / "again", builder, env)
+    unpacked = unpack_sdist(backend("build_sdist", project, tmp_path / "sdist", builder, env), tmp_path / "unpacked")
+    again = backend("build_wheel", unpacked, tmp_path / "again", builder, env)
     assert (unpack(again, tmp_path / "site2") / f"{installed}.py").read_bytes() == module.read_bytes()
     assert (tmp_path / "site2" / f"{installed}.safetensors").is_file()
 
@@ -280,9 +277,8 @@ def test_a_module_that_is_mine_takes_its_weights_along(builder: Path, tmp_path: 
     module = project / "src/pkg/one.py"
     module.write_text(module.read_text() + "\nMINE = 1\n")
     save_model(project / "models/one.onnx", seed=5, hidden=24)
-    with tarfile.open(backend("build_sdist", project, tmp_path / "sdist", builder, env)) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    wheel = backend("build_wheel", tmp_path / "unpacked/pkg-1.0", tmp_path / "wheel", builder, env)
+    unpacked = unpack_sdist(backend("build_sdist", project, tmp_path / "sdist", builder, env), tmp_path / "unpacked")
+    wheel = backend("build_wheel", unpacked, tmp_path / "wheel", builder, env)
     site = unpack(wheel, tmp_path / "site")
     for name in ("one.py", "one.safetensors"):
         assert (site / "pkg" / name).read_bytes() == (module.parent / name).read_bytes()
