@@ -249,8 +249,9 @@ def _same(batch: Any) -> Any:
 def _follow_parent(worker: int) -> None:
     """End a worker whose parent was killed while the worker started.
 
-    torch's worker ends when its parent is no longer the one that it had when it first looked, and it only looks after
-    this (2.13): of a parent that was dead by then it waits for work for ever.
+    torch's worker ends when its parent is no longer the one that it had when it first looked, and it looks later than
+    this (2.13): of a parent that is dead by now it would wait for work for ever. Only a fork is its parent's child for
+    certain: other ways to start may put a process between them.
     """
     parent = multiprocessing.parent_process()
     if parent and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:

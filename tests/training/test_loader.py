@@ -170,7 +170,6 @@ def test_each_batch_counts_from_its_column_once():
 
 ORPHAN = """
 import os, signal, time
-import torch
 from onnxgen.training.loader import Loader
 from tests.training.test_loader import Numbers
 
