@@ -137,11 +137,8 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
         raise OnnxgenError(
             Problem(f"{shown} has no class Model with from_pretrained()", help="is it a file that onnxgen generated?")
         )
-    from onnxgen.skip_init import SkipInit
-
     try:
-        with SkipInit():
-            built = model.from_pretrained()
+        built = model.from_pretrained()
     except Exception as error:
         raise OnnxgenError(
             Problem(f"{shown}: the weights can't be loaded: {_reason(error)}", help="generate module and weights again")

@@ -12,7 +12,8 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from onnxgen.skip_init import SkipInit
+from onnxgen import generate
+from onnxgen.helpers.skip_init import SkipInit
 from tests.reader_models import model, value
 
 
@@ -21,14 +22,14 @@ def test_no_compiler_for_an_embedding(tmp_path: Path) -> None:
     nodes = [onnx.helper.make_node("Gather", ["embed.weight", "ids"], ["y"])]
     ids = value("ids", ["N"], onnx.TensorProto.INT64)
     onnx.save(model(nodes, [numpy_helper.from_array(table, "embed.weight")], [ids]), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
     code = """
-import sys, onnxgen, torch
-net = onnxgen.load(sys.argv[1])
-assert isinstance(net.embed, torch.nn.Embedding)
-print(net(torch.tensor([3, 4])).sum().item(), "torch._dynamo" in sys.modules)
+import sys, torch, net
+made = net.Model.from_pretrained()
+assert isinstance(made.embed, torch.nn.Embedding)
+print(made(torch.tensor([3, 4])).sum().item(), "torch._dynamo" in sys.modules)
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "net.onnx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     total, imported = done.stdout.split()
     assert abs(float(total) - table[3:5].sum()) < 1e-5 and imported == "False"
 
