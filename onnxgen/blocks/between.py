@@ -59,19 +59,19 @@ class _Places:
         for node in reversed(nodes):
             if node not in self.scope:
                 users = (self.scope.get(user, self.after.get(user)) for user in _users(node))
-                common = _common(scope for scope in users if scope is not None)
+                common = common_scope(scope for scope in users if scope is not None)
                 if common is not None:
                     self.after[node] = common
 
     def of(self, node: ir.Node) -> Scope:
         """The place of a silent node whose producers have theirs."""
         producers = list(_producers(node))
-        before = _common(self.scope[producer] for producer in producers if producer in self.scope)
+        before = common_scope(self.scope[producer] for producer in producers if producer in self.scope)
         after = self.after.get(node)
         if before is None or after is None:  # from the graph's inputs, or to its outputs only
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
-            scope = self._module(_common([before, after]) or ())
+            scope = self._module(common_scope([before, after]) or ())
         ends = [end for end in (self._skip(node, producers), self._activation(node, before)) if end is not None]
         return max([scope, *ends], key=len)
 
@@ -133,7 +133,7 @@ def _users(node: ir.Node) -> Iterable[ir.Node]:
     return (use.node for output in node.outputs for use in output.uses())
 
 
-def _common(scopes: Iterable[Scope]) -> Scope | None:
+def common_scope(scopes: Iterable[Scope]) -> Scope | None:
     """The longest path that all have in common; None of nothing."""
     known = list(scopes)
     if not known:

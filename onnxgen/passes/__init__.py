@@ -23,6 +23,7 @@ from onnxgen.passes.expand import expand
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.passes.gradient import gradient
 from onnxgen.passes.group_norm import group_norm
+from onnxgen.passes.growing import growing
 from onnxgen.passes.known import known
 from onnxgen.passes.linear import linear
 from onnxgen.passes.no_ops import no_ops
@@ -89,6 +90,7 @@ PASSES: list[Pass] = [
     empty_rows,  # of the attention that is still spelled out
     views,  # what Einsum's orders of axes leave of the heads' own
     slices,  # a Slice for each axis
+    growing,  # no idiom looks for a part of a list
     shared_nodes,  # chains are as short as they get
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
