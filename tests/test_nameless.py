@@ -33,7 +33,7 @@ EXPECTED = {
     "resnet_bottleneck": [(r"blocks\.\d", 5, 1)],
     "mobilenet": [(r"blocks\.\d", 3, 1)],
     "mobilenet_v3": [(r"stage\d\.\d", 7, 1), (r"(.*\.)?se\.conv1", 6, 1)],
-    "densenet": [(r"blocks\.\d\.dense", 2, 1), (r"(blocks\.\d\.dense|block)\.block\d", 9, 1)],
+    "densenet": [(r"stages\.\d", 2, 1), (r"(stages\.\d\.)?blocks\.\d", 9, 1)],
     "convnext": [(r"stages\.\d", 3, 1), (r"(stages\.\d\.)?blocks\.\d", 9, 1)],
     "unet_transpose": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"block", 1, 1)],
     "unet_nearest": [(r"downs\.\d", 2, 1), (r"ups\.\d", 2, 1), (r"(.*\.)?block", 5, 1)],

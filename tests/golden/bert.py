@@ -6,18 +6,20 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      80834087ea50bb19
+Code      5a8e380f83a55cb5
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "4396648db27d53aa0f4ff2d5878da742"
+FINGERPRINT = "3b68bd5eb0d973c42150355dd531d5e2"
 
 
 class Embeddings(nn.Module):
@@ -158,7 +160,7 @@ class Bert(nn.Module):
         cls, weights: Path | str = WEIGHTS, *, device=None, dtype=None
     ) -> "Bert":
         """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
-        with torch.device("meta"):
+        with torch.device("meta"), SkipInit():
             model = cls()
         state = load_weights(weights)
         for key, own in model.state_dict().items():
@@ -189,6 +191,18 @@ def load_weights(path: Path | str) -> dict[str, Tensor]:
             f"{path} does not belong to {Path(__file__).name}: generate both again"
         )
     return state
+
+
+class SkipInit(TorchFunctionMode):
+    """No first values for nn.Embedding: on the meta device drawing them imports torch's compiler, which takes a second."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_ and kwargs["tensor"].is_meta:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 Model = Bert
