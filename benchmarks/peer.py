@@ -58,7 +58,12 @@ def original() -> Any:
     rest = {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
     if rest:  # tables that are made when the network is
         model = NETS[NET].build()
+    first: dict[Any, str] = {}
+    tied = [(first.setdefault(p, name), name) for name, p in model.named_parameters(remove_duplicate=False)]
     model.load_state_dict(torch.load(FOLDER / "state.pt", mmap=True), assign=True)
+    for kept, name in tied:  # `assign` makes two of one
+        place, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(place), leaf, model.get_parameter(kept))
     return model
 
 

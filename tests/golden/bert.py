@@ -194,7 +194,7 @@ def load_weights(path: Path | str) -> dict[str, Tensor]:
 
 
 class SkipInit(TorchFunctionMode):
-    """No first values for nn.Embedding: on the meta device drawing them imports torch's compiler, which takes a second."""
+    """No first values for nn.Embedding: to draw them on the meta device torch imports its compiler, a second's work."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
