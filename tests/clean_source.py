@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 from onnxgen.paths import helpers_dir
 
-MODULES = {"torch", "torch.nn.functional", "safetensors", "safetensors.torch", "numpy", "pathlib"}
+MODULES = {"torch", "torch.nn.functional", "torch.overrides", "safetensors", "safetensors.torch", "numpy", "pathlib"}
 MODULES |= {"functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}

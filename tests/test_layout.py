@@ -344,15 +344,15 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.dense_first_layer(x)
-        second = self.dense_second_layer(torch.cat([x, first], dim=1))
-        return torch.cat([x, first, second, self.dense_third_layer(torch.cat([x, first, second], dim=1))], dim=1)
+        second = self.dense_second_layer(torch.cat([first, x], dim=1))
+        return torch.cat([self.dense_third_layer(torch.cat([second, first, x], dim=1)), second, first, x], dim=1)
 
 
 def test_a_line_is_split_where_black_would_break_it(tmp_path: Path) -> None:
     """Names are longer than was thought when statements were put together: then fewer are."""
     text = Layout(tmp_path, Joined(), torch.randn(2, 4)).forward["Net"]
     assert all(line.count("(") == line.count(")") for line in text.splitlines()), text
-    assert "return torch.cat([x, dense_first, dense_second, " in text
+    assert "return torch.cat([y, dense_second, dense_first, x], dim=1)" in text
 
 
 class Concatenated(nn.Module):
