@@ -75,7 +75,9 @@ def render(
     )
     own, own_imports = code.used_in(text)
     helpers = copied(text)
-    skip_init = copied("SkipInit()") if "nn.Embedding" in "\n".join([text, *helpers, *own]) else []
+    skips_init = "nn.Embedding" in "\n".join([text, *helpers, *own])
+    if skips_init:
+        helpers = copied(f"{text}\nSkipInit()")
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {
         **frame.__dict__,
@@ -83,10 +85,10 @@ def render(
         "classes": classes,
         "helpers": [*helpers, *own],
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
-        "imports": _imports(frame, text + "\n".join(helpers + skip_init), "\n".join(own), own_imports),
+        "imports": _imports(frame, text + "\n".join(helpers), "\n".join(own), own_imports),
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
-        "skip_init": "".join(skip_init),
+        "skips_init": skips_init,
     }
     if templates is not None:  # they may do anything with the lines
         return _black(_rendered(values, templates))

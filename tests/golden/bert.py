@@ -6,7 +6,7 @@ Inputs    input_ids          int64    [batch, length]
 Outputs   last_hidden_state  float32  [batch, length, 24]
           pooled             float32  [batch, 24]
 Weights   bert.safetensors, 17,352 parameters
-Code      5a8e380f83a55cb5
+Code      d46771fab1e30c0c
 """
 
 from pathlib import Path
@@ -19,7 +19,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "3b68bd5eb0d973c42150355dd531d5e2"
+FINGERPRINT = "2c33834f8425212bc4b905b86d163680"
+
+
+class SkipInit(TorchFunctionMode):
+    """No first values for nn.Embedding: to draw them on the meta device torch imports its compiler, a second's work."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.init.normal_ and kwargs["tensor"].is_meta:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class Embeddings(nn.Module):
@@ -191,18 +203,6 @@ def load_weights(path: Path | str) -> dict[str, Tensor]:
             f"{path} does not belong to {Path(__file__).name}: generate both again"
         )
     return state
-
-
-class SkipInit(TorchFunctionMode):
-    """No first values for nn.Embedding: to draw them on the meta device torch imports its compiler, a second's work."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.init.normal_ and kwargs["tensor"].is_meta:
-            return kwargs["tensor"]
-        return func(*args, **kwargs)
 
 
 Model = Bert
