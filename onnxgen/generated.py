@@ -59,6 +59,7 @@ class Report:
         stages: seconds that each stage took (see `onnxgen.stages`).
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
+        plain: module paths whose structure would have changed what they compute, and was left out (see `validate`).
         progress: is told each stage as it begins.
         status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
     """
@@ -71,6 +72,7 @@ class Report:
     stages: dict[str, float] = field(default_factory=dict)
     trainable: dict[str, tuple[bool, str]] = field(default_factory=dict)
     wrote: list[Path] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
     status: str = "built"
     progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
@@ -100,6 +102,7 @@ class Generated:
         report: see `Report`.
         reads: the ONNX file and its external data, which nothing may be written over.
         key: that of the build, which the header has; empty if it is none.
+        unframed: the source without templates of the user's own.
     """
 
     source: str
@@ -109,6 +112,7 @@ class Generated:
     report: Report
     reads: frozenset[Path] = frozenset()
     key: str = ""
+    unframed: str = ""
 
 
 def compose(
@@ -145,13 +149,14 @@ def compose(
         frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
     source = render(frame, classes, module.own, report.notes, options.templates)
+    unframed = source if options.templates is None else render(frame, classes, module.own, [])
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
-    return Generated(source, tensors, metadata, weights, report, reads, key)
+    return Generated(source, tensors, metadata, weights, report, reads, key, unframed)
 
 
 def _check_length(classes: list[ClassSource], options: Options) -> None:
@@ -222,7 +227,7 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
 
 
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassSource]) -> None:
-    report.classes = len(classes)
+    report.classes, report.parameters = len(classes), 0
     tied = {tie.names[1] for tie in module.ties}
     for member in module.members:
         for short, (key, source) in zip(member.keys, member.state_keys()):
