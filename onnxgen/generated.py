@@ -102,7 +102,7 @@ class Generated:
         report: see `Report`.
         reads: the ONNX file and its external data, which nothing may be written over.
         key: that of the build, which the header has; empty if it is none.
-        unframed: the source without templates of the user's own.
+        unframed: the source without templates of the user's own, where there are any.
     """
 
     source: str
@@ -137,11 +137,10 @@ def compose(
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
-    shown = index_path(weights) if sharded else weights
-    frame = _frame(model, module, path, out, None if options.embed else shown, report)
+    shown = None if options.embed else index_path(weights) if sharded else weights
+    frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
-    frame.sharded = sharded
-    frame.floats = _floats(tensors, module)
+    frame.sharded, frame.floats = sharded, _floats(tensors, module)
     frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
     if options.embed:
         if total > EMBED_LIMIT:
@@ -149,7 +148,7 @@ def compose(
         frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
     source = render(frame, classes, module.own, report.notes, options.templates)
-    unframed = source if options.templates is None else render(frame, classes, module.own, [])
+    unframed = render(frame, classes, module.own, []) if options.templates else ""
     digest = code_digest(source)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)

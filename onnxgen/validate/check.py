@@ -10,6 +10,8 @@ from onnxgen.validate.flat import Specification
 from onnxgen.validate.text import Text
 from onnxgen.validate.values import Node, Unreadable, describe
 
+WORDS = ("name", "attribute", "constant")  # nodes that compute nothing
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -70,7 +72,8 @@ def _computation(wanted: Specification, text: Text, result: Node) -> Difference 
     effects = Counter(text.effects) == Counter(flat.effects)
     if result is wanted.result and loops and stops and effects:
         return None
-    first = next(wanted.graph.since(text.began), None)
+    new = [node for node in wanted.graph.since(text.began) if node.key[0] not in WORDS]
+    first = new[0] if new else None
     if first is not None:
         return Difference(first.home, f"nothing else computes {describe(first)}")
     what = "its results are others" if result is not wanted.result else "its loops or effects are others"

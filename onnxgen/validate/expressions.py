@@ -30,6 +30,7 @@ from onnxgen.validate.values import (
 )
 
 UNDEFINED = object()
+VALUE = "%"  # before the id of a flat module's value, which may be called as anything is
 LONGEST = 4096  # turns of a loop over `range(n)` that are executed one by one, those of loops in it multiplied
 PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -86,7 +87,7 @@ class Expressions:
         self.rules: dict[type[ast.AST], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda tree, _: tree.value,
             ast.Name: self._name,
-            Ref: lambda tree, scope: self.read(tree.value, scope),
+            Ref: lambda tree, scope: self.read(VALUE + tree.value, scope),
             SizeOf: lambda tree, _: tree.dim,
             DeviceOf: lambda tree, _: self.device,
             MemberRef: lambda tree, _: self.make("member", ".".join(tree.member.path)),

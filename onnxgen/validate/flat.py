@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
 from onnxgen.propagate.info import Info
+from onnxgen.validate.expressions import VALUE
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value
 
@@ -50,7 +51,7 @@ def specify(module: ModuleDef) -> Specification:
     inputs = [argument.value for argument in module.inputs]
     scope = Scope()
     for i, argument in enumerate(module.inputs):
-        program.bind(argument.value, graph.make("input", i, argument.annotation), scope)
+        program.bind(VALUE + argument.value, graph.make("input", i, argument.annotation), scope)
     result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
     ties = frozenset((first, second) for first, second in (tie.names for tie in module.ties))
     names = {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
@@ -103,7 +104,7 @@ class _Flat(Statements):
         return value
 
     def _note(self, name: str, value: Value) -> None:
-        facts = self.infos.get(name, Info())
+        facts = self.infos.get(name.removeprefix(VALUE), Info())
         if isinstance(value, Node) and facts.kind == "tensor" and facts.shape is not None:
             self.graph.shapes.setdefault(value, facts.shape)
 
@@ -130,11 +131,11 @@ def _python(statement: Statement) -> ast.stmt:
 def _target(names: tuple[str, ...], form: str) -> ast.expr:
     """What is assigned to: one name, or several in a tuple, in the form that they are written in."""
     if not form:
-        targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
+        targets: list[ast.expr] = [ast.Name(VALUE + name, ast.Store()) for name in names]
         return targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
     parsed = ast.parse(form.format(*(f"_{i}" for i in range(len(names)))) + " = 0").body[0]
     assert isinstance(parsed, ast.Assign)
     for node in ast.walk(parsed.targets[0]):
         if isinstance(node, ast.Name):
-            node.id = names[int(node.id[1:])]
+            node.id = VALUE + names[int(node.id[1:])]
     return parsed.targets[0]

@@ -12,7 +12,8 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from onnxgen.validate.expressions import LONGEST, UNDEFINED, Expressions, Lazy
+from onnxgen.code.quote import Ref
+from onnxgen.validate.expressions import LONGEST, UNDEFINED, VALUE, Expressions, Lazy
 from onnxgen.validate.values import CONCRETE, Graph, Node, Scope, Unreadable, Value
 
 GROWS = ("append", "extend")
@@ -74,7 +75,7 @@ class Statements(Expressions):
             of, (item,) = value.func.value, self._several(value.args, scope)
             before = self.evaluate(of, scope)
             if type(of) is not ast.Name:
-                of = ast.Name(of.value)  # type: ignore[attr-defined]  # a `Ref`
+                of = ast.Name(VALUE + of.value)  # type: ignore[attr-defined]  # a `Ref`
             if isinstance(before, list):
                 items = [item] if value.func.attr == "append" else self.iterate(item)
                 after: Value = UNDEFINED if items is None else [*before, *items]
@@ -227,8 +228,7 @@ def _assigned(body: list[ast.stmt]) -> Iterator[str]:
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             of = statement.value.func
             if isinstance(of, ast.Attribute) and of.attr in GROWS:
-                name = getattr(of.value, "id", getattr(of.value, "value", None))
-                if isinstance(name, str):
-                    yield name
+                if isinstance(of.value, (ast.Name, Ref)):
+                    yield of.value.id if isinstance(of.value, ast.Name) else VALUE + of.value.value
         for block in (getattr(statement, field, []) for field in ("body", "orelse")):
             yield from _assigned(block)

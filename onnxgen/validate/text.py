@@ -154,6 +154,8 @@ class Text(Statements):
             if not self.building:
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
+        if isinstance(function, tuple) and isinstance(function[0], Holder):  # `get_submodule("0")`, `values()`
+            return function[0].children[args[0]] if args else function[0].items
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
@@ -194,15 +196,13 @@ class Text(Statements):
 
     def _tensor(self, tree: ast.expr, root: Holder) -> str:
         """The path of a parameter: of its own, or of a layer's."""
-        scope = Scope({"self": root})
-        if isinstance(tree, ast.Attribute):
-            of = self.evaluate(tree.value, scope)
-            if isinstance(of, Leaf):
-                return f"{of.path}.{tree.attr}"
-        found = self.evaluate(tree, scope)
-        if not isinstance(found, Leaf) or found.path is None:
-            raise Unreadable("what is tied is no parameter")
-        return found.path
+        keys: list[str] = []
+        while not isinstance(leaf := self.evaluate(tree, Scope({"self": root})), Leaf):
+            if not isinstance(tree, ast.Attribute):
+                raise Unreadable("what is tied is no parameter")
+            keys.insert(0, tree.attr)
+            tree = tree.value
+        return ".".join([leaf.path or "", *keys])
 
     # ------------------------------------------------------------------------------------------ calling modules
 
@@ -223,8 +223,6 @@ class Text(Statements):
             return self._forward(function, args, kwargs)
         if isinstance(function, Leaf):
             return self._layer(function, args, kwargs)
-        if isinstance(function, tuple) and isinstance(function[0], Holder):
-            return function[0].children[args[0]] if args else function[0].items
         return super().call(function, args, kwargs)
 
     def _call(self, tree: ast.Call, scope: Scope) -> Value:
