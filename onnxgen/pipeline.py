@@ -74,7 +74,7 @@ def build(
 
         def differs(generated: Generated) -> Difference | None:
             with timed(report, "validate"):
-                return validate(wanted, generated.unframed or generated.source, module.name)
+                return validate(wanted, generated.tree, module.name)
 
         return translated(made, differs, report)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, Path, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.errors import OnnxgenError
@@ -18,14 +19,14 @@ from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
 from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes
-from onnxgen.structure.writer import ClassSource, ClassWriter
+from onnxgen.structure.writer import ClassWriter
 
 ROUNDS = 10  # roles nested in each other, as far as anyone nests them
 MOST_ACROSS = 3  # parameters of a class for several roles
 MOST_VARIANTS = 8  # of one role; more are no variants of one thing
 
 
-def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> list[ClassSource]:
+def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> list[ClassTree]:
     """Every class once, children before the classes that use them; those of `plain` as they are, for one use each."""
     callers = _callers(scopes)
     order = _bottom_up(scopes)
@@ -55,10 +56,10 @@ class Classes:
     def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> None:
         self.module, self.root, self.plain = module, root, plain
         self.names = ClassNames(module, scopes, module.reserved | {module.name})
-        self.made: list[ClassSource] = []
+        self.made: list[ClassTree] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
         self.writers: dict[int, ClassWriter] = {}
-        self.sources: dict[int, ClassSource] = {}  # by scope
+        self.sources: dict[int, ClassTree] = {}  # by scope
         self.signatures: dict[str, Signature] = {}
         self.forms = FormMaker(self.built, self.signatures, module.reserved)
 
@@ -182,9 +183,9 @@ class Classes:
                 self.sources[id(instance)] = source
                 self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
 
-    def in_order_of_use(self, order: list[Scope]) -> list[ClassSource]:
+    def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """The classes as a reader meets them: by their first instance, but after all that they use."""
-        made: dict[int, ClassSource] = {}
+        made: dict[int, ClassTree] = {}
         instances: dict[int, list[Scope]] = {}
         for scope in order:
             instances.setdefault(id(self.sources[id(scope)]), []).append(scope)

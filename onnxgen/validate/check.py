@@ -21,17 +21,17 @@ class Difference:
     what: str
 
 
-def validate(specification: Specification, source: str, name: str) -> Difference | None:
+def validate(specification: Specification, tree: ast.Module, name: str) -> Difference | None:
     """How a generated file differs from what it has to do; None if it does not.
 
     Args:
         specification: of the flat module (see `specify`).
-        source: the whole file.
+        tree: the whole file.
         name: the root class.
     """
     specification.graph.home = ""
     try:
-        text = Text(ast.parse(source), specification)
+        text = Text(tree, specification)
         result = text.node(text.root(name))
     except (Unreadable, RecursionError, KeyError, ValueError, TypeError, AttributeError) as error:
         return Difference(specification.graph.home, f"{type(error).__name__}: {error}")

@@ -188,7 +188,9 @@ class Text(Statements):
     def _tie(self, root: Holder) -> None:
         method = next((m for m in _methods(root) if m.name == "tie_weights"), None)
         calls = [n for n in ast.walk(_method(root.definition, "__init__")) if _calls(n, "tie_weights")]
-        for statement in method.body[1:] if method is not None and calls else []:
+        for statement in method.body if method is not None and calls else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue
             if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
                 raise Unreadable("tie_weights does more than to tie")
             kept, tied = self._tensor(statement.value, root), self._tensor(statement.targets[0], root)

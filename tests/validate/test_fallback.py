@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onnxgen import generated
 from onnxgen.cli import BUG, run
 from onnxgen.pipeline import generate
 from onnxgen.structure import runs
@@ -75,15 +78,16 @@ def test_the_command_calls_it_a_bug(network: Network, wrong: None, capsys: pytes
     assert sorted(p.name for p in network[0].parent.iterdir()) == ["net.onnx"]
 
 
-def test_what_is_wrong_even_when_it_is_plain_is_refused(
-    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_wrong_even_when_it_is_plain_is_refused(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault outside of structure: the text loses an activation."""
     monkeypatch.setenv(STRICT, "0")
-    from onnxgen import generated
-
     render = generated.render
-    monkeypatch.setattr(generated, "render", lambda *given: render(*given).replace("F.hardswish(", "("))
+
+    def wrong_text(*given: Any) -> tuple[str, ast.Module]:
+        source = render(*given)[0].replace("F.hardswish(", "(")
+        return source, ast.parse(source)
+
+    monkeypatch.setattr(generated, "render", wrong_text)
     with pytest.raises(WrongTranslation, match="the network"):
         generate(network[0])
     assert not network[0].with_suffix(".py").exists()
