@@ -5,11 +5,15 @@ Nothing heavy is imported until a command runs; rich only where a terminal is th
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from onnxgen.cli.say import say, say_json
+from onnxgen.names import visible
 
 if TYPE_CHECKING:
     import click
@@ -37,7 +41,8 @@ def run(args: list[str]) -> int:
     from onnxgen.errors import OnnxgenError
 
     try:
-        code = _commands(args).main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
+        with _plain_warnings():
+            code = _commands(args).main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0) if args else BAD_INPUT
     except OnnxgenError as error:
@@ -57,6 +62,17 @@ def run(args: list[str]) -> int:
         return _say(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
         return _bug(args, error)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Nothing in a warning of a library is an order to the terminal: some quote the file."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **given: visible(before(*args, **given))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _commands(args: list[str]) -> click.Group:
@@ -86,9 +102,9 @@ def _refuse(args: list[str], error: Exception) -> int:
     assert isinstance(error, OnnxgenError)
     if "--json" in args:
         problems = [vars(problem) for problem in error.problems]
-        print(json.dumps({"error": str(error), "problems": problems, "exit_code": error.exit_code}))
+        say_json({"error": str(error), "problems": problems, "exit_code": error.exit_code})
     for problem in error.problems:
-        print(f"error: {problem}", file=sys.stderr)
+        say(f"error: {problem}", to_errors=True)
     if _verbose(args):
         _traceback()
     return error.exit_code
@@ -105,8 +121,8 @@ def _bug(args: list[str], error: Exception) -> int:
 
 def _say(args: list[str], text: str, code: int) -> int:
     if "--json" in args:
-        print(json.dumps({"error": text, "problems": [], "exit_code": code}))
-    print(f"error: {text}", file=sys.stderr)
+        say_json({"error": text, "problems": [], "exit_code": code})
+    say(f"error: {text}", to_errors=True)
     return code
 
 
@@ -117,4 +133,4 @@ def _verbose(args: list[str]) -> bool:
 def _traceback() -> None:
     import traceback
 
-    traceback.print_exc()
+    say(traceback.format_exc().rstrip("\n"), to_errors=True)

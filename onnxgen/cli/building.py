@@ -6,7 +6,6 @@ what generates; the whole process is to take under 100 ms.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import click
 from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
-from onnxgen.cli.say import progress
+from onnxgen.cli.say import progress, say, say_json
 
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
@@ -54,7 +53,7 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
     project = read(root)
     silent = quiet or as_json
     if project.missing and not quiet:
-        print(f"note: {project.file.name}: {project.missing}", file=sys.stderr)
+        say(f"note: {project.file.name}: {project.missing}", to_errors=True)
     try:
         with sympy_later(), progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
             built = build_project(project, check=check, force=force, progress=begin)
@@ -64,7 +63,7 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
         raise
     code = int(any(one.status == "stale" for one in built))
     if as_json:
-        print(json.dumps({"status": "stale" if code else "fresh" if check else "done", **_told(built)}))
+        say_json({"status": "stale" if code else "fresh" if check else "done", **_told(built)})
     elif not quiet:
         _say(built, project, verbose)
     return code
@@ -132,9 +131,9 @@ def _say(built: Sequence[Built], project: Project, verbose: bool) -> None:
         line = _line(one)
         if verbose:
             line += f" ({one.entry.key}: {one.entry.shown(one.entry.source)}, {one.seconds:.2f} s)"
-        print(line)
+        say(line)
         if one.note:
-            print(f"  note: {one.note}")
+            say(f"  note: {one.note}")
     sys.stdout.flush()
 
 
@@ -166,13 +165,13 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
             if as_json:
                 told = {"error": str(one.error), "problems": _problems(one.error)} if one.error else {}
                 status = "failed" if one.error else "done"
-                print(json.dumps({"status": status, **_told(one.built), **told}), flush=True)
+                say_json({"status": status, **_told(one.built), **told}, flush=True)
             for problem in one.error.problems if one.error else ():
-                print(f"error: {problem}", file=sys.stderr, flush=True)
+                say(f"error: {problem}", to_errors=True, flush=True)
             if not quiet and not as_json:
                 _say([b for b in one.built if number == 0 or b.status != "fresh"], one.project, verbose)
                 if number == 0:
-                    print(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
+                    say(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
     return 0
 
 

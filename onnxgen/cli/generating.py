@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import aligned, progress
+from onnxgen.cli.say import aligned, progress, say, say_json
 from onnxgen.errors import counted
 from onnxgen.generated import Generated
 from onnxgen.options import Options
@@ -47,7 +46,7 @@ def generate_command(
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
     if as_json:
-        print(json.dumps(result))
+        say_json(result)
     return code
 
 
@@ -57,10 +56,10 @@ def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool)
     with progress(f"checking {out.name}", quiet or as_json, STAGES) as begin:
         fresh = check(model, out, options, progress=begin)
     if as_json:
-        print(json.dumps({"status": "fresh" if fresh else "stale", "module": str(out)}))
+        say_json({"status": "fresh" if fresh else "stale", "module": str(out)})
     elif not quiet:
         what = "fresh" if fresh else "stale: generate it again" if out.exists() else "missing: generate it"
-        print(f"{out} is {what}")
+        say(f"{out} is {what}")
     return 0 if fresh else 1
 
 
@@ -104,18 +103,18 @@ def _print(result: dict[str, Any], verbose: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
-    print(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    say(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
         counted(result["classes"], "class"),
         counted(result["parameters"], "parameter"),
         counted(result["lines"], "line"),
     ]
-    print("  " + ", ".join(counts))
+    say("  " + ", ".join(counts))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
-        print("  recognised: " + ", ".join(recognised))
+        say("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
-        print(f"  note: {note}")
+        say(f"  note: {note}")
     if verbose:
         _print_stages(result["stages"])
 
@@ -126,4 +125,4 @@ def _print_stages(stages: Mapping[str, float]) -> None:
     rows = [(name, f"{seconds:.3f}") for name, seconds in stages.items()]
     rows += [("in all", f"{sum(stages.values()):.3f}"), (f"without {IMPORTS} and {WEIGHTS}", f"{net:.3f}")]
     for line in aligned([("stage", "seconds"), *rows]):
-        print("  " + line)
+        say("  " + line)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli import INTERRUPTED
-from onnxgen.cli.say import progress
+from onnxgen.cli.say import progress, say, say_json
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.load import python_file
 from onnxgen.training.checkpoint.folder import holds_a_run
@@ -110,12 +109,12 @@ def _say(result: Any, quiet: bool, as_json: bool) -> None:
     files = sorted(path.name for path in result.out.iterdir())
     if as_json:
         told = {name: getattr(result, name) for name in ("stopped", "best_epoch", "history", "test")}
-        print(json.dumps({"out": str(result.out), "files": files, **told}))
+        say_json({"out": str(result.out), "files": files, **told})
     elif not quiet:
         if result.test:
             shown = ", ".join(f"{name.removeprefix('test_')} {number(name, v)}" for name, v in result.test.items())
-            print(f"test: {shown}")
+            say(f"test: {shown}")
         if result.stopped == "interrupted":
             whole = counted(len(result.history), "whole epoch")
-            print(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
-        print(f"in {result.out}: {', '.join(files)}")
+            say(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
+        say(f"in {result.out}: {', '.join(files)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from typing import TypeGuard
 
@@ -63,7 +63,7 @@ def check_module(tree: ast.Module) -> None:
     functions = {n for node in ast.walk(tree) if isinstance(node, CALLABLE) for n in bound(node)} | BUILTINS
     rest = ast.Module([node for node in tree.body if not is_helper(node)], [])
     bound_here = {name for node in ast.walk(rest) for name in bound(node)}
-    check(rest, functions | {"__file__"} | bound_here, functions | HANDED_OVER)
+    check(rest, functions | {"__file__"} | bound_here, functions | HANDED_OVER | set(looped(rest)))
 
 
 def check(tree: ast.AST, known: Iterable[str], called: Iterable[str]) -> None:
@@ -129,6 +129,15 @@ def bound(node: ast.AST) -> tuple[str, ...]:
     if isinstance(node, ast.arg):
         return (node.arg,)
     return (node.name,) if isinstance(node, ast.ExceptHandler) and node.name else ()
+
+
+def looped(tree: ast.AST) -> Iterator[str]:
+    """What may hold a layer: arguments, and what a loop goes through."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            yield from (name for inner in ast.walk(node.target) for name in bound(inner))
 
 
 def _written(node: ast.AST) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from onnxgen.code import printer
-from onnxgen.code.allowed import BUILTINS, HANDED_OVER, bound, check, check_bound, check_names
+from onnxgen.code.allowed import BUILTINS, HANDED_OVER, bound, check, check_bound, check_names, looped
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.copied import helper_names
 from onnxgen.code.stub import Stub
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SELF = ast.Name("self", ast.Load())
 _NO_ARGUMENTS = ast.arguments([], [ast.arg("self")], None, [], [], None, [])
 _TIE = "tie_weights"
-_FRAME = frozenset(RESERVED | {"constant", "super"})  # what the templates define and import
+_INIT = frozenset(("constant", "super"))  # what `__init__` calls
 
 
 @dataclass
@@ -102,18 +102,19 @@ def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugin
         Refused: they hold anything else.
     """
     names = {tree.name for tree in classes}
-    functions = BUILTINS | helper_names() | own | names | _FRAME
-    taken = helper_names() | own | names | _FRAME - {"self"}
+    functions = BUILTINS | helper_names() | own | names | RESERVED | _INIT
+    taken = helper_names() | own | names | RESERVED - {"self"}
     for tree in classes:
         check_names([tree.name])
         left_open = {stub.name for stub in tree.stubs}  # their arguments hide nothing that they use
         for method in tree.methods:
-            check_bound(method, () if method.name in left_open else taken)
+            hidden = () if method.name in left_open else taken | _INIT if method.name == "__init__" else taken
+            check_bound(method, hidden)
             if with_plugins:
                 check_names(_names(method))
             else:
                 local = {name for node in ast.walk(method) for name in bound(node)}
-                check(method, functions | local, functions | HANDED_OVER | _called(method))
+                check(method, functions | local, functions | HANDED_OVER | set(looped(method)))
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -121,10 +122,3 @@ def _names(tree: ast.AST) -> Iterator[str]:
         for name in ("id", "attr", "name", "arg"):
             if isinstance(text := getattr(node, name, None), str):
                 yield text
-
-
-def _called(method: ast.FunctionDef) -> set[str]:
-    """The local variables that may hold a layer: parameters, and what a loop goes through."""
-    held: list[ast.AST] = [method.args]
-    held += [node.target for node in ast.walk(method) if isinstance(node, (ast.For, ast.comprehension))]
-    return {name for tree in held for node in ast.walk(tree) for name in bound(node)}
