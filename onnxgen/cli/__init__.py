@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from onnxgen.cli.say import say, say_json
+from onnxgen.cli.say import tell, tell_json
 from onnxgen.names import visible
 
 if TYPE_CHECKING:
@@ -48,18 +48,18 @@ def run(args: list[str]) -> int:
     except OnnxgenError as error:
         return _refuse(args, error)
     except click.UsageError as error:
-        return _say(args, _usage(error), BAD_INPUT)
+        return _tell(args, _usage(error), BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
-        return _say(args, "interrupted", INTERRUPTED)
+        return _tell(args, "interrupted", INTERRUPTED)
     except (BrokenPipeError, SystemExit):  # click makes the one into the other; it exits for nothing else
         # whoever read our output has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
-        return _say(args, "out of memory", BAD_INPUT)
+        return _tell(args, "out of memory", BAD_INPUT)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return _say(args, f"{error.strerror or error}{where}", BAD_INPUT)
+        return _tell(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
         return _bug(args, error)
 
@@ -102,9 +102,9 @@ def _refuse(args: list[str], error: Exception) -> int:
     assert isinstance(error, OnnxgenError)
     if "--json" in args:
         problems = [vars(problem) for problem in error.problems]
-        say_json({"error": str(error), "problems": problems, "exit_code": error.exit_code})
+        tell_json({"error": str(error), "problems": problems, "exit_code": error.exit_code})
     for problem in error.problems:
-        say(f"error: {problem}", to_errors=True)
+        tell(f"error: {problem}", to_errors=True)
     if _verbose(args):
         _traceback()
     return error.exit_code
@@ -113,16 +113,16 @@ def _refuse(args: list[str], error: Exception) -> int:
 def _bug(args: list[str], error: Exception) -> int:
     hint = "" if _verbose(args) else "; -v shows the traceback"
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    code = _say(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
+    code = _tell(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
     if _verbose(args):
         _traceback()
     return code
 
 
-def _say(args: list[str], text: str, code: int) -> int:
+def _tell(args: list[str], text: str, code: int) -> int:
     if "--json" in args:
-        say_json({"error": text, "problems": [], "exit_code": code})
-    say(f"error: {text}", to_errors=True)
+        tell_json({"error": text, "problems": [], "exit_code": code})
+    tell(f"error: {text}", to_errors=True)
     return code
 
 
@@ -133,4 +133,4 @@ def _verbose(args: list[str]) -> bool:
 def _traceback() -> None:
     import traceback
 
-    say(traceback.format_exc().rstrip("\n"), to_errors=True)
+    tell(traceback.format_exc().rstrip("\n"), to_errors=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import aligned, progress, say, say_json
+from onnxgen.cli.say import aligned, progress, tell, tell_json
 from onnxgen.errors import counted
 from onnxgen.generated import Generated
 from onnxgen.options import Options
@@ -46,7 +46,7 @@ def generate_command(
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
     if as_json:
-        say_json(result)
+        tell_json(result)
     return code
 
 
@@ -56,10 +56,10 @@ def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool)
     with progress(f"checking {out.name}", quiet or as_json, STAGES) as begin:
         fresh = check(model, out, options, progress=begin)
     if as_json:
-        say_json({"status": "fresh" if fresh else "stale", "module": str(out)})
+        tell_json({"status": "fresh" if fresh else "stale", "module": str(out)})
     elif not quiet:
         what = "fresh" if fresh else "stale: generate it again" if out.exists() else "missing: generate it"
-        say(f"{out} is {what}")
+        tell(f"{out} is {what}")
     return 0 if fresh else 1
 
 
@@ -103,18 +103,18 @@ def _print(result: dict[str, Any], verbose: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
-    say(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    tell(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
         counted(result["classes"], "class"),
         counted(result["parameters"], "parameter"),
         counted(result["lines"], "line"),
     ]
-    say("  " + ", ".join(counts))
+    tell("  " + ", ".join(counts))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
-        say("  recognised: " + ", ".join(recognised))
+        tell("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
-        say(f"  note: {note}")
+        tell(f"  note: {note}")
     if verbose:
         _print_stages(result["stages"])
 
@@ -125,4 +125,4 @@ def _print_stages(stages: Mapping[str, float]) -> None:
     rows = [(name, f"{seconds:.3f}") for name, seconds in stages.items()]
     rows += [("in all", f"{sum(stages.values()):.3f}"), (f"without {IMPORTS} and {WEIGHTS}", f"{net:.3f}")]
     for line in aligned([("stage", "seconds"), *rows]):
-        say("  " + line)
+        tell("  " + line)

@@ -14,12 +14,12 @@ from onnxgen.names import visible
 DELAY = 1.0  # seconds of work before a progress bar shows
 
 
-def say(text: str, to_errors: bool = False, flush: bool = False) -> None:
+def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:
     """Print a line, or several; nothing in them is an order to the terminal. `to_errors`: to stderr."""
     print(visible(text), file=sys.stderr if to_errors else sys.stdout, flush=flush)
 
 
-def say_json(found: Any, flush: bool = False) -> None:
+def tell_json(found: Any, flush: bool = False) -> None:
     """Print plain types as a line of JSON, which is ASCII."""
     print(json.dumps(found), flush=flush)
 
@@ -27,9 +27,9 @@ def say_json(found: Any, flush: bool = False) -> None:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout; without a terminal as aligned columns, complete and without decoration."""
     if not sys.stdout.isatty():
-        say(title)
+        tell(title)
         for line in aligned([columns, *rows]):
-            say("  " + line)
+            tell("  " + line)
         return
     from rich import box
     from rich.console import Console
