@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxgen.cli import run
 from onnxgen.code import printer, render
-from onnxgen.code.allowed import BUILTINS, Refused, check, check_bound, check_module, is_identifier
+from onnxgen.code.allowed import BUILTINS, Refused, check, check_module, is_identifier
 from onnxgen.code.class_tree import ClassTree, refuse_others
 from onnxgen.code.copied import helper_names
 from onnxgen.code.meant import Meant, hold, same
@@ -141,10 +141,10 @@ def test_no_such_text_is_put_between_quotes(text: str) -> None:
 
 
 def test_what_a_method_binds_hides_nothing_that_it_reads() -> None:
-    check_bound(ast.parse("for item in range(3):\n    _ = item"), {"torch"})
+    check(ast.parse("for item in range(3):\n    _ = item"), BUILTINS, BUILTINS, {"torch"})
     for text in ("range = 1", "def f(len): pass", "for torch in x: pass", "[__x for __x in y]"):
-        with pytest.raises(Refused):
-            check_bound(ast.parse(text), {"torch"})
+        with pytest.raises(Refused, match="means something else"):
+            check(ast.parse(text), BUILTINS | {"x", "y"}, BUILTINS, {"torch"})
 
 
 # ---- the finished file -----------------------------------------------------------------------------------------------
