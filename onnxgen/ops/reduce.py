@@ -260,7 +260,7 @@ def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[i
 
 
 @op("TopK", renames={"k": "K"})
-def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | ast.expr | list[Any]:
+def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
     """Values and their places; among equals the first comes first, which torch.topk does not promise."""
 
     count = K.as_int()
