@@ -1,0 +1,217 @@
+"""Passes held to what they replace: after each one, what it changed is computed before and after, on drawn inputs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.paranoid.claims import Claim, Difference, claims, difference
+from onnxgen.paranoid.compare import tells, unlike
+from onnxgen.paranoid.draws import STYLES, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.picture import Made, take
+from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
+from onnxgen.paranoid.run import Side
+from onnxgen.paranoid.single import HAS_ONNXRUNTIME, Single
+
+Pass = Callable[[ir.Model, Options], None]
+LEVELS = 6  # how often a region is enlarged before it is said to be wrong
+FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
+# What may compute nothing: elements are the same ones, bit for bit.
+MOVES = frozenset(
+    "Constant ConstantOfShape Identity Reshape Flatten Transpose Squeeze Unsqueeze Slice Concat Split Gather GatherND "
+    "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
+    "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
+)
+APPROXIMATES = {"quantized": "it makes floats of integers, which is not the same network"}
+
+
+class WrongRewrite(Exception):
+    """A pass changed what the network computes: a bug in onnxgen."""
+
+
+@dataclass
+class Counts:
+    """What was checked.
+
+    Attributes:
+        regions, repeated: that were computed on both sides, and that are like one that was.
+        hints: places where graphs may be cut that turned out to be the same.
+        untold: reasons why nothing is said of a region, with how many there are.
+        seconds: that it took.
+        oracle: what computed the standard's operators.
+    """
+
+    regions: int = 0
+    repeated: int = 0
+    hints: int = 0
+    untold: Counter[str] = field(default_factory=Counter)
+    passes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    oracle: str = "onnxruntime" if HAS_ONNXRUNTIME else "onnx.reference"
+
+    def __str__(self) -> str:
+        untold = "; ".join(f"{why} ({n})" for why, n in self.untold.most_common())
+        return (
+            f"{self.regions} rewritten regions are the same before and after on drawn inputs, computed by {self.oracle}"
+            f" in {self.seconds:.1f} s; {self.repeated} more are like them; of {sum(self.untold.values())} nothing is "
+            f"said{': ' if untold else ''}{untold}"
+        )
+
+
+class Checker:
+    """Runs passes, and compares after each."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.single = Single()
+        self.known: set[str] = set()
+
+    def run(self, step: Pass, model: ir.Model, options: Options) -> None:
+        """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
+        before = take(model)
+        step(model, options)
+        start = time.perf_counter()
+        found = difference(before, take(model))
+        if found is not None:
+            self._check(_name(step), found)
+        self.counts.seconds += time.perf_counter() - start
+
+    def _check(self, name: str, found: Difference) -> None:
+        if name in APPROXIMATES:
+            self.counts.untold[APPROXIMATES[name]] += 1
+            return
+        for fault in found.faults:
+            raise WrongRewrite(f"the pass {name} is wrong: {fault}")
+        regions = Regions(found)
+        for claim in claims(found):
+            verdict = self._verdict(regions, claim)
+            if verdict == "":
+                regions.holds(claim)
+                self.counts.passes[name] += claim.needed
+            elif claim.needed and verdict is not None:
+                where = ", ".join(dict.fromkeys(s.name for s in regions.of(claim, set()).before.steps))
+                raise WrongRewrite(f"the pass {name} changed {claim.name!r}, made by {where or 'nothing'}: {verdict}")
+
+    def _verdict(self, regions: Regions, claim: Claim) -> str | None:
+        """How both sides of a claim differ; "" if they do not, None if nothing can be said."""
+        opened: set[ir.Value] = set()
+        verdict, why = "", ""
+        for _ in range(LEVELS if claim.needed else 1):
+            try:
+                region = regions.of(claim, opened)
+                verdict = self._compared(region)
+                if not verdict:
+                    self.counts.hints += not claim.needed
+                    return ""
+            except Untold as error:
+                why = why or str(error)
+                region = None
+            if region is None:
+                break
+            further = regions.deeper(region) - opened
+            if not further:
+                break
+            opened |= further
+        if not verdict and claim.needed:
+            self.counts.untold[why] += 1
+        return verdict or None
+
+    def _compared(self, region: Region) -> str:
+        key = digest(region)
+        if key is not None and key in self.known:
+            self.counts.repeated += region.claim.needed
+            return ""
+        verdict = Comparison(region, self.single).verdict()
+        if not verdict:
+            self.counts.regions += region.claim.needed
+            if key is not None:
+                self.known.add(key)
+        return verdict
+
+
+class Comparison:
+    """One region on several draws."""
+
+    def __init__(self, region: Region, single: Single) -> None:
+        self.region, self.single = region, single
+        steps = [*region.before.steps, *region.after.steps]
+        self.exact = all(_moves(step) for step in steps)
+
+    def verdict(self) -> str:
+        """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed."""
+        why: Untold | None = None
+        told = 0
+        for place, numbers in enumerate(sizes(self.region)):
+            try:
+                found = self._on(numbers)
+            except Untold as error:
+                why = why or error
+                continue
+            if found:
+                return found
+            told += 1
+            if told == 2:
+                break
+        if told == 0:
+            raise why or Untold("nothing was computed")
+        return ""
+
+    def _on(self, numbers: dict[str, int]) -> str:
+        weight = self._weight(numbers)
+        if weight > MOST:
+            raise Untold(f"more than {MOST:,} elements")
+        draws = [(STYLES[0], False)]
+        if not self.exact:
+            wide = STYLES if weight < FEW else STYLES[:1] if weight < SOME else ()
+            draws += [(style, True) for style in wide]
+        elif weight < FEW:
+            draws += [(style, False) for style in STYLES[1:3]]
+        told, why = False, None
+        for style, wide in draws:
+            try:
+                found, telling = self._once(numbers, style, wide)
+            except Untold as error:
+                why = why or error
+                continue
+            if found:
+                return f"{found} ({style.name} inputs, {'float64' if wide else 'as it is'})"
+            told = told or telling
+        if not told:
+            raise why or Untold("nothing but NaN on every draw")
+        return ""
+
+    def _once(self, numbers: dict[str, int], style: object, wide: bool) -> tuple[str, bool]:
+        drawn = elements(self.region, numbers, style, wide)  # type: ignore[arg-type]
+        before, after = self.region.before, self.region.after
+        with np.errstate(all="ignore"):
+            expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
+            try:
+                got = Side(after.picture, self.single, numbers, wide).value(after, drawn)
+            except Broken as error:
+                return f"it no longer runs: {error}", True
+        return unlike(expected, got, wide, self.exact), tells(expected)
+
+    def _weight(self, numbers: dict[str, int]) -> int:
+        """About how many elements a region has."""
+        total = 0
+        for cone in (self.region.before, self.region.after):
+            for value in (*cone.cuts, *(v for step in cone.steps for v in step.outputs)):
+                try:
+                    total += int(np.prod(shape_of(facts_of(cone, value), numbers), dtype=np.int64))
+                except Untold:
+                    continue
+        return total
+
+
+def _moves(step: Made) -> bool:
+    return step.op in MOVES and step.domain in ("", "onnxgen")
+
+
+def _name(step: Pass) -> str:
+    return getattr(step, "__name__", str(step)).strip("_")
