@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
-from onnxgen.paranoid.compare import tells, unlike
-from onnxgen.paranoid.draws import STYLES, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.compare import tells, unlike, widened
+from onnxgen.paranoid.draws import STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
@@ -186,16 +187,34 @@ class Comparison:
             raise why or Untold("nothing but NaN on every draw")
         return ""
 
-    def _once(self, numbers: dict[str, int], style: object, wide: bool) -> tuple[str, bool]:
-        drawn = elements(self.region, numbers, style, wide)  # type: ignore[arg-type]
+    def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
+        """How both sides differ on one draw, and whether that draw tells anything."""
+        try:
+            expected, got = self._both(numbers, style, wide)
+        except Broken as error:
+            return f"it no longer runs: {error}", True
+        found = unlike(expected, got, wide, self.exact)
+        if found and wide:
+            self._trust(expected, got, self._both(numbers, style, wide=False))
+        return found, tells(expected)
+
+    def _trust(self, expected: Any, got: Any, narrow: tuple[Any, Any]) -> None:
+        """Each side is the same in float64 and as it is. Else what computes an operator has a fault of its own, as
+        have kernels that are used for one type only. Raises `Untold`."""
+        for one, other in zip((expected, got), narrow):
+            if unlike(widened(other), widened(one), wide=False, exact=False):
+                raise Untold("an operator computes something else in float64")
+
+    def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
+        """The values of both sides. Raises `Broken` if only the first one has any, `Untold` if it has none."""
+        drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
-            expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
             try:
-                got = Side(after.picture, self.single, numbers, wide).value(after, drawn)
+                expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
             except Broken as error:
-                return f"it no longer runs: {error}", True
-        return unlike(expected, got, wide, self.exact), tells(expected)
+                raise Untold(str(error)) from None
+            return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn)
 
     def _weight(self, numbers: dict[str, int]) -> int:
         """About how many elements a region has."""

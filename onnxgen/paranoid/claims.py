@@ -100,7 +100,7 @@ def _compare_frames(found: Difference) -> None:
 
 
 def _part_unlike(found: Difference) -> None:
-    """A node that is given values of another kind or type than before is no longer the same function."""
+    """A node that is given values of another kind, type or shape than before is no longer the same function."""
     pending = list(found.kept)
     for node in pending:
         old, new = found.before.nodes[node], found.after.nodes[node]
@@ -113,7 +113,10 @@ def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:
     a, b = found.before.facts[before], found.after.facts[after]
     if a.kind != b.kind or None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
         return True
-    return a.shape is not None and b.shape is not None and len(a.shape) != len(b.shape)
+    if a.shape is None or b.shape is None:
+        return False
+    pairs = zip(a.shape, b.shape)
+    return len(a.shape) != len(b.shape) or any(x != y and isinstance(x, int) == isinstance(y, int) for x, y in pairs)
 
 
 def claims(found: Difference) -> list[Claim]:

@@ -108,7 +108,7 @@ class Regions:
             if value in done:
                 continue
             done.add(value)
-            key = self._key(side, picture, value) if value is not end or value in picture.given else None
+            key = self._key(side, picture, value)
             if key is not None and (key not in opened or made is None):
                 cone.cuts[value] = key
             elif made is None:

@@ -139,6 +139,15 @@ def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
     return [np.full_like(inputs[0], low)]
 
 
+def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
+    """A norm whose scale and bias keep axes of size 1 behind the one that they are for, as their parameters do."""
+    axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
+    shape = inputs[0].shape[axis:]
+    size = int(np.prod(shape))
+    affine = [v.reshape(shape) if v is not None and v.ndim > len(shape) and v.size == size else v for v in inputs[1:]]
+    return side.single.run(step, [inputs[0], *affine], side.wide)
+
+
 def _random(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
     raise Untold(f"{step.op} draws random numbers")
 
@@ -147,6 +156,8 @@ SPECIAL = {
     **dict.fromkeys(RANDOM, _random),
     "Constant": _constant,
     "Dropout": _dropout,
+    "LayerNormalization": _affine,
+    "RMSNormalization": _affine,
     "RandomUniformLike": _uniform,
 }
 
