@@ -89,6 +89,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "lines": report.lines,
         "recognised": report.recognised,
         "notes": report.notes,
+        "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
     }
 
@@ -116,6 +117,8 @@ def _print(result: dict[str, Any], verbose: bool) -> None:
         print("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
         print(f"  note: {note}")
+    if result["checked"]:
+        print(f"  checked: {result['checked']}")
     if verbose:
         _print_stages(result["stages"])
 

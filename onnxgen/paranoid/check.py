@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import tells, unlike, widened
-from onnxgen.paranoid.draws import STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
@@ -148,7 +148,7 @@ class Comparison:
         """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed."""
         why: Untold | None = None
         told = 0
-        for place, numbers in enumerate(sizes(self.region)):
+        for numbers in sizes(self.region):
             try:
                 found = self._on(numbers)
             except Untold as error:
@@ -157,7 +157,7 @@ class Comparison:
             if found:
                 return found
             told += 1
-            if told == 2:
+            if told == ENOUGH:
                 break
         if told == 0:
             raise why or Untold("nothing was computed")
@@ -167,12 +167,8 @@ class Comparison:
         weight = self._weight(numbers)
         if weight > MOST:
             raise Untold(f"more than {MOST:,} elements")
-        draws = [(STYLES[0], False)]
-        if not self.exact:
-            wide = STYLES if weight < FEW else STYLES[:1] if weight < SOME else ()
-            draws += [(style, True) for style in wide]
-        elif weight < FEW:
-            draws += [(style, False) for style in STYLES[1:3]]
+        count = len(STYLES) if weight < FEW else 1 if weight < SOME else 0
+        draws = [(STYLES[0], False), *((style, not self.exact) for style in STYLES[:count])]
         told, why = False, None
         for style, wide in draws:
             try:

@@ -48,16 +48,22 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool) -> str:
     scale = np.max(np.abs(a), initial=0.0, where=finite)
     gap = np.max(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)), initial=0.0)
     near = WIDE if wide else NEAR.get(dtype, LOOSE)
-    return "" if gap <= near * scale + (TINY if wide else 1e-2 * near) else f"the largest difference is {gap:.3g} of {scale:.3g}"
+    return (
+        ""
+        if gap <= near * scale + (TINY if wide else 1e-2 * near)
+        else f"the largest difference is {gap:.3g} of {scale:.3g}"
+    )
 
 
 def tells(value: Any) -> bool:
     """Whether a result has an element to compare that is a number."""
-    if isinstance(value, list) or value is None:
-        return value is not None and any(map(tells, value))
+    if value is None:
+        return False
+    if isinstance(value, list):
+        return any(tells(v) for v in value)
     value = np.asarray(value)
     if value.dtype == object or value.dtype.kind not in "f":
-        return value.size > 0
+        return bool(value.size)
     return bool(np.any(~np.isnan(value)))
 
 

@@ -16,8 +16,9 @@ from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
 from onnxgen.propagate.info import UNKNOWN, Info, info
 
 WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
-# sizes of named dims, the first one first; the next list is tried where a region cannot run on these
-SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (4,), (2,), (16,), (17, 19, 23, 18), (1,))
+# sizes of named dims, the first one first, until a region ran on `ENOUGH` rows
+SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
+ENOUGH = 3
 TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
 
 

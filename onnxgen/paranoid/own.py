@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = Any  # numpy says no more of most results
 Own = Callable[..., Any]
 OWN: dict[str, Own] = {}
 
@@ -195,7 +194,9 @@ def SummedPool(
     rank = len(kernel_shape)
     sides, steps = list(pads or [0] * 2 * rank), tuple(strides or [1] * rank)
     around = [(0, 0), (0, 0), *zip(sides[:rank], sides[rank:])]
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(X, around), tuple(kernel_shape), tuple(range(2, rank + 2)))
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(X, around), tuple(kernel_shape), tuple(range(2, rank + 2))
+    )
     at = (slice(None), slice(None), *(slice(None, None, s) for s in steps))
     total = windows[at].sum(tuple(range(-rank, 0)))
     if count_include_pad:

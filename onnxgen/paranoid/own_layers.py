@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxgen.paranoid.own import dropped, own
 
-Array = NDArray[Any]
+Array: TypeAlias = Any  # numpy says no more of most results
 
 
 def _sigmoid(x: Array) -> Array:

@@ -99,9 +99,9 @@ def take(model: ir.Model) -> Picture:
             picture.members.setdefault(made.graph, []).append(made)
         for i, value in enumerate(made.outputs):
             picture.maker[value] = made, i
-        for value in (*made.inputs, *made.outputs):
-            if value is not None:
-                picture.note(value)
+        for one in (*made.inputs, *made.outputs):
+            if one is not None:
+                picture.note(one)
         for body in made.bodies:
             _graph(picture, body)
         if _moves(picture, made):

@@ -48,7 +48,7 @@ class Side:
         if facts.data.dtype != object:
             return self.widened(np.asarray(facts.data))
         try:
-            flat = [evaluate(d, self.sizes) for d in facts.data.flat]
+            flat = [evaluate(d, self.sizes) for d in facts.data.ravel().tolist()]
         except KeyError as error:
             raise Untold(f"a size that has no number: {error}") from None
         return np.array(flat, np.int64 if facts.dtype is None else facts.dtype.numpy()).reshape(facts.data.shape)
@@ -81,9 +81,9 @@ class Side:
         for value in graph.initializers.values():
             inner[value] = self.constant(value)
         for step in self.picture.members.get(graph, ()):
-            for value in step.inputs:
-                if value is not None and value not in inner:
-                    inner[value] = self.constant(value)
+            for one in step.inputs:
+                if one is not None and one not in inner:
+                    inner[one] = self.constant(one)
             self._steps([step], inner)
         return [inner[v] if v in inner else self.constant(v) for v in outputs]
 

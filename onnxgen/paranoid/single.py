@@ -37,7 +37,14 @@ class Single:
         """The outputs of a node. `wide`: in float64, whatever its attributes say. Raises `Untold`."""
         attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
         given = tuple(_kind(v) for v in inputs)
-        key = (made.domain, made.op, made.version, len(made.outputs), given, *(a.SerializeToString() for a in attributes))
+        key = (
+            made.domain,
+            made.op,
+            made.version,
+            len(made.outputs),
+            given,
+            *(a.SerializeToString() for a in attributes),
+        )
         why, known = "onnxruntime is not installed", False
         if HAS_ONNXRUNTIME:
             try:
@@ -52,7 +59,9 @@ class Single:
         except Exception as error:
             raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
 
-    def _with_onnxruntime(self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]) -> Any:
+    def _with_onnxruntime(
+        self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]
+    ) -> list[Any]:
         if key not in self.sessions:
             if self.options is None:
                 self.options = onnxruntime.SessionOptions()
@@ -69,9 +78,11 @@ class Single:
         session = self.sessions[key]
         if isinstance(session, Exception):
             raise session
-        return session.run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None})
+        return list(session.run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None}))
 
-    def _with_onnx(self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    def _with_onnx(
+        self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]
+    ) -> list[Any]:
         from onnx.reference import ReferenceEvaluator
 
         if key not in self.evaluators:
