@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -89,15 +89,27 @@ class Checker:
             return
         for fault in found.faults:
             raise WrongRewrite(f"the pass {name} is wrong: {fault}")
-        regions = Regions(found)
+        parted = True
+        while parted:
+            parted = self._sweep(name, found)
+
+    def _sweep(self, name: str, found: Difference) -> bool:
+        """Compare the values of every claim; whether some were given up, so that others are to be compared."""
+        regions, parted = Regions(found), False
+        told = 0
         for claim in claims(found):
             verdict = self._verdict(regions, claim)
             if verdict == "":
                 regions.holds(claim)
-                self.counts.passes[name] += claim.needed
+                told += claim.needed
             elif claim.needed and verdict is not None:
+                if found.part(claim):
+                    parted = True
+                    continue
                 where = ", ".join(dict.fromkeys(s.name for s in regions.of(claim, set()).before.steps))
                 raise WrongRewrite(f"the pass {name} changed {claim.name!r}, made by {where or 'nothing'}: {verdict}")
+        self.counts.passes[name] += 0 if parted else told
+        return parted
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """How both sides of a claim differ; "" if they do not, None if nothing can be said."""
@@ -143,6 +155,9 @@ class Comparison:
         self.region, self.single = region, single
         steps = [*region.before.steps, *region.after.steps]
         self.exact = all(_moves(step) for step in steps)
+        # kernels outside the standard take positions and lengths on trust: those that are drawn must be small
+        trusts = any(step.domain not in ("", "onnxgen") for step in steps)
+        self.styles = [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
 
     def verdict(self) -> str:
         """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed."""
@@ -167,8 +182,8 @@ class Comparison:
         weight = self._weight(numbers)
         if weight > MOST:
             raise Untold(f"more than {MOST:,} elements")
-        count = len(STYLES) if weight < FEW else 1 if weight < SOME else 0
-        draws = [(STYLES[0], False), *((style, not self.exact) for style in STYLES[:count])]
+        count = len(self.styles) if weight < FEW else 1 if weight < SOME else 0
+        draws = [(STYLES[0], False), *((style, not self.exact) for style in self.styles[:count])]
         told, why = False, None
         for style, wide in draws:
             try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.propagate.dims import Sym, evaluate, symbols
 from onnxgen.propagate.info import Info
 
 
@@ -38,12 +39,14 @@ class Difference:
     Attributes:
         kept: nodes that compute the same function before and after.
         faults: what is wrong without any computation.
+        fixed: dims of the network's inputs that were numbers, and have names now.
     """
 
     before: Picture
     after: Picture
     kept: set[ir.Node] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
+    fixed: dict[str, int] = field(default_factory=dict)
 
     def is_shared(self, value: ir.Value) -> bool:
         """Whether a value is the same on both sides, if the claims about what its node is given hold."""
@@ -56,6 +59,21 @@ class Difference:
         if value in after.given and value in before.given:
             return True
         return before.is_known(value) and after.is_known(value) and _same_data(before.facts[value], after.facts[value])
+
+    def part(self, claim: Claim) -> bool:
+        """Nodes that are given the values of a claim no longer count as kept: what they make is compared instead.
+
+        Only of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Whether
+        there are such nodes.
+        """
+        if claim.before in self.before.moving or claim.after in self.after.moving:
+            return False
+        pair = claim.before, claim.after
+        users = {
+            node for node in self.kept if pair in zip(self.before.nodes[node].inputs, self.after.nodes[node].inputs)
+        }
+        self.kept -= users
+        return bool(users)
 
 
 def _same_data(a: Info, b: Info) -> bool:
@@ -79,6 +97,7 @@ def difference(before: Picture, after: Picture) -> Difference | None:
     if not changed:
         return None
     _compare_frames(found)
+    found.fixed.update(_fixed(before, after))
     _part_unlike(found)
     return found
 
@@ -97,6 +116,16 @@ def _compare_frames(found: Difference) -> None:
         names = [found.before.names[v] for v in old], [found.after.names[v] for v in new]
         if names[0] != names[1]:
             found.faults.append(f"the graph's {what} were {', '.join(names[0])} and are {', '.join(names[1])}")
+
+
+def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
+    for value in after.given & before.given:
+        pairs = zip(before.facts[value].shape or (), after.facts[value].shape or ())
+        for old, new in pairs:
+            if isinstance(old, int) and isinstance(new, Sym):
+                names = list(symbols(new))
+                if len(names) == 1 and evaluate(new, {names[0]: old}) == old:
+                    yield names[0], old
 
 
 def _part_unlike(found: Difference) -> None:

@@ -52,7 +52,7 @@ def facts_of(cone: Cone, value: ir.Value) -> Info:
 
 
 def sizes(region: Region) -> Iterator[dict[str, int]]:
-    """Numbers for every named dim of a region, to be tried in turn."""
+    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one."""
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
         for value in (*cone.cuts, *cone.constants):
@@ -60,22 +60,9 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
-    fixed = dict(_fixed(region))
-    free = [name for name in names if name not in fixed]
+    free = [name for name in names if name not in region.fixed]
     for row in SIZES if free else SIZES[:1]:
-        yield {**{name: row[i % len(row)] for i, name in enumerate(free)}, **fixed}
-
-
-def _fixed(region: Region) -> Iterator[tuple[str, int]]:
-    """Dims that were numbers before, and have names now."""
-    before = {key: facts_of(region.before, value).shape for value, key in region.before.cuts.items()}
-    for value, key in region.after.cuts.items():
-        pairs = zip(before.get(key) or (), facts_of(region.after, value).shape or ())
-        for old, new in pairs:
-            if isinstance(old, int) and isinstance(new, Sym):
-                found = symbols(new)
-                if len(found) == 1 and evaluate(new, dict.fromkeys(found, old)) == old:
-                    yield next(iter(found)), old
+        yield {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
 
 
 def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:

@@ -44,11 +44,12 @@ class Cone:
 
 @dataclass
 class Region:
-    """Both sides of a claim."""
+    """Both sides of a claim; `fixed`: see `Difference`."""
 
     claim: Claim
     before: Cone
     after: Cone
+    fixed: dict[str, int]
 
     @property
     def keys(self) -> dict[ir.Value, ir.Value]:
@@ -82,7 +83,7 @@ class Regions:
         """The region of a claim; keys that are `opened` are computed, not drawn. Raises `Untold`."""
         before = self._cone("before", self.found.before, claim.before, opened)
         after = self._cone("after", self.found.after, claim.after, opened)
-        return Region(claim, before, after)
+        return Region(claim, before, after, self.found.fixed)
 
     def deeper(self, region: Region) -> set[ir.Value]:
         """The keys that may be computed on both sides instead of drawn."""
