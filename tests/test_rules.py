@@ -116,7 +116,7 @@ def test_only_what_runs_models_mentions_torch(path: Path) -> None:
     runs = ("helpers/", "verify/", "load.py", "training/", "export/")
     if name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
         return
-    computes = name(path) == "onnxgen/paranoid/single.py"  # `--paranoid` alone, and only what the file's operators say
+    computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and only what the file's operators say
     heavy = ("torch",) if computes else ("torch", "onnxruntime")
     assert [m for m in imports(tree(path)) if m.split(".")[0] in heavy] == []
 

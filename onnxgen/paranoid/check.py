@@ -12,13 +12,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.options import Options
+from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
-from onnxgen.paranoid.single import HAS_ONNXRUNTIME, Single
+from onnxgen.paranoid.single import Single
 
 Pass = Callable[[ir.Model, Options], None]
 LEVELS = 6  # how often a region is enlarged before it is said to be wrong

@@ -9,15 +9,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Untold
 
-try:
-    import onnxruntime
-except ImportError:  # the checker then says so
-    onnxruntime = None
-
-HAS_ONNXRUNTIME = onnxruntime is not None
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
 # the evaluator computes these by their newest meaning, whatever the opset
@@ -25,33 +20,29 @@ BY_NEWEST = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 IR_VERSION = 10
 
 
+Key = tuple[object, ...]  # equal for nodes that one session runs
+
+
 class Single:
     """Runs nodes one at a time; what is alike has one session."""
 
     def __init__(self) -> None:
-        self.sessions: dict[tuple[object, ...], Any] = {}
-        self.evaluators: dict[tuple[object, ...], Any] = {}
-        self.options: Any = None
+        self.sessions: dict[Key, Any] = {}
+        self.evaluators: dict[Key, Any] = {}
 
     def run(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
         """The outputs of a node. `wide`: in float64, whatever its attributes say. Raises `Untold`."""
         attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
         given = tuple(_kind(v) for v in inputs)
-        key = (
-            made.domain,
-            made.op,
-            made.version,
-            len(made.outputs),
-            given,
-            *(a.SerializeToString() for a in attributes),
-        )
+        texts = [a.SerializeToString() for a in attributes]
+        key = (made.domain, made.op, made.version, len(made.outputs), given, *texts)
         why, known = "onnxruntime is not installed", False
         if HAS_ONNXRUNTIME:
             try:
                 return self._with_onnxruntime(key, made, attributes, inputs)
             except Exception as error:
                 why = f"onnxruntime: {_line(error)}"
-                known = "NOT_IMPLEMENTED" not in why and "not a registered" not in why
+                known = not any(text in why for text in ("NOT_IMPLEMENTED", "not a registered", "a crash"))
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
             raise (Broken if known else Untold)(f"{made.op}: {why}")
         try:
@@ -59,30 +50,20 @@ class Single:
         except Exception as error:
             raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
 
-    def _with_onnxruntime(
-        self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]
-    ) -> list[Any]:
+    def _with_onnxruntime(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        feeds = {f"i{i}": v for i, v in enumerate(inputs) if v is not None}
         if key not in self.sessions:
-            if self.options is None:
-                self.options = onnxruntime.SessionOptions()
-                self.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-                self.options.log_severity_level = 4
-                self.options.intra_op_num_threads = 1
+            model = _model(made, attributes, inputs).SerializeToString()
             try:
-                proto = _model(made, attributes, inputs).SerializeToString()
-                self.sessions[key] = onnxruntime.InferenceSession(
-                    proto, self.options, providers=["CPUExecutionProvider"]
-                )
+                self.sessions[key] = model if made.domain else session(model)
             except Exception as error:
                 self.sessions[key] = error
-        session = self.sessions[key]
-        if isinstance(session, Exception):
-            raise session
-        return list(session.run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None}))
+        found = self.sessions[key]
+        if isinstance(found, Exception):
+            raise found
+        return APART.run(found, feeds) if made.domain else list(found.run(None, feeds))
 
-    def _with_onnx(
-        self, key: tuple[object, ...], made: Made, attributes: list[Any], inputs: Sequence[Any]
-    ) -> list[Any]:
+    def _with_onnx(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
         from onnx.reference import ReferenceEvaluator
 
         if key not in self.evaluators:
