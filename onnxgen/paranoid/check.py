@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
-from onnxgen.paranoid.compare import tells, unlike, widened
+from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
@@ -208,6 +209,8 @@ class Comparison:
         found = unlike(expected, got, wide, self.exact)
         if found and wide:
             self._trust(expected, got, self._both(numbers, style, wide=False))
+        elif found and not self.exact:
+            found = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
         return found, tells(expected)
 
     def _trust(self, expected: Any, got: Any, narrow: tuple[Any, Any]) -> None:
@@ -216,6 +219,17 @@ class Comparison:
         for one, other in zip((expected, got), narrow):
             if unlike(widened(other), widened(one), wide=False, exact=False):
                 raise Untold("an operator computes something else in float64")
+
+    def _rounding(self, numbers: dict[str, int], style: Style, narrow: tuple[Any, Any]) -> float:
+        """By how much rounding may part both sides: four times what parts one of them from itself in float64."""
+        found = 0.0
+        drawn = elements(self.region, numbers, style, wide=True)
+        for cone, one in zip((self.region.before, self.region.after), narrow):
+            with suppress(Untold), np.errstate(all="ignore"):
+                other = Side(cone.picture, self.single, numbers, wide=True).value(cone, drawn)
+                if getattr(other, "shape", None) == getattr(one, "shape", ()) and one.dtype.kind == "f":
+                    found = max(found, 4 * gap_of(widened(one), widened(other)))
+        return found
 
     def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
         """The values of both sides. Raises `Broken` if only the first one has any, `Untold` if it has none."""

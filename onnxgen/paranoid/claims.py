@@ -16,6 +16,11 @@ from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.propagate.dims import Sym, evaluate, symbols
 from onnxgen.propagate.info import Info
 
+BY_ELEMENT = frozenset(
+    "Abs Add Cast Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mul Neg Relu Round "
+    "Sigmoid Sqrt Sub Tanh".split()
+)
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -63,17 +68,20 @@ class Difference:
     def part(self, claim: Claim) -> bool:
         """Nodes that are given the values of a claim no longer count as kept: what they make is compared instead.
 
-        Only of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Whether
-        there are such nodes.
+        Of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Of others
+        only where nodes go by the element, and whoever moves elements may do so before or after them. Whether all are
+        such nodes, and there are some.
         """
-        if claim.before in self.before.moving or claim.after in self.after.moving:
-            return False
         pair = claim.before, claim.after
         users = {
             node for node in self.kept if pair in zip(self.before.nodes[node].inputs, self.after.nodes[node].inputs)
         }
+        moving = claim.before in self.before.moving or claim.after in self.after.moving
+        ends = any(pair in zip(old[1], self.after.graphs.get(g, old)[1]) for g, old in self.before.graphs.items())
+        if not users or ends or moving and not all(n.op_type in BY_ELEMENT and not n.domain for n in users):
+            return False
         self.kept -= users
-        return bool(users)
+        return True
 
 
 def _same_data(a: Info, b: Info) -> bool:

@@ -16,8 +16,11 @@ TINY = 1e-15  # what is left of sums that cancel, of numbers of about 1
 NEAR = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
 
 
-def unlike(before: Any, after: Any, wide: bool, exact: bool) -> str:
-    """How two values differ; "" if they do not. `exact`: nothing is computed, elements are only moved."""
+def unlike(before: Any, after: Any, wide: bool, exact: bool, slack: float = 0.0) -> str:
+    """How two values differ; "" if they do not.
+
+    `exact`: nothing is computed, elements are only moved. `slack`: by how much rounding alone may part them.
+    """
     if isinstance(before, list) or isinstance(after, list):
         if not isinstance(before, list) or not isinstance(after, list) or len(before) != len(after):
             return "one is a list of other length"
@@ -31,10 +34,10 @@ def unlike(before: Any, after: Any, wide: bool, exact: bool) -> str:
         before, after, wide = widened(before), widened(after), before.dtype == after.dtype
     if before.dtype != after.dtype:
         return f"the type was {before.dtype} and is {after.dtype}"
-    return _unlike_elements(before, after, wide, exact)
+    return _unlike_elements(before, after, wide, exact, slack)
 
 
-def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool) -> str:
+def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: float) -> str:
     dtype = dtype_of(before)
     if exact or dtype == ir.DataType.STRING or not dtype.is_floating_point():
         same = before == after
@@ -45,12 +48,11 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool) -> str:
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
         return "one is finite where the other is not"
-    scale = np.max(np.abs(a), initial=0.0, where=finite)
-    gap = np.max(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)), initial=0.0)
+    scale, gap = np.max(np.abs(a), initial=0.0, where=finite), gap_of(a, b)
     near = WIDE if wide else NEAR.get(dtype, LOOSE)
     return (
         ""
-        if gap <= near * scale + (TINY if wide else 1e-2 * near)
+        if gap <= near * scale + (TINY if wide else 1e-2 * near) + slack
         else f"the largest difference is {gap:.3g} of {scale:.3g}"
     )
 
@@ -72,3 +74,9 @@ def widened(value: Any) -> Any:
     if isinstance(value, list):
         return [widened(v) for v in value]
     return value.astype(np.float64) if value is not None and dtype_of(value).is_floating_point() else value
+
+
+def gap_of(a: Any, b: Any) -> float:
+    """The largest difference of elements that are finite in both."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    return float(np.max(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)), initial=0.0))
