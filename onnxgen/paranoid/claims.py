@@ -16,6 +16,8 @@ from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.propagate.dims import Sym, evaluate, symbols
 from onnxgen.propagate.info import Info
 
+# domains whose operators have tensors laid out for a processor, and the operator that lays them out as usual again
+LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
 BY_ELEMENT = frozenset(
     "Abs Add Cast Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mul Neg Relu Round "
     "Sigmoid Sqrt Sub Tanh".split()
@@ -107,6 +109,7 @@ def difference(before: Picture, after: Picture) -> Difference | None:
     _compare_frames(found)
     found.fixed.update(_fixed(before, after))
     _part_unlike(found)
+    _part_layouts(found)
     return found
 
 
@@ -144,6 +147,17 @@ def _part_unlike(found: Difference) -> None:
         pairs = zip(old.inputs, new.inputs)
         if any(a is not b and a is not None and b is not None and _unlike(found, a, b) for a, b in pairs):
             found.kept.discard(node)
+
+
+def _part_layouts(found: Difference) -> None:
+    """Where elements lie in another order before than after, nothing in between is the same value."""
+    laid_out: set[ir.Value] = set()
+    for node, made in found.before.nodes.items():
+        inside = made.domain in LAYOUTS or not laid_out.isdisjoint(v for v in made.inputs if v is not None)
+        if inside:
+            found.kept.discard(node)
+        if inside and made.op != LAYOUTS.get(made.domain):
+            laid_out.update(made.outputs)
 
 
 def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
+from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Untold
 
@@ -32,6 +33,8 @@ class Single:
 
     def run(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
         """The outputs of a node. `wide`: in float64, whatever its attributes say. Raises `Untold`."""
+        if made.domain in LAYOUTS:
+            raise Untold("kernels whose layout is that of the processor that they run on")
         attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
         given = tuple(_kind(v) for v in inputs)
         texts = [a.SerializeToString() for a in attributes]
