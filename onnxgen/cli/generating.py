@@ -42,9 +42,7 @@ def generate_command(
     generated.report.stages[IMPORTS] = generated.report.stages.get(IMPORTS, 0.0) + imports
     result = summary(generated, model, out)
     if not as_json and not quiet:
-        _print(result, verbose)
-        if generated.report.status == "written" and not verified:
-            tell("  next: " + shlex.join(["onnxgen", "verify", str(model), str(out)]))
+        _print(result, verbose, verified)
     code = 0
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
@@ -92,6 +90,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "recognised": report.recognised,
         "plain": report.plain,
         "notes": report.notes,
+        "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
     }
 
@@ -103,7 +102,7 @@ _SAID = {
 }
 
 
-def _print(result: dict[str, Any], verbose: bool) -> None:
+def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
@@ -119,6 +118,10 @@ def _print(result: dict[str, Any], verbose: bool) -> None:
         tell("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
         tell(f"  note: {note}")
+    if result["checked"]:
+        tell(f"  checked: {result['checked']}")
+    if result["status"] == "written" and not verified:
+        tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]))
     if verbose:
         _print_stages(result["stages"])
 
