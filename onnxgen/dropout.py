@@ -175,7 +175,7 @@ class _Adding:
                 "modules take no value from it",
                 help="name one of the modules in it",
             )
-        values = ", ".join(printable(self.module.hints.get(r, r)) for r in results[:SHOWN])
+        values = ", ".join(self.module.hint(r).printable() for r in results[:SHOWN])
         return Problem(
             f"--dropout: {name} returns {len(results)} values ({values}), and only one can be dropped from",
             help="name one of the modules in it",
@@ -209,7 +209,7 @@ def _fresh(module: ModuleDef, name: str) -> str:
     while made in module.infos:
         number += 1
         made = f"{name}%dropout{number}"
-    module.infos[made], module.hints[made] = module.infos[name], module.hints.get(name, name)
+    module.infos[made], module.hints[made] = module.infos[name], module.hint(name)
     if name in module.roles:
         module.roles[made] = module.roles[name]
     return made

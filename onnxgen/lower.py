@@ -19,7 +19,7 @@ from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
 from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, counted, failed
 from onnxgen.members import Members, is_named_buffer
-from onnxgen.names import class_name, printable
+from onnxgen.names import FileText, class_name, printable
 from onnxgen.nodes import all_nodes
 from onnxgen.ops import registry
 from onnxgen.ops.arg import Arg
@@ -82,7 +82,7 @@ class Lowering:
         self.initialized = set(model.graph.initializers.values())
         self.block: list[Statement] = []
         self.infos: dict[str, Info] = {}
-        self.hints: dict[str, str] = {}
+        self.hints: dict[str, FileText] = {}
         self.members = Members(model, options)
         self.problems = Problems()
         self.notes: list[str] = []
@@ -104,7 +104,7 @@ class Lowering:
             name = f"{hint}%{n}"
         self._counts[hint] = n
         self.infos[name] = Info()
-        self.hints[name] = hint
+        self.hints[name] = FileText(hint)
         return name
 
     def define(self, value: ir.Value) -> str:
@@ -260,7 +260,7 @@ class Lowering:
         """A value that was assigned under a made-up name gets the output's facts and name."""
         if self.infos[name] == Info():
             self.infos[name] = info(output)
-            self.hints[name] = output.name or name
+            self.hints[name] = FileText(output.name or name)
 
     def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
         """Lower a subgraph; its inputs stand for the given expressions."""

@@ -79,6 +79,49 @@ def identifier(text: str, fallback: str = "x") -> str:
     return f"{name}_" if _taken_by_python(name) else name
 
 
+class FileText:
+    """A name as a file has it. It is no `str`: nothing of it gets into other text but by these methods."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileText) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return f"FileText({self._text!a})"
+
+    def __str__(self) -> str:
+        raise TypeError("text of a file is no part of other text: ask for its identifier, or what is printable of it")
+
+    def __format__(self, how: str) -> str:
+        return str(self)
+
+    def identifier(self) -> str:
+        """See `identifier`."""
+        return identifier(self._text)
+
+    def printable(self, limit: int = 80) -> str:
+        """See `printable`."""
+        return printable(self._text, limit)
+
+    def word(self) -> str:
+        """The name itself if it is spelled like a variable, perhaps a word of Python's; else ""."""
+        return self._text if _WORD.fullmatch(self._text) else ""
+
+    def without(self, prefix: str) -> FileText:
+        """The name without what it begins with."""
+        return FileText(self._text.removeprefix(prefix))
+
+
+_WORD = re.compile(r"[a-z_][a-z0-9_]*")
+
+
 class LocalName(str):
     """What a local variable is called: an identifier that is no word of Python's. Only `local` makes one."""
 

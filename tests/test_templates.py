@@ -108,6 +108,7 @@ def test_a_changed_template_makes_a_file_stale(tmp_path: Path) -> None:
         ('{% extends "onnxgen/modul.py.jinja" %}', "TemplateNotFound: onnxgen/modul.py.jinja"),
         ('{% extends "module.py.jinja" %}', "RecursionError"),
         (EXTENDS + "{% block imports %}import import{% endblock %}", "do not make a Python file"),
+        (EXTENDS + "{% block imports %}return 1{% endblock %}", r"do not make a Python file: .* \(line \d+\)$"),
         ("x = 1", "leave out FINGERPRINT and the summary's Code line"),
         (EXTENDS + "{% block header %}{% endblock %}", "leave out the summary's Code line"),
     ],
@@ -119,6 +120,30 @@ def test_errors(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert run([str(MNIST), "-o", str(out), "--templates", str(tmp_path / "mine")]) == 2
     err = capsys.readouterr().err
     assert re.search(says, err) and err.count("\n") == 1 and "bug" not in err and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{% for line in class.forward %}", "        print(1)\n{% for line in class.forward %}"),
+        ("{% for line in class.init %}", "        self.own = 1\n{% for line in class.init %}"),
+        ("-> {{ class.returns }}:", "-> object:"),
+        ("def forward", "def other"),
+        ("class {{ class.name }}(", "class My{{ class.name }}("),
+    ],
+)
+def test_what_is_onnxgens_stays(old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A template adds to the methods, and changes none; a decorator is added."""
+    text = (OURS / "module.py.jinja").read_text(encoding="utf-8")
+    own(tmp_path, text.replace("    def forward", "    @torch.no_grad()\n    def forward"))
+    args = [str(MNIST), "-o", str(tmp_path / "model.py"), "--templates", str(tmp_path / "mine")]
+    assert old in text and run(args) == 0
+    (tmp_path / "model.py").unlink()
+    own(tmp_path, text.replace(old, new))
+    assert run(args) == 2
+    err = capsys.readouterr().err
+    assert re.search("templates in .* change what they can only add to: .*TEMPLATES.md", err) and err.count("\n") == 1
+    assert not (tmp_path / "model.py").exists()
 
 
 def test_a_folder_that_overrides_nothing(tmp_path: Path) -> None:

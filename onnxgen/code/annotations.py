@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import textwrap
 
-from onnxgen.names import printable
+from onnxgen.names import FileText
 
 MOST = 8  # nodes named of one line
 LINE = 88 - 8  # characters of a line of `forward`
 ANNOTATION = "onnx: "
 
 
-def annotated(line: str, nodes: tuple[str, ...]) -> list[str]:
+def annotated(line: str, nodes: tuple[FileText, ...]) -> list[str]:
     """A line of `forward` with the names of nodes: behind it, or above it where black would break it for a comment."""
     nodes = tuple(dict.fromkeys(nodes))  # of one node there may be several statements
     if not nodes:
@@ -28,6 +28,6 @@ def annotated(line: str, nodes: tuple[str, ...]) -> list[str]:
     return [*(start + text for text in above), line]
 
 
-def _shown(name: str) -> str:
+def _shown(name: FileText) -> str:
     """A name as it may stand in a comment: with nothing that a tool takes there for its own (`# fmt: skip`)."""
-    return re.sub(r"[#;]", "?", printable(name, 60)).strip() or "?"
+    return re.sub(r"[#;]", "?", name.printable(60)).strip() or "?"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxgen.code.copied import helper_names
 from onnxgen.code.quote import refs, rewrite
 from onnxgen.code.stub import Stub
-from onnxgen.names import RESERVED
+from onnxgen.names import RESERVED, FileText
 from onnxgen.plugins.own_code import OwnCode
 from onnxgen.propagate.info import Info
 from onnxgen.wayback import Source
@@ -99,7 +99,7 @@ class Assign:
     targets: tuple[str, ...]
     value: ast.expr
     scope: Path = ()
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[FileText, ...] = ()
     form: str = ""
 
 
@@ -115,7 +115,7 @@ class If:
     orelse: list[Statement]
     targets: tuple[str, ...]
     scope: Path = ()
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[FileText, ...] = ()
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Loop:
     body: list[Statement]
     targets: tuple[str, ...]
     scope: Path = ()
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[FileText, ...] = ()
     form: str = ""
 
 
@@ -145,7 +145,7 @@ class With:
     body: list[Statement]
     targets: tuple[str, ...]
     scope: Path = ()
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[FileText, ...] = ()
 
 
 Statement = Assign | If | Loop | With
@@ -251,7 +251,7 @@ class ModuleDef:
     outputs: list[ast.expr] = field(default_factory=list)
     body: list[Statement] = field(default_factory=list)
     infos: dict[str, Info] = field(default_factory=dict)
-    hints: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, FileText] = field(default_factory=dict)
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
     classes: dict[Path, str] = field(default_factory=dict)
@@ -261,6 +261,10 @@ class ModuleDef:
     annotate: bool = False
     own: OwnCode = field(default_factory=OwnCode)
     stubs: list[Stub] = field(default_factory=list)
+
+    def hint(self, value: str) -> FileText:
+        """The name of a value in the file."""
+        return self.hints.get(value) or FileText(value)
 
     @property
     def reserved(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from onnxgen.code.allowed import Refused
 from onnxgen.code.annotations import annotated
-from onnxgen.names import is_plain
+from onnxgen.names import FileText, is_plain
 
 INDENT = "    "
 COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
@@ -22,7 +22,7 @@ _REMARK = "_onnxgen_remark"
 _Statement = TypeVar("_Statement", bound=ast.stmt)
 
 
-def remarked(statement: _Statement, dims: str = "", nodes: tuple[str, ...] = ()) -> _Statement:
+def remarked(statement: _Statement, dims: str = "", nodes: tuple[FileText, ...] = ()) -> _Statement:
     """A statement with a comment: the dims of what it makes, and the ONNX nodes that it comes from."""
     if dims or nodes:
         setattr(statement, _REMARK, (comment(dims), nodes))

@@ -121,16 +121,21 @@ def render(
 def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
     """What Python reads in a finished file, which holds what was meant; the user's own templates only add to it."""
     try:
+        if templates is not None:  # a `return` outside of functions is found only here
+            compile(source, "<generated>", "exec", dont_inherit=True)
         tree = ast.parse(source)
         hold(tree, meant, is_ours=templates is None)
-    except (SyntaxError, Refused) as error:
+        return tree
+    except SyntaxError as error:
+        said = f"{error.msg} (line {error.lineno})"
         if templates is None:
-            raise error if isinstance(error, Refused) else Refused(f"the file is not Python: {error}") from error
-        if isinstance(error, SyntaxError):
-            raise OnnxgenError(f"the templates in {templates} do not make a Python file: {_line(error)}") from error
+            raise Refused(f"the file is not Python: {said}") from error
+        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {said}") from error
+    except Refused as error:
+        if templates is None:
+            raise
         what = f"the templates in {templates} change what they can only add to: {error}"
         raise OnnxgenError(Problem(what, help="docs/TEMPLATES.md has the blocks for code of your own")) from error
-    return tree
 
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:

@@ -22,7 +22,7 @@ from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
+from onnxgen.names import FileText, local, printable
 from onnxgen.ops.arg import Arg
 from onnxgen.passes.rewrite import names_of
 from onnxgen.propagate.info import Info, info
@@ -71,9 +71,9 @@ class Builder:
         self.plugin: Plugin | None = None  # that the function comes from
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def nodes(self) -> tuple[FileText, ...]:
         """The nodes of the file that this one stands for, by name."""
-        return names_of(self.node)
+        return tuple(map(FileText, names_of(self.node)))
 
     def __call__(self, template: str, **values: Any) -> ast.expr:
         """The expression that `template` spells; names that are in `values` stand for those values."""
@@ -114,7 +114,7 @@ class Builder:
         """Assign an intermediate value to a local variable and return its name."""
         name = self.lowering.fresh(hint or "x")
         if hint:
-            self.lowering.roles[name] = hint
+            self.lowering.roles[name] = local(hint)
         self.lowering.infos[name] = known or Info()
         self.emit(Assign((name,), value, self.scope, self.nodes))
         return Ref(name)

@@ -175,13 +175,13 @@ class Classes:
         source.paths = [".".join(s.path) for s in scopes]
         self.made.append(source)
         positional = tuple(p.name for p in shared.parameters if p.default is None)
-        defaults = {p.name: ast.parse(p.default, mode="eval").body for p in shared.parameters if p.default is not None}
+        defaults = {p.name: tree for p in shared.parameters if (tree := p.default_tree) is not None}
         self.signatures[source.name] = Signature(positional, defaults)
         for i, group in enumerate(groups):
-            given = ", ".join(shared.arguments[i])
+            made = shared.made(source.name, i)
             for instance in group:
                 self.sources[id(instance)] = source
-                self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
+                self.built[id(instance)] = made
 
     def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """The classes as a reader meets them: by their first instance, but after all that they use."""

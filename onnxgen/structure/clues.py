@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from onnxgen.code.module_def import Input, ModuleDef
-from onnxgen.names import identifier
+from onnxgen.names import FileText
 from onnxgen.propagate.info import Info
 
 # what exporters call values that have no name: functions and operators, torch's and ONNX's
@@ -22,7 +23,10 @@ _OPERATIONS = frozenset("""
     sigmoid silu sin slice softmax split sqrt squeeze stack sub sum sym_size tanh tensor tile to topk transpose tril
     triu unflatten unsqueeze val var view where zeros item detach alias copy expand_as size reshape_ type_as float
     """.split())
-_MEANINGFUL = re.compile(r"^[a-z][a-z_]{2,23}$")
+_MEANINGFUL = re.compile(r"[a-z][a-z_]{2,23}")
+
+
+Text = TypeVar("Text", str, FileText)
 
 
 @dataclass
@@ -37,20 +41,24 @@ class Clues:
     """
 
     roles: dict[str, str]
-    hints: dict[str, str]
+    hints: dict[str, FileText]
     own: dict[str, str]
     given: frozenset[str] = frozenset()
 
+    def hint(self, value: str) -> FileText:
+        """The name of a value in the file."""
+        return self.hints.get(value) or FileText(value)
+
 
 def input_name(
-    argument: Input, is_root: bool, infos: Mapping[str, Info], roles: Mapping[str, str], hints: Mapping[str, str]
+    argument: Input, is_root: bool, infos: Mapping[str, Info], roles: Mapping[str, str], hints: Mapping[str, FileText]
 ) -> str:
     """What an argument is called for sure, or "": the graph's names at the root, those of token ids wherever they go.
 
     `roles`: what is known of values; `hints`: their names in the file.
     """
     value = argument.value
-    hint = identifier(hints.get(value, value).removeprefix("size."))
+    hint = (hints.get(value) or FileText(value)).without("size.").identifier()
     if is_root:
         return hint
     if roles.get(value, "x") != "x":
@@ -60,11 +68,12 @@ def input_name(
     return hint if argument.annotation != "Tensor" or is_index else ""
 
 
-def own_name(name: str) -> str:
+def own_name(hint: FileText) -> str:
     """A value's name in the file, if it is an identifier that no exporter made of an operator's name; else ""."""
+    name = hint.word()
     plain = name.strip("_")
     is_made = plain in _OPERATIONS or any(part == "val" for part in plain.split("_"))
-    return name if _MEANINGFUL.match(name) and len(plain) > 2 and not is_made else ""
+    return name if _MEANINGFUL.fullmatch(name) and len(plain) > 2 and not is_made else ""
 
 
 def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
@@ -77,7 +86,7 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
         for value, its in own.items():
             columns.setdefault(value, []).append(its)
     roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
-    hints = {v: _commonest(module.hints.get(its, its) for its in column) for v, column in columns.items()}
+    hints = {v: _commonest(module.hint(its) for its in column) for v, column in columns.items()}
     graph = {argument.value for argument in module.inputs}
     given = frozenset(v for v, column in columns.items() if graph.issuperset(column))
     own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
@@ -85,5 +94,5 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
     return Clues(sure, hints, own_names, given)
 
 
-def _commonest(texts: Iterator[str]) -> str:
+def _commonest(texts: Iterator[Text]) -> Text:
     return Counter(texts).most_common(1)[0][0]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
-from onnxgen.names import identifier, singular
+from onnxgen.names import FileText, identifier, singular
 from onnxgen.propagate.info import Info
 from onnxgen.structure.copies import rename, replace_in
 from onnxgen.structure.scopes import Scope
@@ -226,8 +226,8 @@ class _Run:
     def _role(self, tree: ast.expr) -> str:
         """What one of several values is called: as the first one, without its number."""
         name = self.module.roles.get(tree.value, "") if isinstance(tree, Ref) else ""
-        hint = self.module.hints.get(tree.value, "") if isinstance(tree, Ref) else ""
-        words = [w for w in identifier(hint).split("_") if w and not w.isdigit()]
+        hint = self.module.hints.get(tree.value) if isinstance(tree, Ref) else None
+        words = [w for w in (hint or FileText("")).identifier().split("_") if w and not w.isdigit()]
         return name or ("_".join(words) if 0 < len(words) <= 4 and all(w.isalpha() for w in words) else "")
 
     def _collected(self, result: Result) -> str:

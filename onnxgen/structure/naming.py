@@ -16,7 +16,7 @@ from onnxgen.structure.nesting import LINE, as_reached
 from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 SPARE = ("x", "y", "z")
-_ROLE = re.compile(r"^[a-z_][a-z0-9_]*$")
+_ROLE = re.compile(r"[a-z_][a-z0-9_]*")
 ACTIVATIONS = frozenset(
     "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
 )
@@ -68,8 +68,8 @@ class Names:
         sure = input_name(argument, not self.scope.path, self.infos, self.clues.roles, self.clues.hints)
         if sure:
             return [sure]
-        hint = identifier(self.clues.hints.get(value, value))
-        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _ROLE.match(hint):
+        hint = self.clues.hint(value).identifier()
+        if value in self.clues.given and len(self.clues.given & self.arguments) > 1 and _ROLE.fullmatch(hint):
             return [hint]  # several of the graph's inputs are told apart by its names
         if value in self.parts:
             return [self.parts[value], "x"]
@@ -149,9 +149,9 @@ class Names:
         """Names for what a statement makes, best first."""
         if not is_used:
             return ["_"]
-        hint = self.clues.hints.get(value, value)
-        if not self.scope.path and value in self.returned and _ROLE.match(hint) and len(hint) <= 24:
-            return [identifier(hint)]
+        hint = self.clues.hint(value)
+        if not self.scope.path and value in self.returned and 0 < len(hint.word()) <= 24:
+            return [hint.identifier()]
         role = self.clues.roles.get(value, "x")
         if role != "x":
             return [role]

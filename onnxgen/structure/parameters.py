@@ -46,7 +46,7 @@ class Parameter:
 
     @property
     def default_tree(self) -> ast.expr | None:
-        return None if self.default is None else ast.parse(self.default, mode="eval").body
+        return None if self.default is None else _read(self.default)
 
     def __str__(self) -> str:
         return printer.argument(self.tree, self.default_tree)
@@ -198,18 +198,23 @@ class Parameters:
                 common, has_default = text, True
         return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
 
-    def arguments(self, instance: int) -> list[str]:
-        """What makes one instance."""
+    def made(self, name: str, instance: int) -> ast.Call:
+        """What makes one instance of the class of this name."""
         values = {group.name: group.texts.get(instance) for group in self.groups}
         values |= {name: str(instance in only) for (only, _), name in self.flags.items()}
-        given = []
+        call = ast.Call(ast.Name(name, ast.Load()), [], [])
         for parameter in self.parameters():
             value = values[parameter.name]
             if parameter.default is None:
-                given.append(str(value))
-            elif value not in (None, parameter.default):
-                given.append(f"{parameter.name}={value}")
-        return given
+                call.args.append(_read(str(value)))
+            elif value is not None and value != parameter.default:
+                call.keywords.append(ast.keyword(parameter.name, _read(value)))
+        return call
+
+
+def _read(text: str) -> ast.expr:
+    """A literal, of the text by which literals are compared here."""
+    return ast.parse(text, mode="eval").body
 
 
 def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:

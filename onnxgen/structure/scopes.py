@@ -29,7 +29,7 @@ from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
 from onnxgen.errors import BUG, OnnxgenError, Problem
-from onnxgen.names import module_part, printable
+from onnxgen.names import FileText, module_part, printable
 from onnxgen.roles import BESIDE
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
@@ -65,7 +65,7 @@ class Scope:
     inputs: list[Input] = field(default_factory=list)
     outputs: list[ast.expr] = field(default_factory=list)
     containers: dict[Path, Member] = field(default_factory=dict)
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[FileText, ...] = ()
     varies: bool = False
 
 

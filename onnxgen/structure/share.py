@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Statement
@@ -25,7 +26,7 @@ class Shared:
         body, outputs: of `forward`.
         stored: the parameters that `forward` reads.
         parameters: of the constructor.
-        arguments: what makes each instance.
+        made: what makes an instance, of the class's name and the instance's number.
     """
 
     root: Place
@@ -33,7 +34,7 @@ class Shared:
     outputs: list[ast.expr]
     stored: list[str]
     parameters: list[Parameter]
-    arguments: dict[int, list[str]]
+    made: Callable[[str, int], ast.Call]
 
 
 def share(form: Form, maker: FormMaker) -> Shared:
@@ -86,8 +87,7 @@ class _Sharing:
         read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
         kept = list(dict.fromkeys(g.name for g in read))
         kept += [name for flag, name in flags.items() if flag in stored]
-        arguments = {i: self.parameters.arguments(i) for i in self.form.instances}
-        return Shared(self.form.root.place, body, outputs, kept, self.parameters.parameters(), arguments)
+        return Shared(self.form.root.place, body, outputs, kept, self.parameters.parameters(), self.parameters.made)
 
     def _settle(self, part: Part, outer: Only) -> None:
         """Write literals and flags of a part into its place."""

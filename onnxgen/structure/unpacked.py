@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from onnxgen.code.module_def import Assign, ModuleDef, Statement, assigned, expressions, used
 from onnxgen.code.quote import Ref, quote, refs, rewrite, walk
-from onnxgen.names import identifier
+from onnxgen.names import FileText, identifier
 from onnxgen.propagate.dims import Dim, Sym, symbol, symbols
 from onnxgen.propagate.info import Info
 from onnxgen.structure.copies import replace_in
@@ -119,7 +119,7 @@ def _fresh(module: ModuleDef, wanted: str, name: str) -> str:
         n += 1
         value = f"{wanted}%{n}"
     module.infos[value] = Info(kind="int")
-    module.hints[value] = name
+    module.hints[value] = FileText(name)
     if name:
         module.roles[value] = name
     return value

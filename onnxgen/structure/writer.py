@@ -11,7 +11,7 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
-from onnxgen.names import UNUSED, LocalName, printable
+from onnxgen.names import UNUSED, FileText, LocalName, printable
 from onnxgen.propagate.info import Info
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
@@ -153,7 +153,7 @@ class ClassWriter:
         made = ast.Assign([printer.target(names, statement.form)], value)
         return [self._remarked(made, statement.nodes, self._comment(statement))]
 
-    def _remarked(self, statement: Made, nodes: tuple[str, ...], dims: str = "") -> Made:
+    def _remarked(self, statement: Made, nodes: tuple[FileText, ...], dims: str = "") -> Made:
         return printer.remarked(statement, dims, nodes if self.module.annotate else ())
 
     def _comment(self, statement: Assign) -> str:

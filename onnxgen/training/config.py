@@ -145,6 +145,13 @@ def _comment(text: str) -> str:
     return f"# {visible(' '.join(text.split()))}"
 
 
+def _toml_letter(letter: str) -> str:
+    """A letter as it stands in a text of TOML: what can't be shown by its number."""
+    if letter.isprintable():
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -153,7 +160,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, (str, Path)):
         if any("\ud800" <= c <= "\udfff" for c in str(value)):  # half of a pair, as in a name that is no UTF-8
             raise TypeError("text that UTF-8 can't hold")
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        return "".join(map(_toml_letter, json.dumps(str(value), ensure_ascii=False)))
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, (list, tuple)):

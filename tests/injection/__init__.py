@@ -1,1 +1,2 @@
-"""Attacks by text: 216 files, each with code in one place where an ONNX file has text, and 72 projects."""
+"""Attacks by text: 216 files, each with code in one place where an ONNX file has text, and 72 projects; and real files
+with code in every place."""
