@@ -23,6 +23,7 @@ from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
 
 Pass = Callable[[ir.Model, Options], None]
+SHOWN = 6  # nodes that an error names
 LEVELS = 6  # how often a region is enlarged before it is said to be wrong
 FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
 # What may compute nothing: elements are the same ones, bit for bit.
@@ -108,8 +109,9 @@ class Checker:
                 if found.part(claim):
                     parted = True
                     continue
-                where = ", ".join(dict.fromkeys(s.name for s in regions.of(claim, set()).before.steps))
-                raise WrongRewrite(f"the pass {name} changed {claim.name!r}, made by {where or 'nothing'}: {verdict}")
+                raise WrongRewrite(
+                    f"the pass {name} changed {claim.name!r}, made by {_nodes(regions, claim)}: {verdict}"
+                )
         self.counts.passes[name] += 0 if parted else told
         return parted
 
@@ -117,22 +119,23 @@ class Checker:
         """How both sides of a claim differ; "" if they do not, None if nothing can be said."""
         opened: set[ir.Value] = set()
         verdict, why = "", ""
-        for _ in range(LEVELS if claim.needed else 1):
+        for level in range(LEVELS if claim.needed else 1):
             try:
-                region = regions.of(claim, opened)
+                region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
                 verdict = self._compared(region)
                 if not verdict:
                     self.counts.hints += not claim.needed
                     return ""
             except Untold as error:
                 why = why or str(error)
-                region = None
-            if region is None:
-                break
-            further = regions.deeper(region) - opened
-            if not further:
-                break
-            opened |= further
+                if verdict or level:
+                    break
+                continue
+            if level:
+                further = regions.deeper(region) - opened
+                opened |= further
+                if not further:
+                    break
         if not verdict and claim.needed:
             self.counts.untold[why] += 1
         return verdict or None
@@ -252,6 +255,14 @@ class Comparison:
                 except Untold:
                     continue
         return total
+
+
+def _nodes(regions: Regions, claim: Claim) -> str:
+    """The names of the nodes that a claim is about."""
+    with suppress(Untold):
+        names = list(dict.fromkeys(step.name for step in regions.of(claim, set()).before.steps))
+        return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "") or "no node"
+    return "nodes that are gone"
 
 
 def _moves(step: Made) -> bool:

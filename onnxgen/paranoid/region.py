@@ -12,7 +12,8 @@ import onnx_ir as ir
 from onnxgen.paranoid.claims import Claim, Difference
 from onnxgen.paranoid.picture import Made, Picture
 
-MOST = 2000  # nodes of one side
+MOST = 2000  # values of one side
+LEVEL = 200  # nodes of both sides, past which it no longer matters where they are cut
 SMALL = 1 << 16  # elements of a constant that are looked at to tell two regions apart
 
 
@@ -69,6 +70,8 @@ class Regions:
 
     def __init__(self, found: Difference) -> None:
         self.found = found
+        pictures = found.before, found.after
+        self.order = [{node: place for place, node in enumerate(picture.nodes)} for picture in pictures]
         self.same: dict[Picture_, dict[ir.Value, ir.Value]] = {"before": {}, "after": {}}
 
     def holds(self, claim: Claim) -> None:
@@ -87,10 +90,29 @@ class Regions:
 
     def deeper(self, region: Region) -> set[ir.Value]:
         """The keys that may be computed on both sides instead of drawn."""
-        pictures = self.found.before, self.found.after
-        values = {*region.keys, *region.before.cuts, *region.after.cuts}
-        made = {v for v in values if any(v in picture.maker for picture in pictures)}
-        return {key for key, value in region.keys.items() if key in made or value in made}
+        return {key for key in region.keys if self._place(region, key) is not None}
+
+    def levelled(self, claim: Claim, opened: set[ir.Value]) -> Region:
+        """The region of a claim where both sides are cut at the same values, as far as that can be: what only one side
+        is given is computed, the last one first. Adds to `opened`; raises `Untold`."""
+        region = self.of(claim, opened)
+        while len(region.before.steps) + len(region.after.steps) < LEVEL:
+            uneven = set(region.before.cuts.values()) ^ set(region.after.cuts.values())
+            places = {key: place for key in uneven - opened if (place := self._place(region, key)) is not None}
+            if not places:
+                break
+            opened.add(max(places, key=lambda key: places[key]))
+            region = self.of(claim, opened)
+        return region
+
+    def _place(self, region: Region, key: ir.Value) -> int | None:
+        """How far from the start a value is made; None if no node makes it."""
+        value = region.keys.get(key, key)
+        for picture, order in zip((self.found.before, self.found.after), self.order):
+            for one in (key, value):
+                if one in picture.maker:
+                    return order[picture.maker[one][0].node]
+        return None
 
     def _cone(self, side: Picture_, picture: Picture, end: ir.Value, opened: set[ir.Value]) -> Cone:
         cone = Cone(picture, end)
