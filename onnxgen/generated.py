@@ -38,6 +38,7 @@ from onnxgen.signature import signature
 from onnxgen.uses import uses
 from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, stored_dtype
+from onnxgen.written import past, writable
 
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
@@ -137,6 +138,8 @@ def compose(
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
     total = sum(_nbytes(t) for t in tensors.values())
+    if problem := past(total, writable(model, options), "the weights have"):
+        raise OnnxgenError(problem)
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
     shown = None if options.embed else index_path(weights) if sharded else weights

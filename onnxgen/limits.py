@@ -33,6 +33,7 @@ class Limits:
     name_length: int = _limit(65_536, "characters of a name")
     text_length: int = _limit(16_777_216, "bytes of a string in an attribute or a tensor")
     fold_elements: int = _limit(16_777_216, "elements of sparse tensors made dense, and of constants computed, in all")
+    written: int = _limit(67_108_864, "bytes of weights, past four times the bytes that were read")
     source_length: int = _limit(67_108_864, "characters of the generated source")
     memory: int = _limit(8_000_000_000, "bytes of memory of the process that reads a file past the defaults first")
     seconds: int = _limit(600, "seconds of processor time of that process")

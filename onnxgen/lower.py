@@ -33,7 +33,7 @@ from onnxgen.plugins.own_code import OwnCode
 from onnxgen.propagate.dims import TooComplex
 from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
-from onnxgen.stored import folded_from, stored, view_source
+from onnxgen.stored import Views, folded_from, stored
 from onnxgen.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.wayback import Source
 
@@ -91,7 +91,7 @@ class Lowering:
         self.open = Open()
         self._counts: dict[str, int] = {}  # how many values a hint has named: no search through all of them for each
         self._exprs: dict[ir.Value, ast.expr] = {}
-        self._sources: dict[ir.Value, Source | None] = {}
+        self._views = Views(model, options)
         self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
 
     # values
@@ -137,11 +137,7 @@ class Lowering:
 
     def source(self, value: ir.Value | None) -> Source | None:
         """How a value is made of stored tensors alone, or None."""
-        if value is None:
-            return None
-        if value not in self._sources:
-            self._sources[value] = view_source(value, self.source)
-        return self._sources[value]
+        return self._views(value)
 
     def tensor(self, arg: Arg) -> ast.expr:
         """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""

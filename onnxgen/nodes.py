@@ -1,8 +1,13 @@
-"""Every node of a graph."""
+"""Every node of a graph, and questions that values answer by their producers' inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import onnx_ir as ir
+
+Answer = TypeVar("Answer")
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
@@ -22,3 +27,21 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
                 for inner in attribute.as_graphs():
                     found += all_nodes(inner)
     return found
+
+
+def answered(
+    value: ir.Value,
+    known: dict[ir.Value, Answer],
+    asked: Callable[[ir.Value], list[ir.Value]],
+    answer: Callable[[ir.Value], Answer],
+) -> Answer:
+    """The answer for a value, kept in `known`, once all that it `asked` have theirs; chains may be of any length."""
+    waiting = [value]
+    while waiting:
+        missing = [v for v in asked(waiting[-1]) if v not in known] if waiting[-1] not in known else []
+        waiting += missing
+        if not missing:
+            last = waiting.pop()
+            if last not in known:
+                known[last] = answer(last)
+    return known[value]

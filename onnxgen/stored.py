@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.file_tensor import FileTensor
+from onnxgen.names import printable
+from onnxgen.nodes import answered
+from onnxgen.options import Options
 from onnxgen.propagate.info import info
 from onnxgen.strided import Array
 from onnxgen.wayback import Source, concat
+from onnxgen.written import past, writable
 
 
 def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -111,6 +117,7 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
     return x
 
 
+SHOWN = 32_768  # pieces of stored tensors that concatenations may show, in all
 SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # of the views, those that move no element
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
@@ -158,16 +165,81 @@ def viewed_from(value: ir.Value) -> str:
     return folded_from(value) if _VIEW_NAME.fullmatch(value.name or "") else ""
 
 
-def view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
-    """How `value` is made of stored tensors by views alone (transposed, sliced, concatenated...), or None.
+class Views:
+    """Answers how values are made of stored tensors by views alone (transposed, sliced, concatenated...).
 
-    `source_of` answers the same question for the producer's inputs (and remembers the answers).
+    Each answer is found once. A view that shows its tensors in very many pieces is none: the module makes it when it
+    runs.
+
+    Args:
+        through: operators whose result stands for their first input here, as (domain, type).
     """
+
+    def __init__(self, model: ir.Model, options: Options, through: Container[tuple[str, str]] = ()) -> None:
+        self.most, self.through = writable(model, options), through
+        self._known: dict[ir.Value, Source | None] = {}
+        self._is_view: dict[ir.Value, bool] = {}
+        self._pieces = SHOWN
+
+    def __call__(self, value: ir.Value | None) -> Source | None:
+        """How a value is made of stored tensors, or None.
+
+        Raises:
+            OnnxgenError: it is a view of more bytes than may be written.
+        """
+        if value is None or not self.is_view(value):
+            return None
+        self._refuse_large(value)
+        return answered(value, self._known, self._asked, self._source)
+
+    def is_view(self, value: ir.Value | None) -> bool:
+        """Whether a value seems to be a view of stored tensors, of whatever size."""
+        return value is not None and answered(value, self._is_view, self._asked, self._seems)
+
+    def _asked(self, value: ir.Value) -> list[ir.Value]:
+        """The inputs that a view is a view of."""
+        node = value.producer()
+        if node is None or not node.inputs or stored(value) is not None:
+            return []
+        if (node.domain, node.op_type) in self.through or (_is_standard(node) and node.op_type in (*VIEWS, "Split")):
+            return [v for v in node.inputs[:1] if v is not None]
+        return [v for v in node.inputs if v is not None] if _is_standard(node) and node.op_type == "Concat" else []
+
+    def _seems(self, value: ir.Value) -> bool:
+        asked = self._asked(value)
+        return stored(value) is not None or (bool(asked) and all(self._is_view[v] for v in asked))
+
+    def _source(self, value: ir.Value) -> Source | None:
+        node = value.producer()
+        if node is not None and (node.domain, node.op_type) in self.through:
+            return self._known.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if node is not None and node.op_type == "Concat":
+            parts = [self._known.get(v) for v in node.inputs if v is not None]
+            self._pieces -= sum(len(part.pieces) for part in parts if part is not None)
+            if self._pieces < 0:
+                return None
+        return _view_source(value, lambda v: None if v is None else self._known.get(v))
+
+    def _refuse_large(self, value: ir.Value) -> None:
+        facts, node = info(value), value.producer()
+        if node is None or facts.dtype is None or not all(isinstance(d, int) for d in facts.shape or ()):
+            return
+        size = math.prod(int(d) for d in facts.shape or () if isinstance(d, int)) * int(facts.dtype.itemsize)
+        if problem := past(size, self.most, f"{printable(value.name or '')}, made of stored tensors alone, has"):
+            raise OnnxgenError(Problem(problem, printable(node.name or ""), printable(node.op_type)))
+
+
+def _is_standard(node: ir.Node) -> bool:
+    return node.domain in ("", "ai.onnx")
+
+
+def _view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
+    """The source of a value, by those of its producer's inputs."""
     tensor = stored(value)
     if tensor is not None:
         return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
     node = value.producer()
-    if node is None or node.domain not in ("", "ai.onnx"):
+    if node is None or not _is_standard(node):
         return None
     if node.op_type in VIEWS:
         x = source_of(node.inputs[0])

@@ -14,15 +14,15 @@ from onnxgen.passes.steps import flattened, input_at
 from onnxgen.passes.trainable import ROOT
 from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import view_source
-from onnxgen.wayback import Source
+from onnxgen.stored import Views
 
 
 def added_bias(model: ir.Model, options: Options) -> None:
     """Give every convolution without a bias the one that is added to its result."""
+    views = Views(model, options)
     for node in all_nodes(model.graph):
         if node.op_type in ("Conv", "ConvTranspose") and node.domain == "" and input_at(node, 2) is None:
-            found = bias_of(node, channel=1)
+            found = bias_of(node, 1, views)
             if found is not None:
                 add, bias = found
                 inputs = [*node.inputs[:2], flattened(bias, add)]
@@ -30,7 +30,7 @@ def added_bias(model: ir.Model, options: Options) -> None:
                 replace(add, ir.Node("", node.op_type, inputs, attributes, version=node.version), origin=node)
 
 
-def bias_of(node: ir.Node, channel: int) -> tuple[ir.Node, ir.Value] | None:
+def bias_of(node: ir.Node, channel: int, views: Views) -> tuple[ir.Node, ir.Value] | None:
     """The one Add that uses a layer's result, and the bias in it, which varies along the axis `channel` only."""
     result = node.outputs[0]
     shape, add = info(result).shape, only_user(result)
@@ -43,12 +43,12 @@ def bias_of(node: ir.Node, channel: int) -> tuple[ir.Node, ir.Value] | None:
     aligned = [1] * (len(shape) - len(dims)) + list(dims)
     if aligned[channel] != channels or any(d != 1 for axis, d in enumerate(aligned) if axis != channel):
         return None
-    return (add, bias) if _is_own(bias, node.inputs[1]) else None
+    return (add, bias) if _is_own(bias, node.inputs[1], views) else None
 
 
-def _is_own(bias: ir.Value, weight: ir.Value | None) -> bool:
+def _is_own(bias: ir.Value, weight: ir.Value | None, views: Views) -> bool:
     """Whether the names allow a stored bias to be the weight's partner: `conv.weight` has none called `shift`."""
-    source, partner = _source(bias), _source(weight)
+    source, partner = views(bias), views(weight)
     if source is None or partner is None or ROOT in _beginning(bias).meta:
         return False
     module = {path[:-1] for name in partner.names if (path := param_path(name)) is not None}
@@ -62,8 +62,3 @@ def _beginning(value: ir.Value) -> ir.Value:
         value = producer.inputs[0]
         producer = value.producer()
     return value
-
-
-def _source(value: ir.Value | None) -> Source | None:
-    """How a value is made of stored tensors by views alone."""
-    return None if value is None else view_source(value, _source)

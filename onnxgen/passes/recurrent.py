@@ -23,8 +23,7 @@ from onnxgen.passes.steps import constant, input_at, insert, name_after, permute
 from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.reader.origin import param_path
-from onnxgen.stored import stored, view_source
-from onnxgen.wayback import Source
+from onnxgen.stored import Views, stored
 
 GATES = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
@@ -32,9 +31,10 @@ GATES = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN":
 def recurrent(model: ir.Model, options: Options) -> None:
     """Rewrite every node that a layer of torch computes, then merge the layers of one module."""
     layers: dict[ir.Value, Layer] = {}
+    views = Views(model, options)
     for node in all_nodes(model.graph):
         if node.op_type in GATES and node.domain == "":
-            layer = _layer(node)
+            layer = _layer(node, views)
             if layer is not None:
                 _rewrite(layer)
                 layers[layer.new.outputs[0]] = layer
@@ -58,12 +58,7 @@ def recurrent(model: ir.Model, options: Options) -> None:
 # ---------------------------------------------------------------------------------------------- is it one of torch's?
 
 
-def source_of(value: ir.Value | None) -> Source | None:
-    """How a value is made of stored tensors by views alone, or None."""
-    return None if value is None else view_source(value, source_of)
-
-
-def _layer(node: ir.Node) -> Layer | None:
+def _layer(node: ir.Node, views: Views) -> Layer | None:
     direction = _text(node, "direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
     activations = _activations(node)[: directions * len(GATES[node.op_type])]
@@ -75,7 +70,7 @@ def _layer(node: ir.Node) -> Layer | None:
     if input_at(node, 7) is not None or (node.op_type == "GRU" and not _number(node, "linear_before_reset")):
         return None
     given = [v for v in node.inputs[1:4] if v is not None]
-    sources = [s for v in given if (s := source_of(v)) is not None]
+    sources = [s for v in given if (s := views(v)) is not None]
     if len(sources) < len(given) or info(node.outputs[0]).rank not in (4, None) or info(node.inputs[0]).rank != 3:
         return None
     if len(sources) < 2 or any(len(s.shape) != 3 for s in sources[:2]):

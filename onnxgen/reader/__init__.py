@@ -26,6 +26,7 @@ from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.sites import note_nodes
 from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
+from onnxgen.written import note_read
 
 __all__ = ["param_path", "read"]
 
@@ -65,6 +66,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     store_tables(model)
     external_data.set_base_dir(model.graph, folder)
     model.meta["data files"] = _data_files(model.graph)
+    note_read(model, path)
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
     note_origin(model)
