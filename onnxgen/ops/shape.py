@@ -12,6 +12,7 @@ from onnxgen.ops.registry import op
 from onnxgen.ops.subscript import subscript
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.propagate.dims import Dim, product
+from onnxgen.propagate.infer_layout import equal_parts
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -192,26 +193,25 @@ def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
 
 @op("Split", renames={"num_outputs": "num_outputs"})
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
-    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
+    """Into the given sizes, or into parts of one size of which the last ones may be smaller (opset 18).
 
-    Equal parts of an axis of known size are `chunk`.
+    Equal parts are `chunk`, if the axis surely has a multiple of them: it makes no empty ones.
     """
     count = len(b.node.outputs)
     size = None if input.shape is None else input.shape[axis]
-    sizes = None if split is None else split.ints
     dim = unless(_from_end(input, axis), 0)
-    if isinstance(size, int) and size and size % count == 0 and set(sizes or [size // count]) == {size // count}:
-        if split is None or sizes is not None:
-            return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
-    part: Any
-    if split is not None:
-        part = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 and sizes[0] else list(sizes)
-    elif size is None:
-        part = b("(x.shape[i] + k) // c", x=input, i=axis, k=count - 1, c=count)
-    else:
-        part = (size + count - 1) // count
-        if isinstance(part, int) and isinstance(size, int) and part * (count - 1) >= size:  # torch makes no empty parts
-            part = [max(0, min(part, size - i * part)) for i in range(count)]
+    sizes = split.ints if split is not None else None if size is None else equal_parts(size, count)
+    if count == 1 and (split is None or (size is not None and sizes == [size])):
+        return input.expr
+    if split is None and (b.opset < 18 or (size is not None and sizes == [size] * count)):
+        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
+    if isinstance(size, int) and size and sizes is not None and [d * count for d in sizes] == [size] * count:
+        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
+    if split is None and not isinstance(size, int):
+        return b.unpack(b.call("equal_parts", input, count, dim=dim))
+    part: Any = split.as_ints() if split is not None and sizes is None else sizes
+    if sizes is not None and len(set(sizes)) == 1 and sizes[0]:
+        part = sizes[0]
     return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
 
 

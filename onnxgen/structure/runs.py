@@ -16,7 +16,7 @@ import ast
 from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, quote, refs, walk
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
 from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, count_uses
 from onnxgen.structure.tree import fillable
@@ -50,6 +50,8 @@ AS_MODULE = {
     "F.interpolate": "nn.Upsample",
     "F.pixel_shuffle": "nn.PixelShuffle",
 }
+
+RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what is only there when `forward` runs
 
 
 def collect_runs(scope: Scope, module: ModuleDef) -> None:
@@ -265,7 +267,8 @@ class _Sequence:
         after = self.users.get(target) if self.uses[target] == 1 else None
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
-        return after if list(refs(after.value)) == [target] else None
+        operand = _operand(after.value)
+        return after if isinstance(operand, Ref) and refs(after.value) == (target,) else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
@@ -306,7 +309,8 @@ def _sequence(flow: _Flow, path: Path, items: dict[int, Member]) -> Member | Non
     assert isinstance(first.value, ast.Call)
     scope.members.extend(m for index, m, _ in found if index not in items)
     container = scope.containers[path] = Member(path, quote("nn.Sequential"), "module")
-    argument = first.value.args[0] if as_module(first.value) is None else _operand(first.value)
+    argument = _operand(first.value)
+    assert argument is not None
     nodes = tuple(name for _, _, statement in found for name in statement.nodes)
     whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
     flow.replace([statement for _, _, statement in found], whole)
@@ -322,16 +326,26 @@ def _called(statement: Assign) -> Member | None:
 
 
 def as_module(value: ast.expr) -> ast.expr | None:
-    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(refs(value)) != 1:
+    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none.
+
+    The layer is made in `__init__`, which knows no value, no size and no device: what needs one stays a function.
+    """
+    if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
         return None
-    if isinstance(value.func.value, Ref):
-        return quote("nn.Flatten()") if value.func.attr == "flatten" and ast.unparse(value.args[0]) == "1" else None
-    name = ast.unparse(value.func) if not refs(value.func) else ""
-    if name not in AS_MODULE or not value.args or not isinstance(value.args[0], Ref):
+    if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, Ref):
+        is_default = [ast.unparse(a) for a in value.args] == ["1"] and not value.keywords
+        return quote("nn.Flatten()") if value.func.attr == "flatten" and is_default else None
+    name = ast.unparse(value.func) if isinstance(value.func, ast.Attribute) and not refs(value.func) else ""
+    options = [*value.args[1:], *(k.value for k in value.keywords)]
+    if name not in AS_MODULE or any(isinstance(n, RUNTIME) for option in options for n in walk(option)):
         return None
     return ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
 
 
-def _operand(value: ast.Call) -> ast.expr:
-    return value.func.value if isinstance(value.func, ast.Attribute) and refs(value.func) else value.args[0]
+def _operand(value: ast.expr) -> ast.expr | None:
+    """What a layer, a function or a method is applied to."""
+    if not isinstance(value, ast.Call):
+        return None
+    if isinstance(value.func, ast.Attribute) and refs(value.func):
+        return value.func.value
+    return value.args[0] if value.args else None

@@ -74,15 +74,15 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
             m.training = training
 
 
-def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None) -> list[Any]:
-    """The module's outputs in graph order, as it returned them. Raises `Failed`."""
+def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None, count: int) -> list[Any]:
+    """The module's outputs in graph order, as it returned them; a graph's only output is no tuple. Raises `Failed`."""
     arguments = [_cast(to_torch(v), cast) for v in feeds.values()]
     try:
         with torch.enable_grad():
             result = module(*arguments)
     except Exception as error:
         raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-    return list(result) if isinstance(result, tuple) else [result]
+    return list(result) if isinstance(result, tuple) and count != 1 else [result]
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
