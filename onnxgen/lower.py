@@ -234,6 +234,8 @@ class Lowering:
 
     def _assign(self, b: Builder, made: Any) -> None:
         node = b.node
+        if isinstance(made, Unpack) and made.count == 1:
+            made = quote("x[0]", x=made.value)
         if isinstance(made, Unpack):
             targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
             targets += [self.fresh("unused") for _ in range(made.count - len(targets))]

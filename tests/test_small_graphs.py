@@ -34,6 +34,35 @@ def case(text: str) -> Case:
 
 
 GRAPHS = {
+    "a call between the layers of a list, inside another's argument": """
+        (float[N, 1, 6, 6] x) => (float[] y)
+        <float[2, 1, 3, 3] "net.0.weight" = {1, 2, 0, 1, 3, 0, 1, -1, 0, 1, 2, 0, 1, 0, 1, 1, -2, 0},
+         float[1, 2, 2, 2] "net.2.weight" = {1, 2, -1, 1, 3, 0, 1, -1}>
+        { a = Conv(x, "net.0.weight")  b = Relu(a)  y = Conv<pads = [1, 1, 0, 0]>(b, "net.2.weight") }""",
+    "same padding between the layers of a list": """
+        (float[N, 1, 6, 6] x) => (float[] y)
+        <float[1, 1, 2, 2] "net.0.weight" = {1, 2, 0, 1}, float[1, 1, 2, 2] "net.1.weight" = {1, 2, -1, 1}>
+        { a = Conv(x, "net.0.weight")  y = Conv<auto_pad = "SAME_LOWER">(a, "net.1.weight") }""",
+    "some axes made one between the layers of a list": """
+        (float[N, 2, 3, 2, 2] x) => (float[] y)
+        <float[2, 2] "net.0.weight" = {1, 2, -1, 1}, float[2, 3] "net.2.weight" = {1, 2, 0, 1, 3, -1},
+         int64[4] s = {0, 6, 2, 2}>
+        { a = MatMul(x, "net.0.weight")  b = Reshape(a, s)  y = MatMul(b, "net.2.weight") }""",
+    "all axes made one after the layers of a list": """
+        (float[N, 2] x) => (float[] y)
+        <float[2, 2] "net.0.weight" = {1, 2, -1, 1}, int64[1] s = {-1}>
+        { a = MatMul(x, "net.0.weight")  b = Reshape(a, s)  y = Relu(b) }""",
+    "a scalar that is joined with itself": """
+        (float[1, 1] x, int64 n) => (float[] y) <int64[1] zero = {0}>
+        { a = Unsqueeze(n, zero)  b = Unsqueeze(n, zero)  c = Concat<axis = 0>(a, b)  d = Cast<to = 1>(c)
+          y = Add(x, d) }""",
+    "a Split with one output": """
+        (float[N, 4] x) => (float[] y) <int64[2] i = {3, 1}>
+        { a = Split<axis = 1>(x)  y = Gather<axis = 1>(a, i) }""",
+    "a Split with one output, of a size that is computed": """
+        (float[N, 4] x, int64[1] n) => (float[] y) <int64[1] one = {1}, int64[1] four = {4}, int64[2] i = {3, 1}>
+        { z = Mul(n, n)  o = Min(z, one)  p = Sub(o, o)  f = Add(p, four)
+          a = Split<axis = 1>(x, f)  y = Gather<axis = 1>(a, i) }""",
     "reshape to rank 0": """
         (float[1, 1] x) => (float[] y) <int64[0] shape = {}> { y = Reshape(x, shape) }""",
     "an input is an output without a shape": """

@@ -102,6 +102,11 @@ def test_different(linear: Path, change: Callable[[Tensor], Any], said: str) -> 
     assert any(said in problem for problem in report.problems()), report.problems()
 
 
+def test_a_tuple_is_no_tensor(linear: Path) -> None:
+    report = verify(linear, right(lambda y: (y,)))
+    assert not report.agrees and "list of 1: float32 [" in str(report.problems())
+
+
 def test_tolerance_is_the_users(linear: Path) -> None:
     assert not verify(linear, right(lambda y: y * 1.005)).agrees
     assert verify(linear, right(lambda y: y * 1.005), rtol=1e-2).agrees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -16,3 +17,10 @@ def unsqueeze_at(x: Tensor, axes: list[int]) -> Tensor:
     for axis in sorted(axis % rank for axis in axes):
         x = x.unsqueeze(axis)
     return x
+
+
+def equal_parts(x: Tensor, count: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """ONNX Split into `count` parts of one size along an axis: the last ones may be smaller, or empty."""
+    size = x.shape[dim]
+    part = (size + count - 1) // count
+    return torch.split(x, [max(0, min(part, size - i * part)) for i in range(count)], dim)

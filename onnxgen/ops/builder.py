@@ -128,13 +128,12 @@ class Builder:
         """Append a statement to the block that is being written."""
         self.lowering.block.append(statement)
 
-    def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack | ast.expr:
+    def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack:
         """One expression for all outputs; `count`: how many it yields (default: as many as the node has).
 
-        `form`: how they are nested, `"{}, ({}, {})"`. A tuple of one is not the value in it.
+        `form`: how they are nested, `"{}, ({}, {})"`.
         """
-        count = len(self.node.outputs) if count is None else count
-        return Unpack(value, count, form) if count != 1 else self("made[0]", made=value)
+        return Unpack(value, len(self.node.outputs) if count is None else count, form)
 
     def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
         """A submodule such as `nn.Conv2d(...)`, whose state-dict tensors `keys` are made of stored tensors.

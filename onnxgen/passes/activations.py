@@ -87,7 +87,7 @@ def _glu(match: Match) -> ir.Node | None:
         return None
     x, first, second = split.inputs[0], info(a).shape, info(b).shape
     axis = split.attributes["axis"].value if "axis" in split.attributes else 0
-    if x is None or first is None or second is None or first[axis] != second[axis]:
+    if x is None or not first or not second or first[axis] != second[axis]:
         return None
     return ir.Node(DOMAIN, "Glu", [x], [ir.AttrInt64("axis", axis % len(first))], version=1)
 

@@ -73,7 +73,7 @@ def _take_apart(value: ir.Value) -> None:
 def _piece(node: ir.Node, value: ir.Value) -> _Range | None:
     """The axis and range that a Slice of step 1, or a Gather of one element, takes; None if it is neither."""
     shape = info(value).shape
-    if shape is None or node.domain != "" or node.inputs[0] is not value or any(i is value for i in node.inputs[1:]):
+    if not shape or node.domain != "" or node.inputs[0] is not value or any(i is value for i in node.inputs[1:]):
         return None
     if node.op_type == "Gather":
         constant = info(node.inputs[1]).constant

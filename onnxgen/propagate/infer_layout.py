@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, Sym, exact_div, floordiv, product, symbols
+from onnxgen.propagate.dims import Dim, Sym, dim_max, dim_min, exact_div, floordiv, product, symbols
 from onnxgen.propagate.infer_elementwise import broadcast
 from onnxgen.propagate.info import Info, Shape
 from onnxgen.propagate.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
@@ -106,9 +106,8 @@ def _split(n: NodeFacts) -> list[Info]:
     try:
         if old is not None or n.has(1):
             sizes = list(old) if old is not None else n.dims(1)
-        elif n.opset >= 18:  # equal parts, rounded up; the last one takes what is left
-            part = floordiv(shape[axis] + (count - 1), count)
-            sizes = [part] * (count - 1) + [shape[axis] - part * (count - 1)]
+        elif n.opset >= 18:
+            sizes = equal_parts(shape[axis], count)
         else:
             sizes = [floordiv(shape[axis], count)] * count
     except Unknown:
@@ -116,6 +115,14 @@ def _split(n: NodeFacts) -> list[Info]:
     if len(sizes) != count:
         raise Contradiction("Split into another number of parts")
     return [tensor(n.dtype(0), [*shape[:axis], size, *shape[axis + 1 :]]) for size in sizes]
+
+
+def equal_parts(size: Dim, count: int) -> list[Dim]:
+    """The parts of an axis that Split makes of its own (opset 18): rounded up, as long as there is something left."""
+    part = floordiv(size + (count - 1), count)
+    if part * count == size or count == 2:
+        return [part] * (count - 1) + [size - part * (count - 1)]
+    return [dim_max(0, dim_min(part, size - part * i)) for i in range(count)]
 
 
 def _squeeze(n: NodeFacts) -> list[Info]:

@@ -16,7 +16,7 @@ import ast
 from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, quote, refs, walk
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
 from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, count_uses
 from onnxgen.structure.tree import fillable
@@ -50,6 +50,8 @@ AS_MODULE = {
     "F.interpolate": "nn.Upsample",
     "F.pixel_shuffle": "nn.PixelShuffle",
 }
+
+RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what is only there when `forward` runs
 
 
 def collect_runs(scope: Scope, module: ModuleDef) -> None:
@@ -266,8 +268,7 @@ class _Sequence:
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
         operand = _operand(after.value)
-        whole = isinstance(operand, Ref) and operand.value == target  # not `conv(F.pad(x, ...))`
-        return after if whole and list(refs(after.value)) == [target] else None
+        return after if isinstance(operand, Ref) and refs(after.value) == (target,) else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
@@ -325,20 +326,26 @@ def _called(statement: Assign) -> Member | None:
 
 
 def as_module(value: ast.expr) -> ast.expr | None:
-    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none."""
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(refs(value)) != 1:
+    """The layer that a function of one tensor is, `nn.ReLU()` for `F.relu(x)`; None if it is none.
+
+    The layer is made in `__init__`, which knows no value, no size and no device: what needs one stays a function.
+    """
+    if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
         return None
-    if isinstance(value.func.value, Ref):
-        flattens = value.func.attr == "flatten" and list(map(ast.unparse, value.args)) == ["1"] and not value.keywords
-        return quote("nn.Flatten()") if flattens else None
-    name = ast.unparse(value.func) if not refs(value.func) else ""
-    if name not in AS_MODULE or not value.args or not isinstance(value.args[0], Ref):
+    if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, Ref):
+        is_default = [ast.unparse(a) for a in value.args] == ["1"] and not value.keywords
+        return quote("nn.Flatten()") if value.func.attr == "flatten" and is_default else None
+    name = ast.unparse(value.func) if isinstance(value.func, ast.Attribute) and not refs(value.func) else ""
+    options = [*value.args[1:], *(k.value for k in value.keywords)]
+    if name not in AS_MODULE or any(isinstance(n, RUNTIME) for option in options for n in walk(option)):
         return None
     return ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
 
 
-def _operand(value: ast.Call) -> ast.expr | None:
-    """What a call is made on: the object of a method, else the first argument."""
+def _operand(value: ast.expr) -> ast.expr | None:
+    """What a layer, a function or a method is applied to."""
+    if not isinstance(value, ast.Call):
+        return None
     if isinstance(value.func, ast.Attribute) and refs(value.func):
         return value.func.value
     return value.args[0] if value.args else None

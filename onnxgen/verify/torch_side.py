@@ -74,17 +74,15 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
             m.training = training
 
 
-def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None) -> list[Any]:
-    """The module's outputs in graph order, as it returned them. Raises `Failed`."""
+def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None, count: int) -> list[Any]:
+    """The module's outputs in graph order, as it returned them; a graph's only output is no tuple. Raises `Failed`."""
     arguments = [_cast(to_torch(v), cast) for v in feeds.values()]
     try:
         with torch.enable_grad():
             result = module(*arguments)
     except Exception as error:
         raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-    if isinstance(result, tuple) and len(result) == 1:
-        raise Failed("forward returned a tuple of one value instead of the value")
-    return list(result) if isinstance(result, tuple) else [result]
+    return list(result) if isinstance(result, tuple) and count != 1 else [result]
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

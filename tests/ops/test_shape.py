@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxgen.propagate.dims import evaluate, symbol
+from onnxgen.propagate.infer_layout import equal_parts
 from tests.ops.fuzz import agree, examples, floats
 from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
 
@@ -110,3 +112,31 @@ def test_concat(axis: int) -> None:
     parts = [floats(*[2 + n if a == axis % 2 else 3 for a in range(2)], seed=n) for n in range(3)]
     run_node("Concat", parts, {"axis": axis}, dynamic=True)
     run_node("Concat", parts[:1], {"axis": axis})
+
+
+@pytest.mark.parametrize("size, parts", [(5, 3), (7, 4), (10, 4), (9, 5), (6, 3), (1, 1)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_split_into_parts_of_one_size(size: int, parts: int, dynamic: bool) -> None:
+    run_node("Split", [floats(size, 2)], {"num_outputs": parts}, outputs=parts, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("size, sizes", [(4, [2, 2, 0]), (5, [2, 2, 1, 0]), (2, [1, 1, 0, 0]), (0, [0, 0])])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_split_into_parts_that_are_empty(size: int, sizes: list[int], dynamic: bool) -> None:
+    """onnxruntime refuses these: `onnx.reference` has them."""
+    x = floats(size, 2)
+    expected = np.split(x, np.cumsum(sizes)[:-1])
+    attributes = {"num_outputs": len(sizes)}
+    run_node("Split", [x], attributes, outputs=len(sizes), dynamic=dynamic, expected=expected)
+
+
+def test_split_sizes_of_parts_are_known() -> None:
+    """What is computed of a part's size is what the part has."""
+    for size, last in ((7, 1), (4, 0), (3, 1)):
+        assert equal_parts(size, 3)[-1] == last
+    n = symbol("n")
+    parts = equal_parts(n, 4)
+    for size in range(12):
+        real = [evaluate(p, {"n": size}) for p in parts]
+        assert real == [max(0, min(-(-size // 4), size - i * -(-size // 4))) for i in range(4)] and sum(real) == size
+    assert equal_parts(3 * n, 3) == [n, n, n]
