@@ -137,9 +137,7 @@ def compose(
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
-    total = sum(_nbytes(t) for t in tensors.values())
-    if problem := past(total, writable(model, options), "the weights have"):
-        raise OnnxgenError(problem)
+    _check_bytes(tensors, model, options)
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
     shown = None if options.embed else index_path(weights) if sharded else weights
@@ -148,8 +146,6 @@ def compose(
     frame.sharded, frame.floats = sharded, _floats(tensors, module)
     frame.reads_constants = any(_reads_constants(tree) for tree in classes)
     if options.embed:
-        if total > EMBED_LIMIT:
-            raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
         frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
     source, tree = render(frame, classes, module.own, report.notes, options.templates)
@@ -161,6 +157,14 @@ def compose(
     reads = frozenset({path, *model.meta.get("data files", ())})
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree
     return Generated(source, tensors, metadata, weights, report, reads, key, tree)
+
+
+def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
+    total = sum(_nbytes(t) for t in tensors.values())
+    if problem := past(total, writable(model, options), "the weights have"):
+        raise OnnxgenError(problem)
+    if options.embed and total > EMBED_LIMIT:
+        raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
 
 
 def _reads_constants(tree: ClassTree) -> bool:
