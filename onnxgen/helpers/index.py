@@ -61,7 +61,7 @@ def slice_axes(
         if step < 0:  # position p of the flipped axis is position ~p of the axis itself
             stop = None if end in (2**31 - 1, 2**63 - 1) else ~end  # "to the end", whatever the direction
             piece = slice(min(~start, x.shape[axis] - 1), stop, -step)
-            x = x.flip(axis)
+            x = x.index_select(axis, torch.arange(x.shape[axis] - 1, -1, -1, device=x.device))  # of any dtype
         else:
             piece = slice(max(start, -x.shape[axis]), max(end, -x.shape[axis]), step)  # torch warns of very low ones
         x = x[(slice(None),) * (axis % x.dim()) + (piece,)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import Lowering, op, register_function
+from onnxgen.ops.wide import WIDER
 from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
 @op("PRelu", since=7)
 def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
+    if X.dtype in WIDER:  # nothing is below zero
+        return X.expr
     made = _prelu_module(b, X, slope)
     return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope) if made is None else made
 

@@ -12,6 +12,7 @@ from onnxgen.code.module_def import Assign, If, Loop, Statement
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
+from onnxgen.ops.wide import flipped
 from onnxgen.propagate.info import Info, info
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def scan(
     scanned = initial_state_and_scan_inputs[count:]
     axes = scan_input_axes or [0] * num_scan_inputs
     reverse = scan_input_directions or [0] * num_scan_inputs
-    slices = [_slices(x, axis, r) for x, axis, r in zip(scanned, axes, reverse)]
+    slices = [_slices(b, x, axis, r) for x, axis, r in zip(scanned, axes, reverse)]
     outputs = len(body.outputs) - count
     made = _turns(b, body, states, slices, scan_output_axes or [0] * outputs, scan_output_directions or [0] * outputs)
     return [_as_output(b, i, e) if e is not None else None for i, e in enumerate(made)]
@@ -135,7 +136,9 @@ def scan_batched(
     try:
         states = [_state(b, v, Ref(r)) for v, r in zip(body.inputs[:count], rows)]
         reverse = directions or [0] * num_scan_inputs
-        slices = [b("x.flip(0)", x=Ref(r)) if d else Ref(r) for r, d in zip(rows[count:], reverse)]
+        slices = [
+            flipped(b, Ref(r), f.dtype, 0) if d else Ref(r) for r, f, d in zip(rows[count:], facts[count:], reverse)
+        ]
         outputs = len(body.outputs) - count
         results = _turns(b, body, states, slices, [0] * outputs, [0] * outputs, wants=range(len(body.outputs)))
     finally:
@@ -166,9 +169,9 @@ def _turns(
     return [*map(Ref, states), *stacks.results(axes, reverse, may_be_empty=False)]
 
 
-def _slices(x: Arg, axis: int, reverse: int) -> ast.expr:
+def _slices(b: Builder, x: Arg, axis: int, reverse: int) -> ast.expr:
     """What a `for` goes through: the slices of a tensor along an axis (iterating does it along the first)."""
-    made = quote("x.flip(axis)", x=x, axis=axis) if reverse else x.expr
+    made = flipped(b, x, x.dtype, axis) if reverse else x.expr
     return made if axis == 0 else quote("x.unbind(axis)", x=made, axis=axis)
 
 

@@ -13,6 +13,7 @@ from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.registry import op
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
+from onnxgen.ops.wide import BITS, flipped
 from onnxgen.propagate.dims import Dim, dim_min
 from onnxgen.reader.origin import param_path
 
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
 LIST = 8  # an index list up to this length is written out
-
-# torch has no scatter and gather kernels for these: the same bits as signed numbers move (and wrap) alike
-SIGNED = {
-    ir.DataType.UINT16: ir.DataType.INT16,
-    ir.DataType.UINT32: ir.DataType.INT32,
-    ir.DataType.UINT64: ir.DataType.INT64,
-}
-
 
 # ------------------------------------------------------------------------------------------------------- Gather
 
@@ -120,10 +113,10 @@ def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
 
 def _signed(b: Builder, data: Arg, compute: Any) -> ast.expr:
     """A computation that only moves elements, in a dtype that torch has kernels for."""
-    if data.dtype not in SIGNED:
+    if data.dtype not in BITS:
         made: ast.expr = compute(data.expr)
         return made
-    return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=SIGNED[data.dtype])), d=data.dtype)
+    return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=BITS[data.dtype])), d=data.dtype)
 
 
 @op("GatherND")
@@ -162,10 +155,10 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
     how = REDUCTIONS.get(reduction, reduction)
     if reduction not in ("none", "add", *REDUCTIONS):
         raise b.error(f"its reduction {reduction!r} is not one of none, add, mul, max, min")
-    if data.dtype not in SIGNED:
+    if data.dtype not in BITS:
         return b(template, x=data, i=index, u=updates, how=how, axis=axis)
     if reduction not in ("max", "min"):
-        signed = SIGNED[data.dtype]
+        signed = BITS[data.dtype]
         x, u = b("x.view(d)", x=data, d=signed), b("u.view(d)", u=updates, d=signed)
         return b("y.view(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
     if data.dtype == ir.DataType.UINT64:
@@ -217,8 +210,9 @@ def slice_(
         made = _piece(start, end, step, size)
         if made.lower is not None or made.upper is not None or made.step is not None:
             items[axis] = made
-    turned = backward if len(backward) > 1 else backward[0] if backward else None
-    x = _signed(b, data, lambda x: b("x.flip(axes)", x=x, axes=turned)) if backward else data.expr
+    x = data.expr
+    if backward:
+        x = flipped(b, data, data.dtype, backward if len(backward) > 1 else backward[0])
     return subscript(x, items, data.rank) if items else x
 
 

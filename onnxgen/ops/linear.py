@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -12,7 +12,7 @@ from onnxgen.dequantised import DequantisedTensor
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.fake_quant import Layer, layer
 from onnxgen.ops.registry import op
-from onnxgen.ops.wide import computed
+from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import viewed_from
@@ -106,9 +106,17 @@ def gemm(
         module = _module(b, B, None if C is None else C.source, transposed=not transB)
         if module is not None:
             return b("m(x)", m=module, x=a)
-    product = b("a @ y", a=a, y=b("x.T", x=B) if transB else B)
-    if alpha != 1.0:
-        product = b("alpha * p", alpha=alpha, p=product)
-    if C is None or beta == 0.0:
-        return product
-    return b("p + c", p=product, c=C) if beta == 1.0 else b("p + beta * c", p=product, beta=beta, c=C)
+    if A.dtype in INTEGERS:
+        if not (alpha.is_integer() and beta.is_integer()):
+            raise b.error("it scales integers by a fraction", "Cast its inputs to float")
+        alpha, beta = int(alpha), int(beta)
+
+    def formula(x: Any, y: Any, c: Any = None) -> ast.expr:
+        made = b("a @ y", a=b("x.T", x=x) if transA else x, y=b("x.T", x=y) if transB else y)
+        if alpha != 1:
+            made = b("alpha * p", alpha=alpha, p=made)
+        if c is None:
+            return made
+        return b("p + c", p=made, c=c) if beta == 1 else b("p + beta * c", p=made, beta=beta, c=c)
+
+    return computed(b, A.dtype, formula, A, B, *([] if C is None or beta == 0 else [C]))

@@ -55,7 +55,9 @@ def sign(b: Builder, input: Arg) -> ast.expr:
     """torch's sign of NaN is 0."""
     if input.is_float:
         return b("torch.where(x.isnan(), x, torch.sign(x))", x=input)
-    return computed(b, input.dtype, lambda x: b("torch.sign(x)", x=x), input)
+    if input.dtype in WIDER:
+        return b("(x != 0).to(d)", x=input, d=input.dtype)
+    return b("torch.sign(x)", x=input)
 
 
 TERMS = 32  # of a sum in one expression
@@ -198,9 +200,7 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
 
         def formula(*terms: Any) -> ast.expr:
             made = _chained(b, terms, lambda made, term: b(f"torch.{function}(x, y)", x=made, y=term))
-            for number in numbers:
-                made = b(f"x.clamp({bound}=c)", x=made, c=number)
-            return made
+            return _chained(b, [made, *numbers], lambda made, number: b(f"x.clamp({bound}=c)", x=made, c=number))
 
         return computed(b, data_0[0].dtype, formula, *tensors, order=True)
 

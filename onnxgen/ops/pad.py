@@ -61,8 +61,11 @@ def _value(b: Builder, constant_value: Arg | None) -> Any:
     """What to pad with: a Python number where it is known, else the tensor."""
     if constant_value is None:
         return OMIT
-    if constant_value.scalar is not None:
-        return unless(constant_value.number, OMIT) if constant_value.scalar != 0 else OMIT
+    scalar = constant_value.scalar
+    if isinstance(scalar, int) and int(float(scalar)) != scalar:  # torch takes it for a float
+        return constant_value
+    if scalar is not None:
+        return unless(constant_value.number, OMIT) if scalar != 0 else OMIT
     return constant_value if constant_value.number is None else constant_value.number
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.conv import same
-from onnxgen.ops.index import SIGNED
 from onnxgen.ops.registry import op
+from onnxgen.ops.wide import BITS
 from onnxgen.propagate.node_facts import RANK
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def grid_sample(
 ) -> ast.expr:
     """`F.grid_sample`; in torch too "bilinear" is what is linear in three dimensions."""
     rank = X.known_rank
+    _needs_floats(b, X)
     if rank not in (4, 5) or (rank == 5 and SAMPLING.get(mode) == "bicubic"):
         raise b.error(f"mode {mode!r} over {rank - 2} spatial axes has no PyTorch function", "use 2 axes, or linear")
     if mode not in SAMPLING:
@@ -39,6 +40,11 @@ def grid_sample(
         "F.grid_sample", X, grid, mode=unless(SAMPLING[mode], "bilinear"), padding_mode=unless(padding_mode, "zeros"),
         align_corners=bool(align_corners),
     )  # fmt: skip
+
+
+def _needs_floats(b: Builder, x: Arg) -> None:
+    if x.dtype is not None and not x.is_float:
+        raise b.error(f"torch computes it of floats only, not of {x.dtype.name.lower()}", "Cast its input first")
 
 
 @op("AffineGrid")
@@ -53,7 +59,7 @@ def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     if mode == "DCR":
         x = b("x.unflatten(1, (n, -1)).transpose(1, 2).flatten(1, 2)", x=x, n=blocksize**2)
     made = b("F.pixel_shuffle(x, n)", x=x, n=blocksize)
-    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in SIGNED else made
+    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in BITS else made
 
 
 @op("SpaceToDepth")
@@ -62,12 +68,12 @@ def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     made = b("F.pixel_unshuffle(x, n)", x=_shuffled(b, input), n=blocksize)
     if mode == "DCR":
         made = b("x.unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)", x=made, n=blocksize**2)
-    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in SIGNED else made
+    return b("y.view(d)", y=made, d=input.dtype) if input.dtype in BITS else made
 
 
 def _shuffled(b: Builder, x: Arg) -> ast.expr:
     """The input in a dtype that torch shuffles."""
-    return b("x.view(d)", x=x, d=SIGNED[x.dtype]) if x.dtype in SIGNED else x.expr
+    return b("x.view(d)", x=x, d=BITS[x.dtype]) if x.dtype in BITS else x.expr
 
 
 @op("Tile", since=6)
@@ -114,6 +120,7 @@ def col2im(
     strides: list[int] | None = None,
 ) -> ast.expr:
     """`F.fold` for two axes padded alike on both sides."""
+    _needs_floats(b, input)
     n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
     if n is None or n > RANK:
         raise b.error(

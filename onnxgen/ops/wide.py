@@ -22,6 +22,11 @@ WIDER = {
     ir.DataType.UINT32: ir.DataType.INT64,
     ir.DataType.UINT64: ir.DataType.INT64,
 }
+BITS = {  # what only moves elements (scatter, gather, flip), and wraps, does it with the same bits as signed numbers
+    ir.DataType.UINT16: ir.DataType.INT16,
+    ir.DataType.UINT32: ir.DataType.INT32,
+    ir.DataType.UINT64: ir.DataType.INT64,
+}
 SIGNED = {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64}
 INTEGERS = {
     *SIGNED,
@@ -66,6 +71,13 @@ def computed(
     if not back:
         return made
     return b("unordered(x)", x=made) if ordered else b("x.to(d)", x=made, d=dtype)
+
+
+def flipped(b: Builder, x: Arg | ast.expr, dtype: ir.DataType | None, axes: int | tuple[int, ...]) -> ast.expr:
+    """x backwards along an axis, or several."""
+    if dtype not in BITS:
+        return b("x.flip(axes)", x=x, axes=axes)
+    return b("x.view(s).flip(axes).view(d)", x=x, s=BITS[dtype], axes=axes, d=dtype)
 
 
 def compared(b: Builder, *operands: Arg) -> list[Any]:

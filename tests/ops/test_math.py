@@ -264,3 +264,13 @@ def test_shapes_without_elements_and_without_axes() -> None:
     run_node("Add", [np.zeros((0, 3), F), np.ones(3, F)])
     run_node("Mul", [np.array(2, F), np.array(3, F)])
     run_node("Max", [np.zeros((2, 0), F), np.array(1, F)], initializers={1})
+
+
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min", "Concat"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_thousands_of_inputs(op: str, stored: bool) -> None:
+    """No expression is nested as deep as a node has inputs. Those that are stored are numbers, but for Concat."""
+    x = np.random.default_rng(0).standard_normal((1000, 2)).astype(np.float32)
+    inputs = [x[0], *(x[1:] if op == "Concat" or not stored else x[1:, 0])]
+    initializers = set(range(1, 1000)) if stored else set[int]()
+    run_node(op, inputs, {"axis": 0} if op == "Concat" else {}, 13, initializers=initializers, rtol=1e-4, atol=1e-4)
