@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache, lru_cache
 from typing import Any, TypeGuard
@@ -52,9 +53,11 @@ class Refused(Exception):
 
 
 @lru_cache(maxsize=1 << 14)
-def is_identifier(name: str) -> bool:
-    """Whether Python reads this as one name, and as this very name: ASCII, which NFKC leaves alone, and no keyword."""
-    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+def is_identifier(name: str, in_ascii: bool = True) -> bool:
+    """Whether Python reads this as one name, and as this very name: NFKC leaves it alone, and it is no keyword."""
+    if in_ascii and not name.isascii():
+        return False
+    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
 def check_module(tree: ast.Module) -> None:
@@ -114,14 +117,14 @@ def check_bound(names: Iterable[str], taken: Set[str]) -> None:
             raise Refused(f"a local variable is called {name!a}, which means something else")
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str], in_ascii: bool = True) -> None:
     """Each is one name to Python, and that very name.
 
     Raises:
         Refused: one is not.
     """
     for name in names:
-        if not is_identifier(name):
+        if not is_identifier(name, in_ascii):
             raise Refused(f"{name!a} is no name")
 
 

@@ -120,8 +120,10 @@ def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugin
 
 
 def _names(method: ast.FunctionDef) -> set[str]:
-    """The names that a method binds; all that it has are names."""
+    """The names that the statements of a method bind; all that it has are names, perhaps not in ASCII."""
     nodes = list(walk(method))
     texts = (getattr(node, field, None) for node in nodes for field in ("id", "attr", "arg"))
-    check_names(text for text in texts if isinstance(text, str))
-    return {name for node in nodes if node is not method for name in bound(node)}
+    check_names((text for text in texts if isinstance(text, str)), in_ascii=False)
+    targets = [t for n in nodes if isinstance(n, ast.Assign) for t in n.targets]
+    targets += [n.target for n in nodes if isinstance(n, ast.For)]
+    return {name for part in (method.args, *targets) for node in walk(part) for name in bound(node)}
