@@ -65,6 +65,8 @@ def _header(path: Path) -> Mapping[str, str]:
             raise ValueError("its header is cut short")
         header: dict[str, Any] = json.loads(file.read(length))
     metadata: Mapping[str, str] = header.pop("__metadata__")
+    if any(type(at) is not int for tensor in header.values() for at in tensor["data_offsets"]):
+        raise ValueError("a tensor has no place")
     if size != 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0):
         raise ValueError("it is cut short")
     return metadata

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxgen.errors import counted
+from onnxgen.json_text import json_object
 
 KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
 SIGMAS = 6.0
@@ -91,7 +92,7 @@ class Approximation:
     def from_json(cls, text: str) -> Approximation:
         """Raises `ValueError` for anything that `to_json` did not write."""
         try:
-            found = json.loads(text)
+            found = json_object(text)
             outputs, inputs, ranges = (
                 {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
                 for key in ("outputs", "inputs", "ranges")

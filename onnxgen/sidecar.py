@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxgen.atomic import SUFFIX, replacing
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.json_text import json_object
 from onnxgen.options import Options
 from onnxgen.stages import WEIGHTS, stage
 from onnxgen.weights import (
@@ -147,8 +148,8 @@ def sidecar_files(path: Path) -> list[Path]:
     if base == path and (path.is_file() or not index.is_file()):
         return [path]
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        if not all(_shard_pattern(base).fullmatch(name) for name in names):
+        names = sorted(set(json_object(index.read_bytes())["weight_map"].values()))
+        if not names or not all(_shard_pattern(base).fullmatch(name) for name in names):
             raise ValueError("it names files that are no shards of it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
@@ -252,7 +253,7 @@ def _ours(path: Path, broken: bool) -> bool:
     """Whether we wrote this file; `broken` is the answer where it cannot be told though it is called like weights."""
     try:
         if path.suffix == ".json":
-            metadata = json.loads(path.read_bytes()).get("metadata", {})
+            metadata = json_object(path.read_bytes()).get("metadata", {})
         else:
             metadata = read_header(path)[0]
         return bool(metadata.get("generator") == MARK["generator"])

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.json_text import json_object
 from onnxgen.propagate.info import info
 from onnxgen.stages import WEIGHTS, stage
 
@@ -55,7 +56,7 @@ class Signature:
     def from_json(cls, text: str) -> Signature:
         """Raises `ValueError` for anything that `to_json` did not write."""
         try:
-            found = json.loads(text)
+            found = json_object(text)
             ports = [[_port(p) for p in found[side]] for side in ("inputs", "outputs")]
             return cls(tuple(ports[0]), tuple(ports[1]), str(found["source"]), str(found["sha256"]))
         except (KeyError, TypeError, AttributeError) as error:

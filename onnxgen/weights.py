@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.file_tensor import FileTensor, SourceFile
+from onnxgen.json_text import json_object
+from onnxgen.names import printable
 from onnxgen.stages import WEIGHTS, stage
 from onnxgen.strided import merged
 from onnxgen.wayback import WIDER, Source
@@ -96,29 +98,57 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Metadata and tensors of one safetensors file. Raises `OnnxgenError` if it is none, or cut short."""
+    """Metadata and tensors of one safetensors file.
+
+    Raises:
+        OnnxgenError: it is none, it is cut short, or its header makes no sense.
+    """
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER, size - 8):
                 raise ValueError("its header is cut short")
-            header = json.loads(file.read(length))
+            header = json_object(file.read(length))
         metadata = header.pop("__metadata__", {})
-        begin = 8 + length
-        entries = {
-            key: Entry(e["dtype"], tuple(e["shape"]), *(begin + at for at in e["data_offsets"]))
-            for key, e in header.items()
-        }
-        for key, entry in entries.items():
-            expected = math.prod(entry.shape) * int(BY_NAME[entry.dtype].itemsize)
-            if not begin <= entry.start <= entry.stop <= size or entry.stop - entry.start != expected:
-                raise ValueError(f"tensor {key!r} is cut short")
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata is no map of strings")
+        entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
+        _check_offsets(entries, size)
         return metadata, entries
     except OSError as error:
         raise OnnxgenError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise OnnxgenError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _entry(key: str, found: Any, begin: int) -> Entry:
+    """A tensor of a header; the bytes of all tensors lie from `begin` on."""
+    if not isinstance(found, dict):
+        raise ValueError(f"tensor {printable(key)!r} has no description")
+    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BY_NAME:
+        raise ValueError(f"tensor {printable(key)!r} is of a type that is not known")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {printable(key)!r} has no sizes")
+    if math.prod(shape) * int(BY_NAME[dtype].itemsize) != offsets[1] - offsets[0] or max(shape, default=0) >= 2**63:
+        raise ValueError(f"tensor {printable(key)!r} is cut short")
+    return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _are_sizes(found: Any) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
+
+
+def _check_offsets(entries: Mapping[str, Entry], size: int) -> None:
+    """Tensors must lie in the file, and not over one another."""
+    end = 0
+    for key, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if entry.start < end:
+            raise ValueError(f"tensor {printable(key)!r} lies over another")
+        end = entry.stop
+        if end > size:
+            raise ValueError(f"tensor {printable(key)!r} is cut short")
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------

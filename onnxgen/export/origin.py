@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from onnxgen.dequantised import KEY as QUANTISED
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.back import Record
+from onnxgen.json_text import json_object
 from onnxgen.names import printable
 from onnxgen.sidecar import sidecar_files
 from onnxgen.signature import Signature, file_sha256, recorded
@@ -73,12 +73,9 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
 
 def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
-        found = json.loads(metadata.get(key, "{}"))
+        return json_object(metadata.get(key, "{}"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise OnnxgenError(Problem(f"what the weights record as {key!r} is broken", help=AGAIN))
-    return found
+        raise OnnxgenError(Problem(f"what the weights record as {key!r} is broken", help=AGAIN)) from None
 
 
 def _found(module: Path, name: str) -> Path:

@@ -2,15 +2,18 @@
 
 Only whether a whole string matches is asked, so that groups, greed and the order of alternatives do not matter. What
 the two spell alike and mean differently (`$`, `\\d`, `\\s`, `{,5}`, letters regardless of case) is written out.
+RE2 matches in linear time, `re` tries one way after the other: a pattern with many ways is refused (see `ambiguity`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
-Ranges = list[tuple[int, int]]  # code points, sorted and apart
+from onnxgen.ops.ambiguity import Pattern, Ranges, TooManyWays, check_linear
 
+LONGEST = 4_096  # characters of a pattern
 LAST = 0x10FFFF
 DEEPEST, MOST_REPEATS = 100, 1000  # how deep groups may be nested; RE2's own limit of counts
 PERL: dict[str, Ranges] = {
@@ -34,6 +37,7 @@ POSIX: dict[str, Ranges] = {
     "word": PERL["w"],
     "xdigit": [(48, 57), (65, 70), (97, 102)],
 }
+COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 CONTROLS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 FOLDED = {"k": 0x212A, "s": 0x17F}  # letters beyond ASCII that are a "k" and an "s" where case does not matter
 
@@ -44,11 +48,27 @@ class NotRe(ValueError):
 
 def as_python(pattern: str) -> str:
     """A pattern of `re`, without flags, for `fullmatch`. Raises `NotRe`."""
+    if len(pattern) > LONGEST:
+        raise NotRe(f"it has {len(pattern):,} characters, and may have {LONGEST:,}")
     reader = _Reader(pattern)
     made = reader.alternatives(frozenset(), 0)
     if reader.rest():
         raise NotRe("a ) without its (")
-    return made
+    try:
+        check_linear(made.meant)
+    except TooManyWays as error:
+        raise NotRe(str(error)) from None
+    return made.text
+
+
+class _Made(NamedTuple):
+    """A part of the pattern in the words of `re`, and what it means."""
+
+    text: str
+    meant: Pattern
+
+
+ASSERTION = Pattern()
 
 
 def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -107,6 +127,10 @@ def _class(ranges: Ranges) -> str:
     return f"[{'^' if negated else ''}{''.join(parts)}]"
 
 
+def _one(ranges: Ranges) -> _Made:
+    return _Made(_class(ranges), Pattern(ranges))
+
+
 class _Reader:
     """Reads a pattern from left to right. `flags` are the letters of those that are on."""
 
@@ -135,14 +159,14 @@ class _Reader:
         self.at += 1
         return self.text[self.at - 1]
 
-    def alternatives(self, flags: frozenset[str], depth: int) -> str:
+    def alternatives(self, flags: frozenset[str], depth: int) -> _Made:
         """Up to the end, or a closing parenthesis, which stays."""
         if depth > DEEPEST:
             raise NotRe("its groups are nested too deeply")
-        made = [""]
+        made: list[list[_Made]] = [[]]
         while self.rest() and not self.text.startswith(")", self.at):
             if self.take("|"):
-                made.append("")
+                made.append([])
                 continue
             if self.take("\\Q"):
                 quoted, _, after = self.rest().partition("\\E")
@@ -153,22 +177,28 @@ class _Reader:
             if changed is not None:
                 flags = _flags(flags, changed)
                 continue
-            made[-1] += self.repeated(self.atom(flags, depth))
-        return "|".join(made)
+            made[-1].append(self.repeated(self.atom(flags, depth)))
+        texts = ["".join(part.text for part in parts) for parts in made]
+        meant = tuple(Pattern(parts=tuple(part.meant for part in parts)) for parts in made)
+        return _Made("|".join(texts), Pattern(parts=meant, either=True))
 
-    def repeated(self, atom: str) -> str:
+    def repeated(self, made: _Made) -> _Made:
         found = self.match(r"([*+?]|\{(\d+)(,(\d*))?\})\??")
         if found is None:
-            return atom
+            return made
         if self.match(r"[*+?]|\{\d+(,\d*)?\}"):
             raise NotRe("a repetition of a repetition without parentheses")
         low, high = found[2], found[4]
         if low is not None and (max(int(low), int(high or low)) > MOST_REPEATS or int(high or low) < int(low)):
             raise NotRe(f"the repetition {found[1]}")
+        atom, (least, most) = made.text, COUNTS.get(found[1][0], (0, 0))
+        if low is not None:
+            least, most = int(low), int(high) if high else None if found[3] else int(low)
         is_one = len(atom) == 1 or re.fullmatch(r"\\.|\[[^\[\]\\]*\]", atom, re.DOTALL)
-        return (atom if is_one and atom not in (r"\A", r"\Z") else f"(?:{atom})") + found[1]
+        text = (atom if is_one and atom not in (r"\A", r"\Z") else f"(?:{atom})") + found[1]
+        return _Made(text, Pattern(parts=(made.meant,), low=least, high=most))
 
-    def atom(self, flags: frozenset[str], depth: int) -> str:
+    def atom(self, flags: frozenset[str], depth: int) -> _Made:
         for opening in (r"\(\?P?<(\w+)>", r"\(\?([imsU]*)(-[imsU]+)?:", r"\((?!\?)"):
             found = self.match(opening)
             if found is not None:
@@ -176,36 +206,38 @@ class _Reader:
                 made = self.alternatives(inner, depth + 1)
                 if not self.take(")"):
                     raise NotRe("a ( without its )")
-                return f"(?:{made})"
+                return _Made(f"(?:{made.text})", made.meant)
         if self.take("["):
-            return self.bracketed(flags)
+            return _one(self.bracketed(flags))
         letter = self.one()
         if letter in "*+?":
             raise NotRe("a repetition of nothing")
         if letter == "(":
             raise NotRe("a kind of group that RE2 has not")
         if letter == ".":
-            return r"[\s\S]" if "s" in flags else r"[^\n]"
+            return _one([(0, LAST)] if "s" in flags else _others([(10, 10)]))
         if letter in "^$":
-            return f"(?m:{letter})" if "m" in flags else r"\A" if letter == "^" else r"\Z"
+            text = f"(?m:{letter})" if "m" in flags else r"\A" if letter == "^" else r"\Z"
+            return _Made(text, ASSERTION)
         return self.escaped(flags) if letter == "\\" else self.letter(ord(letter), flags)
 
-    def letter(self, code: int, flags: frozenset[str]) -> str:
-        return _class(_folded([(code, code)]) if "i" in flags else [(code, code)])
+    def letter(self, code: int, flags: frozenset[str]) -> _Made:
+        return _one(_folded([(code, code)]) if "i" in flags else [(code, code)])
 
-    def escaped(self, flags: frozenset[str]) -> str:
+    def escaped(self, flags: frozenset[str]) -> _Made:
         """What follows a backslash outside of brackets."""
         if self.take("A"):
-            return r"\A"
+            return _Made(r"\A", ASSERTION)
         if self.take("z"):
-            return r"\Z"
+            return _Made(r"\Z", ASSERTION)
         found = self.match("[bB]")
         if found is not None:
-            return r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13 finds no \B in an empty string
+            text = r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13 finds no \B in an empty string
+            return _Made(text, ASSERTION)
         ranges = self.perl()
         if ranges is None:
             return self.letter(self.code(), flags)
-        return _class(_case(ranges, flags))
+        return _one(_case(ranges, flags))
 
     def perl(self) -> Ranges | None:
         found = self.match("[dswDSW]")
@@ -232,7 +264,7 @@ class _Reader:
             raise NotRe(f"\\{letter}")
         return ord(letter)
 
-    def bracketed(self, flags: frozenset[str]) -> str:
+    def bracketed(self, flags: frozenset[str]) -> Ranges:
         """A class, from behind its opening bracket."""
         negated = self.take("^")
         ranges: Ranges = []
@@ -241,7 +273,7 @@ class _Reader:
             ranges += self.element()
             first = False
         found = _case(_united(ranges), flags)
-        return _class(_others(found) if negated else found)
+        return _others(found) if negated else found
 
     def element(self) -> Ranges:
         """One letter, range or named class between brackets."""

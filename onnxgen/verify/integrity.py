@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 from onnxgen.approximation import KEY as APPROXIMATION
 from onnxgen.approximation import Approximation
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.json_text import json_object
+from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.sidecar import read_tensors, sidecar_files
 from onnxgen.verify.report import Integrity
@@ -33,10 +34,9 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`wayback.way_back`), if it did."""
     try:
-        record = json.loads(metadata_of(space)["wayback"])
+        return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
 
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
@@ -70,10 +70,9 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     try:
         data = base64.b85decode("".join(text.split()))
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return json_object(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except ValueError as error:
-        raise OnnxgenError(f"the weights in the module are broken: {error}") from None
-    return header if isinstance(header, dict) else {}
+        raise OnnxgenError(f"the weights in the module are broken: {printable(str(error), 300)}") from None
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.json_text import json_object
 from onnxgen.passes.batch import Freed
 from onnxgen.verify.integrity import metadata_of
 from onnxgen.verify.oracle import Oracle, Refused
@@ -18,7 +18,7 @@ from onnxgen.verify.oracle import Oracle, Refused
 def freed_of(space: Mapping[str, Any]) -> Freed | None:
     """The batch that a generated file made free, as its sidecar recorded it; None if it did not."""
     try:
-        found = json.loads(metadata_of(space)["batch"])
+        found = json_object(metadata_of(space)["batch"])
         return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
     except (OnnxgenError, KeyError, TypeError, ValueError):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,8 @@ class Store(CheckpointIO):
             OnnxgenError: there are checkpoints, and all of them are damaged.
         """
         damaged = []
+        if self.last.is_file():
+            _need_safe_torch()
         for path in (self.last, self.folder / PREVIOUS):
             if not path.is_file():
                 continue
@@ -102,6 +105,7 @@ class Store(CheckpointIO):
 def peek(folder: Path) -> dict[str, Any]:
     """What is ours in the last checkpoint, without reading its tensors; nothing if it can't be read."""
     with suppress(Exception):  # torch raises whatever the damage leads to
+        _need_safe_torch()
         found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)[KEY]
         return found
     return {}
@@ -114,9 +118,18 @@ def reason(error: OSError) -> str:
     return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
 
 
+def _need_safe_torch() -> None:
+    """torch.load runs what a file says before 2.6, weights_only or not (CVE-2025-32434)."""
+    if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
+        what = f"reading a checkpoint with torch {torch.__version__} may run code that is in it"
+        raise OnnxgenError(Problem(what, help="install torch 2.6 or newer, or train anew, without --resume"))
+
+
 def _load(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:  # torch's format; torch itself compares no checksums
         if (bad := archive.testzip()) is not None:
             raise ValueError(f"wrong checksum of {bad}")
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not isinstance(found.get(KEY), dict):
+        raise ValueError("onnxgen train did not write it")
     return found

@@ -1,0 +1,154 @@
+"""In how many ways a regular expression matches: Python's `re` tries them one after the other, RE2 all at once.
+
+The positions of a pattern's letters are the states of an automaton (Glushkov's), with the number of ways from one to
+the next. `ways` follows every text at once. Where no text has more than a few ways at any of its letters, `re` needs
+time linear in the text; assertions are taken to hold, so that the number is never too small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Ranges = list[tuple[int, int]]  # code points, sorted and apart
+Ways = dict[int, int]  # by position
+
+MOST_WAYS = 512  # that a text may have at one of its letters
+POSITIONS, EDGES, STEPS = 4_000, 100_000, 500_000  # of an automaton; what following it may take
+
+
+class TooManyWays(ValueError):
+    """`re` could need more than linear time, or it would take too long to tell."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a pattern consists of: a letter (`ranges`), or `parts` one after the other, or one of them.
+
+    `low` and `high` say how often it is repeated (`high` None: without end).
+    """
+
+    ranges: Ranges | None = None
+    parts: tuple[Pattern, ...] = ()
+    either: bool = False
+    low: int = 1
+    high: int | None = 1
+
+
+@dataclass
+class _Part:
+    """A part of the automaton: how it may begin and end, and in how many ways it matches nothing."""
+
+    first: Ways = field(default_factory=dict)
+    last: Ways = field(default_factory=dict)
+    empty: int = 1
+
+
+class _Automaton:
+    def __init__(self) -> None:
+        self.letters: list[Ranges] = []
+        self.follow: list[Counter[int]] = []
+        self.edges = 0
+
+    def of(self, pattern: Pattern) -> _Part:
+        if pattern.low == pattern.high == 1:
+            return self._once(pattern)
+        made = _Part()
+        if pattern.high is None:
+            made = self._once(pattern)
+            self._connect(made.last, made.first)
+            made = _Part(made.first, made.last, made.empty + 1)
+        for _ in range(0 if pattern.high is None else pattern.high - pattern.low):  # x{0,2} is (x(x)?)?
+            made = self._after(self._once(pattern), made)
+            made.empty += 1
+        for _ in range(pattern.low):
+            made = self._after(self._once(pattern), made)
+        return made
+
+    def _once(self, pattern: Pattern) -> _Part:
+        if pattern.ranges is not None:
+            self.letters.append(pattern.ranges)
+            self.follow.append(Counter())
+            if len(self.letters) > POSITIONS:
+                raise TooManyWays("it is too large")
+            position = {len(self.letters) - 1: 1}
+            return _Part(position, position, 0)
+        made = _Part(empty=0 if pattern.either else 1)
+        for part in map(self.of, pattern.parts):
+            if pattern.either:
+                made = _Part(_sum(made.first, part.first), _sum(made.last, part.last), made.empty + part.empty)
+            else:
+                made = self._after(made, part)
+        return made
+
+    def _after(self, one: _Part, other: _Part) -> _Part:
+        self._connect(one.last, other.first)
+        first = _sum(one.first, other.first, one.empty)
+        return _Part(first, _sum(other.last, one.last, other.empty), min(one.empty * other.empty, MOST_WAYS + 1))
+
+    def _connect(self, last: Ways, first: Ways) -> None:
+        self.edges += len(last) * len(first)
+        if self.edges > EDGES:
+            raise TooManyWays("it is too large")
+        for position, ways in last.items():
+            for other, more in first.items():
+                self.follow[position][other] += ways * more
+
+
+def _sum(one: Ways, other: Ways, times: int = 1) -> Ways:
+    """`one` and `times` the ways of `other`."""
+    found = dict(one)
+    for position, ways in other.items() if times else ():
+        found[position] = min(found.get(position, 0) + times * ways, MOST_WAYS + 1)
+    return found
+
+
+def check_linear(pattern: Pattern) -> None:
+    """Raises `TooManyWays` unless `re` matches a whole text against a pattern in linear time."""
+    automaton = _Automaton()
+    start = automaton.of(pattern)
+    kinds = _kinds(automaton.letters)
+    waiting, seen, steps = [start.first], {_key(start.first)}, 0
+    while waiting:
+        reached = waiting.pop()
+        for kind in kinds:
+            found: Counter[int] = Counter()
+            for position, ways in reached.items():
+                if position in kind:
+                    found[position] += ways
+            if sum(found.values()) + start.empty > MOST_WAYS:
+                raise TooManyWays("a text may match it in very many ways, of which `re` tries one after the other")
+            after: Counter[int] = Counter()
+            for position, ways in found.items():
+                steps += len(automaton.follow[position])
+                for other, more in automaton.follow[position].items():
+                    after[other] += ways * more
+            steps += len(reached)
+            if steps > STEPS:
+                raise TooManyWays("it is too large")
+            if after and _key(after) not in seen:
+                seen.add(_key(after))
+                waiting.append(dict(after))
+
+
+def _key(ways: Ways) -> frozenset[tuple[int, int]]:
+    return frozenset(ways.items())
+
+
+def _kinds(letters: Sequence[Ranges]) -> set[frozenset[int]]:
+    """The sets of positions that one letter may have."""
+    where: dict[int, list[tuple[int, bool]]] = {}
+    for position, ranges in enumerate(letters):
+        for low, high in ranges:
+            where.setdefault(low, []).append((position, True))
+            where.setdefault(high + 1, []).append((position, False))
+    kinds: set[frozenset[int]] = set()
+    inside: set[int] = set()
+    for code in sorted(where):
+        for position, begins in sorted(where[code], key=lambda event: event[1]):  # ends first: ranges lie apart
+            (inside.add if begins else inside.discard)(position)
+        kinds.add(frozenset(inside))
+    if sum(map(len, kinds)) > STEPS:
+        raise TooManyWays("it is too large")
+    return kinds
