@@ -165,12 +165,18 @@ class Comparison:
         self.styles = [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
 
     def verdict(self) -> str:
-        """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed."""
+        """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed.
+
+        Where the second side runs on some sizes, those that it refuses are none that the network can take.
+        """
         why: Untold | None = None
-        told = 0
+        told, broken = 0, ""
         for numbers in sizes(self.region):
             try:
                 found = self._on(numbers)
+            except Broken as error:
+                broken = broken or f"it no longer runs: {error}"
+                continue
             except Untold as error:
                 why = why or error
                 continue
@@ -179,11 +185,12 @@ class Comparison:
             told += 1
             if told == ENOUGH:
                 break
-        if told == 0:
+        if told == 0 and not broken:
             raise why or Untold("nothing was computed")
-        return ""
+        return broken if told == 0 else ""
 
     def _on(self, numbers: dict[str, int]) -> str:
+        """The same on some sizes. Raises `Broken` if only the second side does not run on them."""
         weight = self._weight(numbers)
         if weight > MOST:
             raise Untold(f"more than {MOST:,} elements")
@@ -194,6 +201,8 @@ class Comparison:
             try:
                 found, telling = self._once(numbers, style, wide)
             except Untold as error:
+                if isinstance(error, Broken) and not wide:
+                    raise
                 why = why or error
                 continue
             if found:
@@ -205,12 +214,16 @@ class Comparison:
 
     def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
         """How both sides differ on one draw, and whether that draw tells anything."""
-        expected, got, why = self._both(numbers, style, wide)
-        found = why or unlike(expected, got, wide, self.exact)
-        if found and not why and not wide and not self.exact:
+        try:
+            expected, got = self._both(numbers, style, wide)
+        except Broken:
+            self._ask_again(numbers, style, wide, None)
+            raise
+        found = unlike(expected, got, wide, self.exact)
+        if found and wide:
+            self._trust(expected, got, self._both(numbers, style, wide=False))
+        elif found and not self.exact:
             found = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
-        elif found and not why and wide:
-            self._trust(expected, got, self._both(numbers, style, wide=False)[:2])
         if found:
             self._ask_again(numbers, style, wide, got)
         return found, tells(expected)
@@ -248,8 +261,8 @@ class Comparison:
                     found = max(found, 4 * gap_of(widened(one), widened(other)))
         return found
 
-    def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any, str]:
-        """The values of both sides; or the first one's, None, and why the second has none. Raises `Untold`."""
+    def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
+        """The values of both sides. Raises `Broken` if only the first one has any, `Untold` if it has none."""
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
@@ -257,10 +270,7 @@ class Comparison:
                 expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
             except Broken as error:
                 raise Untold(str(error)) from None
-            try:
-                return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn), ""
-            except Broken as error:
-                return expected, None, f"it no longer runs: {error}"
+            return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn)
 
     def _weight(self, numbers: dict[str, int]) -> int:
         """About how many elements a region has."""
