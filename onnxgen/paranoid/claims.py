@@ -104,9 +104,9 @@ def difference(before: Picture, after: Picture) -> Difference | None:
     stored = before.stored.keys() & after.stored.keys()
     changed = changed or before.graphs != after.graphs
     changed = changed or any(before.stored[v] is not after.stored[v] for v in stored)
-    if not changed:
-        return None
     _compare_frames(found)
+    if not changed and not found.faults:
+        return None
     found.fixed.update(_fixed(before, after))
     _part_unlike(found)
     _part_layouts(found)

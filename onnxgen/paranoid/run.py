@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,9 @@ class Side:
             values.update(zip(step.outputs, made))
 
     def _node(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
+        return [self.widened(v) if isinstance(v, np.ndarray) else v for v in self._made(step, inputs, values)]
+
+    def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         if step.domain == DOMAIN:
             return _own(step, inputs)
         if step.domain == "" and step.op in SPECIAL:
@@ -148,6 +152,16 @@ def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     return side.single.run(step, [inputs[0], *affine], side.wide)
 
 
+def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
+    """onnxruntime has no layout 1, which is layout 0 with batch and time, or batch and direction, exchanged."""
+    if "layout" not in step.attributes or not step.attributes["layout"].value:
+        return side.single.run(step, inputs, side.wide)
+    turned = [v.swapaxes(0, 1) if v is not None and i in (0, 5, 6) else v for i, v in enumerate(inputs)]
+    plain = replace(step, attributes={name: a for name, a in step.attributes.items() if name != "layout"})
+    y, *states = side.single.run(plain, turned, side.wide)
+    return [None if y is None else y.transpose(2, 0, 1, 3), *(s if s is None else s.swapaxes(0, 1) for s in states)]
+
+
 def _random(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
     raise Untold(f"{step.op} draws random numbers")
 
@@ -158,6 +172,7 @@ SPECIAL = {
     "Dropout": _dropout,
     "LayerNormalization": _affine,
     "RMSNormalization": _affine,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "RandomUniformLike": _uniform,
 }
 

@@ -92,6 +92,24 @@ def passed_on(node: ir.Node) -> None:
     another("Identity", "", 13, plain=True)(node)
 
 
+def first_alone(node: ir.Node) -> None:
+    """The node is its first input."""
+    first, *_ = node.inputs
+    assert first is not None
+    ir.convenience.replace_all_uses_with(node.outputs[0], first)
+
+
+def ratio_of(share: float) -> Harm:
+    """A Dropout of another share."""
+
+    def harm(node: ir.Node) -> None:
+        value = ir.Value(name="share", type=ir.TensorType(ir.DataType.FLOAT))
+        set_info(value, Info(ir.DataType.FLOAT, (), np.asarray(share, np.float32)))
+        node.replace_input_with(1, value)
+
+    return harm
+
+
 def turned_outputs(node: ir.Node) -> None:
     """The first two results stand for each other."""
     a, b = node.outputs[:2]
@@ -218,6 +236,18 @@ CASES: list[Case] = [
     ("a list's items exchanged", "sequences", "Split", turned_outputs,
      "s = SplitToSequence<axis=1>(x, two) a = SequenceAt(s, i) b = SequenceAt(s, j) y = Sub(a, b)",
      "int64 two = {2}, int64 i = {0}, int64 j = {1}"),
+    ("a bias that onnxruntime fused, lost", "contrib", "Add", first_alone,
+     "y = com.microsoft.BiasGelu(x, b)", W),
+    ("a fused norm's epsilon", "contrib", "LayerNormalization", put(epsilon=1e-3),
+     "y = com.microsoft.SkipLayerNormalization<epsilon=0.00001>(x, x, b, c)", W),
+    ("rows that are empty, filled otherwise", "empty_rows", "Where", swap(1, 2),
+     "n = IsNaN(x) e = ReduceMax<axes=[-1]>(x) l = Less(e, zero) s = Softmax<axis=-1>(x) y = Where(l, zero, s)",
+     "float zero = {0}"),
+    ("a broadcast that is lost", "broadcasts", "Mul", another("Add", plain=True),
+     "s = ReduceSum(x, last) e = Expand(s, shape) y = Mul(x, e)", "int64[1] last = {-1}, int64[3] shape = {2,4,4}"),
+    ("noise that drops another share", "dropout", "Dropout", ratio_of(0.25),
+     "n = RandomUniformLike<low=0.0,high=1.0>(x) l = Less(n, half) m = Cast<to=1>(l) k = Mul(x, m) y = Mul(k, two)",
+     "float half = {0.5}, float two = {2}"),
     ("a list that grew otherwise", "growing", "Concat", swap(0, 1),
      "n = Neg(x) a = Concat<axis=1>(x, n) r = Relu(a) b = Concat<axis=1>(x, n, r) s = Relu(b) "
      "y = Concat<axis=1>(x, n, r, s)", ""),
@@ -233,7 +263,7 @@ def extended(node: ir.Node) -> ir.Node:
 def model_of(text: str, stored: str, folder: Path) -> Path:
     images = any(op in text for op in ("Conv(", "InstanceNorm", "axes=[2,3]"))
     shape = "2, 4, 4, 4" if images else "2, 2, 4" if "Split<axis=1>" in text else "2, 4, 4"
-    head = f'<ir_version: 10, opset_import: ["": {23 if "Attention" in text else 17}]>\n'
+    head = f'<ir_version: 10, opset_import: ["": {23 if "Attention" in text else 17}, "com.microsoft": 1]>\n'
     tensors = f"<{stored}>" if stored else ""
     model = onnx.parser.parse_model(f"{head}wrong (float[{shape}] x) => (float[] y) {tensors} {{ {text} }}")
     model.graph.output[0].type.tensor_type.ClearField("shape")

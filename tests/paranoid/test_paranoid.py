@@ -1,0 +1,142 @@
+"""`--paranoid`: what is asked, what is said, and what is written all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+import onnxgen.passes
+from onnxgen.cli import run
+from onnxgen.options import Options
+from onnxgen.paranoid import check, single
+from onnxgen.paranoid.apart import Apart, Crashed
+from onnxgen.paranoid.claims import claims, difference
+from onnxgen.paranoid.picture import take
+from onnxgen.passes import CHECKED, PARANOID, PASSES, simplify
+from onnxgen.pipeline import build
+from onnxgen.reader import read
+
+GELU = (
+    '<ir_version: 8, opset_import: ["": 17]> net (float[n,4] x) => (float[n,4] y) '
+    "<float root2 = {1.41421354}, float one = {1}, float half = {0.5}> "
+    "{ a = Div(x, root2) b = Erf(a) c = Add(b, one) d = Mul(x, c) y = Mul(d, half) }"
+)
+
+
+@pytest.fixture
+def gelu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(PARANOID, raising=False)
+    onnx.save(onnx.parser.parse_model(GELU), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def wrong(model: ir.Model, options: Options) -> None:
+    for node in list(model.graph):
+        if node.op_type == "Gelu":
+            node.attributes["approximate"] = ir.AttrString("approximate", "tanh")
+
+
+def test_the_command_says_what_was_checked(gelu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([str(gelu), "--paranoid"]) == 0
+    assert re.search(r"checked: 1 rewritten regions are the same .* by onnxruntime", capsys.readouterr().out)
+    assert run([str(gelu), "--paranoid", "--force", "--json"]) == 0
+    assert "rewritten regions" in json.loads(capsys.readouterr().out)["checked"]
+    assert run([str(gelu), "--force"]) == 0
+    assert "checked" not in capsys.readouterr().out
+
+
+def test_a_difference_is_a_bug_in_onnxgen(
+    gelu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 70, one line that names pass, value, nodes and how much; without the option nobody looks."""
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*PASSES, wrong])
+    assert run([str(gelu), "--paranoid"]) == 70
+    said = capsys.readouterr().err
+    assert re.search(r"this is a bug in onnxgen.*: the pass wrong changed 'y', made by y: the largest difference", said)
+    assert len(said.splitlines()) == 1 and not gelu.with_suffix(".py").exists()
+    assert run([str(gelu)]) == 0
+
+
+@pytest.mark.parametrize(("value", "looks"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_asks_for_it_too(gelu: Path, value: str, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARANOID, value)
+    model = read(gelu, Options())
+    simplify(model, Options())
+    assert (CHECKED in model.meta) == looks
+
+
+def test_what_is_written_does_not_depend_on_it(gelu: Path) -> None:
+    plain, checked = (build(gelu, Options(paranoid=p), gelu.with_suffix(".py")) for p in (False, True))
+    assert plain.source == checked.source and plain.report.checked == "" != checked.report.checked
+
+
+def test_without_onnxruntime_onnx_computes(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report says so; what is wrong is still found."""
+    monkeypatch.setattr(single, "HAS_ONNXRUNTIME", False)
+    monkeypatch.setattr(check, "HAS_ONNXRUNTIME", False)
+    assert "computed by onnx.reference" in build(gelu, Options(paranoid=True), gelu.with_suffix(".py")).report.checked
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*PASSES, wrong])
+    with pytest.raises(check.WrongRewrite):
+        build(gelu, Options(paranoid=True), gelu.with_suffix(".py"))
+
+
+def test_it_never_imports_torch(gelu: Path) -> None:
+    code = (
+        "import sys; from onnxgen.cli import run\n"
+        "assert run([sys.argv[1], '--paranoid', '-q']) == 0 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(gelu)], check=True, timeout=120)
+
+
+def test_a_renamed_output_is_a_fault(gelu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renames(model: ir.Model, options: Options) -> None:
+        model.graph.outputs[0].name = "z"
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [*PASSES, renames])
+    with pytest.raises(check.WrongRewrite, match="the pass renames is wrong: the graph's outputs were y and are z"):
+        build(gelu, Options(paranoid=True), gelu.with_suffix(".py"))
+
+
+def test_a_pass_that_changes_nothing_claims_nothing(gelu: Path) -> None:
+    model = read(gelu, Options())
+    assert difference(take(model), take(model)) is None
+
+
+def test_every_use_of_a_changed_value_is_a_claim(gelu: Path) -> None:
+    model = read(gelu, Options())
+    before = take(model)
+    last = model.graph[-1]
+    new = ir.Node("", "Neg", [last.inputs[0]], version=13)
+    model.graph.insert_before(last, new)
+    last.replace_input_with(0, new.outputs[0])
+    found = difference(before, take(model))
+    assert found is not None
+    assert [(c.before, c.after) for c in claims(found)] == [(new.inputs[0], new.outputs[0])]
+
+
+def test_a_crash_is_no_end(tmp_path: Path) -> None:
+    """What ends the other process is told, and not tried again; another process does the next one."""
+    apart = Apart()
+    good = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) {y = Neg(x)}'
+    )
+    model, feeds = good.SerializeToString(), {"x": np.ones(2, np.float32)}
+    assert apart.run(model, feeds)[0].tolist() == [-1, -1]
+    assert apart.process is not None
+    apart.process.kill()
+    with pytest.raises(Crashed):
+        apart.run(b"another", feeds)
+    assert apart.process is None and b"another" in apart.crashed
+    with pytest.raises(RuntimeError):
+        apart.run(b"no model", feeds)
+    assert apart.run(model, feeds)[0].tolist() == [-1, -1]
+    apart.close()
