@@ -188,8 +188,9 @@ class Text(Statements):
             if not self.building:
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
-        if isinstance(function, tuple) and isinstance(function[0], Holder):
-            return function[0].items if function[1] == "values" and not args else function[0].children[args[0]]
+        if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
+            children = function[0].children
+            return list(children.values()) if function[1] == "values" and not args else children[args[0]]
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
@@ -257,8 +258,10 @@ class Text(Statements):
     def attribute(self, value: Value, name: str) -> Value:
         if isinstance(value, (Holder, Leaf)) and name in value.children:
             return value.children[name]
+        if name == "get_submodule" and isinstance(value, (Holder, Leaf)):
+            return (value, name)
         if isinstance(value, Holder):
-            if name == "get_submodule" or (name == "values" and value.kind == "ModuleDict"):
+            if name == "values" and value.kind == "ModuleDict":
                 return (value, name)
             return self.make("attribute", self.make("name", "self"), name)  # `training`, and methods left open
         return super().attribute(value, name)
