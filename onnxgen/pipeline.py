@@ -61,11 +61,10 @@ def build(
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):
             module = lower(model, options, _class_name(model, path, options))
-        with timed(report, "validate"):
-            wanted = specify(module)
         with timed(report, "structure"):
             add_dropout(module, options.dropout)
-            wanted.allow(module.members)
+        with timed(report, "validate"):
+            wanted = specify(module)
 
         def made(plain: Plain) -> Generated:
             with timed(report, "structure"):

@@ -184,6 +184,13 @@ def quote(template: str, **values: Any) -> ast.expr:
     return found
 
 
+def tensor_of(owner: ast.expr, key: str) -> ast.expr:
+    """The tensor of a layer by its state-dict key, `self.fc.quantize.scale`; without a key what is there itself."""
+    for part in key.split(".") if key else ():
+        owner = ast.Attribute(owner, part, ast.Load())
+    return owner
+
+
 def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
     """`function(*args, **kwargs)`; arguments that are `OMIT` are left out (positional ones only from the end)."""
     positional = list(args)

@@ -257,8 +257,7 @@ def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg 
     first = b.let(starts.as_ints(), "starts")
     chosen = b("range(len(s))", s=first) if axes is None else axes.as_ints()
     strides = b("[1] * len(s)", s=first) if steps is None else steps.as_ints()
-    given = {"s": first, "e": ends.as_ints(), "a": chosen, "t": strides}
-    return _signed(b, data, lambda x: b("slice_axes(x, s, e, a, t)", x=x, **given))
+    return b("slice_axes(x, s, e, a, t)", x=data, s=first, e=ends.as_ints(), a=chosen, t=strides)
 
 
 # ------------------------------------------------------------------------------------------------------- others

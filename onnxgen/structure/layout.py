@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from onnxgen.code.module_def import is_statistic
-from onnxgen.code.quote import call, literal, quote
+from onnxgen.code.quote import call, literal, quote, tensor_of
 from onnxgen.structure.tree import Place
 
 SELF = ast.Name("self", ast.Load())
@@ -118,7 +118,7 @@ def _register(made: Layout, here: ast.expr, place: Place) -> None:
     if place.member is not None:
         made.reach[id(place.member)] = here
         for key in sorted(place.member.frozen):
-            target = ast.Attribute(here, key, ast.Load()) if key else here
+            target = tensor_of(here, key)
             if not is_statistic(key):
                 made.add(None, quote("w.requires_grad_(False)", w=target))
 

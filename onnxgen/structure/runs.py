@@ -121,12 +121,14 @@ def _again(scope: Scope) -> list[Member]:
 def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     """What each container below a class holds, by number: a submodule, or None for a container in it."""
     level = len(scope.path)
+    own = {member.path: member for member in scope.members}  # a layer that has layers below it is no container
     below: dict[Path, dict[str, Member | None]] = {}
     for member in scope.members:
         for n in range(level, len(member.path)):
-            whole = n + 1 == len(member.path) and member.kind == "module"
-            below.setdefault(member.path[:n], {})[member.path[n]] = member if whole else None
-    return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
+            part = own.get(member.path[: n + 1])
+            whole = part is not None and part.kind == "module"
+            below.setdefault(member.path[:n], {})[member.path[n]] = part if whole else None
+    return {path: parts for path, parts in below.items() if path not in own and all(name.isdigit() for name in parts)}
 
 
 def _items(parts: dict[Path, dict[str, Member | None]], path: Path) -> Items | None:

@@ -11,7 +11,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, expressions
-from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, walk
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, tensor_of, walk
 from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol, symbol, symbols
 from onnxgen.propagate.info import Info
 from onnxgen.structure.scopes import Scope
@@ -124,8 +124,7 @@ class _Sizes:
         for member in self.scope.members:
             if member.kind != "module" or member.keys:
                 key = next(iter(member.keys), "")
-                own = ast.Attribute(MemberRef(member), key, ast.Load()) if key else MemberRef(member)
-                return quote("x.device", x=own)
+                return quote("x.device", x=tensor_of(MemberRef(member), key))
         if not self.scope.path:  # nothing at all that could be moved
             return ast.Constant("cpu")
         if self.device is None:

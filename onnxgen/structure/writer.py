@@ -10,7 +10,7 @@ from onnxgen.code import printer
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
-from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.code.quote import MemberRef, Ref, rewrite, tensor_of, walk
 from onnxgen.names import UNUSED, FileText, LocalName, printable
 from onnxgen.propagate.info import Info
 from onnxgen.structure.clues import agree
@@ -95,8 +95,7 @@ class ClassWriter:
         return block
 
     def _key(self, member: Member, key: str) -> ast.expr:
-        reached = self.member(MemberRef(member))
-        return ast.Attribute(reached, key, ast.Load()) if key else reached
+        return tensor_of(self.member(MemberRef(member)), key)
 
     def _returns(self) -> ast.expr:
         kinds = []

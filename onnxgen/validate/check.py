@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from dataclasses import dataclass
 
+from onnxgen.validate.expressions import NO_OPERATIONS
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.text import Text
-from onnxgen.validate.values import Node, Unreadable, describe
-
-WORDS = ("name", "attribute", "constant")  # nodes that compute nothing
+from onnxgen.validate.values import Node, describe
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def validate(specification: Specification, tree: ast.Module, name: str) -> Diffe
     try:
         text = Text(tree, specification)
         result = text.node(text.root(name))
-    except (Unreadable, RecursionError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # a text that can't be followed, whatever the reason
         return Difference(specification.graph.home, f"{type(error).__name__}: {error}")
     return _members(specification, text) or _computation(specification, text, result)
 
@@ -50,7 +48,7 @@ def _members(wanted: Specification, text: Text) -> Difference | None:
                 _parent(path), f"{path} is {describe(leaf.build)} {leaf.kind}, not {describe(build)} {kind}"
             )
     for path, leaf in text.leaves.items():
-        if path not in wanted.members and wanted.allowed.get(path) is not leaf.build:
+        if path not in wanted.members:
             function = leaf.build.key[0] in ("name", "attribute")
             if not function and not text.layers.is_stateless(leaf.build):
                 return Difference(_parent(path), f"{path} is registered, and the network has no such member")
@@ -69,13 +67,12 @@ def _computation(wanted: Specification, text: Text, result: Node) -> Difference 
     stops = all(flat.stops.get(node) is stop for node, stop in text.stops.items()) and len(text.stops) == len(
         flat.stops
     )
-    effects = Counter(text.effects) == Counter(flat.effects)
-    if result is wanted.result and loops and stops and effects:
-        return None
-    new = [node for node in wanted.graph.since(text.began) if node.key[0] not in WORDS]
-    first = new[0] if new else None
+    effects = text.effects == flat.effects and text.seen == flat.seen
+    first = next((node for node in wanted.graph.since(text.began) if node.key[0] not in NO_OPERATIONS), None)
     if first is not None:
         return Difference(first.home, f"nothing else computes {describe(first)}")
+    if result is wanted.result and loops and stops and effects:
+        return None
     what = "its results are others" if result is not wanted.result else "its loops or effects are others"
     return Difference("", what)
 

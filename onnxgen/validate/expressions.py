@@ -8,7 +8,6 @@ are known: `x.shape[1]` is a dim, `x.device` is the device to compute on, and `n
 from __future__ import annotations
 
 import ast
-import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
 from onnxgen.propagate.dims import Sym, TooComplex, apply, floordiv, modulo
 from onnxgen.validate.layers import Layers, constant
+from onnxgen.validate.python import LONGEST, PYTHON, bounds, is_plain, is_small, power
 from onnxgen.validate.values import (
     CONCRETE,
     FileClass,
@@ -23,36 +23,15 @@ from onnxgen.validate.values import (
     Holder,
     Leaf,
     Node,
+    Once,
     Scope,
     Unreadable,
     Value,
     is_size,
+    variable,
 )
 
 UNDEFINED = object()
-VALUE = "%"  # before the id of a flat module's value, which may be called as anything is
-LONGEST = 4096  # turns of a loop over `range(n)` that are executed one by one, those of loops in it multiplied
-PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Pow: operator.pow,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-}
 ON_SIZES = {ast.FloorDiv: floordiv, ast.Mod: modulo}
 ON_LISTS: dict[str, Callable[..., Any]] = {
     "enumerate": enumerate,
@@ -60,11 +39,18 @@ ON_LISTS: dict[str, Callable[..., Any]] = {
     "list": list,
     "tuple": tuple,
     "reversed": reversed,
+    "zip": zip,
 }
 DIM_FUNCTIONS = ("min", "max", "int_div", "scale_size")
-# what draws numbers: each call is another one, told by how many equal calls came before
+# what draws numbers: each call is another one, told by how many came before
 DRAWS = """torch.rand torch.randn torch.rand_like torch.randn_like torch.randint torch.bernoulli torch.multinomial
     torch.normal torch.poisson F.dropout F.alpha_dropout F.feature_alpha_dropout F.rrelu F.gumbel_softmax""".split()
+
+
+# what is given to the program outside, not made by it: none of them tells two programs apart
+NO_OPERATIONS = frozenset(
+    "constant name attribute member input dim tuple list dict slice starred part choice carried end number turn".split()
+) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
 
 
 class Lazy:
@@ -82,12 +68,15 @@ class Expressions:
         self.layers = Layers(graph)
         self.device = graph.make("device")
         self.draws = frozenset(map(graph.dotted, DRAWS))
-        self.seen: Counter[Node] = Counter()
+        self.seen: Counter[Node | str] = Counter()
         self.bound = 0  # how many comprehensions and lambdas stand around
+        self.loop = graph.make("no loop")
+        self.under: tuple[Node, ...] = ()  # tests of the branches around
+        self.contexts: tuple[Node, ...] = ()  # of the `with` statements around
         self.rules: dict[type[ast.AST], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda tree, _: tree.value,
             ast.Name: self._name,
-            Ref: lambda tree, scope: self.read(VALUE + tree.value, scope),
+            Ref: lambda tree, scope: self.read(variable(tree.value), scope),
             SizeOf: lambda tree, _: tree.dim,
             DeviceOf: lambda tree, _: self.device,
             MemberRef: lambda tree, _: self.make("member", ".".join(tree.member.path)),
@@ -100,8 +89,8 @@ class Expressions:
             ast.BoolOp: self._boolean,
             ast.Compare: self._compare,
             ast.IfExp: self._choice,
-            ast.Tuple: lambda tree, scope: tuple(self._several(tree.elts, scope)),
-            ast.List: lambda tree, scope: self._several(tree.elts, scope),
+            ast.Tuple: lambda tree, scope: tuple(self.lend(self._several(tree.elts, scope))),
+            ast.List: lambda tree, scope: self.lend(self._several(tree.elts, scope)),
             ast.Dict: self._dict,
             ast.ListComp: self._comprehension,
             ast.GeneratorExp: self._comprehension,
@@ -114,6 +103,11 @@ class Expressions:
             raise Unreadable(f"an expression of type {type(tree).__name__}")
         return rule(tree, scope)
 
+    def operation(self, *key: Any) -> Node:
+        """What is computed, in the contexts around: under `torch.enable_grad()` it is another computation."""
+        made = self.make(*key)
+        return self.make("within", self.contexts, made) if self.contexts else made
+
     def node(self, value: Value) -> Node:
         """A value as a node: what an operation is applied to."""
         if isinstance(value, Node):
@@ -124,6 +118,8 @@ class Expressions:
             return self.make("dim", value)
         if isinstance(value, (tuple, list)):
             return self.make("list" if isinstance(value, list) else "tuple", tuple(map(self.node, value)))
+        if isinstance(value, range):
+            return self.make("call", self.make("name", "range"), tuple(map(self.node, bounds(value))), ())
         if isinstance(value, dict):
             return self.make("dict", tuple((self.node(k), self.node(v)) for k, v in value.items()))
         if isinstance(value, Leaf):
@@ -131,6 +127,10 @@ class Expressions:
         if isinstance(value, Lazy):
             return self.node(value.read())
         raise Unreadable(f"a {type(value).__name__} that is no operand")
+
+    def lend(self, values: list[Value]) -> list[Value]:
+        """Values that something else than one variable has from now on: they are no lists that may grow."""
+        return values
 
     def member(self, leaf: Leaf) -> Node:
         """What reads a leaf in `forward`; the program that has leaves says how."""
@@ -165,8 +165,12 @@ class Expressions:
 
     def iterate(self, value: Value) -> list[Value] | None:
         """The items, where they are known one by one."""
-        if isinstance(value, (tuple, list, range)):
+        if isinstance(value, range):
+            return None if value[LONGEST:] else list(value)
+        if isinstance(value, (tuple, list)):
             return list(value)
+        if isinstance(value, Once):
+            return value.take()
         if isinstance(value, Holder) and value.kind in ("Sequential", "ModuleList"):
             return value.items
         return None
@@ -182,9 +186,9 @@ class Expressions:
     def _subscript(self, tree: ast.Subscript, scope: Scope) -> Value:
         value, index = self.evaluate(tree.value, scope), self.evaluate(tree.slice, scope)
         if isinstance(value, Holder):
-            if isinstance(index, str):
+            if isinstance(index, str) and value.kind == "ModuleDict":
                 return value.children[index]
-            value = value.items
+            value = self.iterate(value)
         if isinstance(value, (tuple, list)) and isinstance(index, (int, slice)):
             try:
                 return value[index]
@@ -192,7 +196,7 @@ class Expressions:
                 raise Unreadable(str(error)) from error
         if isinstance(index, tuple):
             index = tuple(map(self._index, index))
-        return self.make("item", self.node(value), self.node(self._index(index)))
+        return self.operation("item", self.node(value), self.node(self._index(index)))
 
     def _slice(self, tree: ast.Slice, scope: Scope) -> slice:
         parts = [None if part is None else self.evaluate(part, scope) for part in (tree.lower, tree.upper, tree.step)]
@@ -210,39 +214,55 @@ class Expressions:
                 if is_size(a) and is_size(b):
                     if kind in ON_SIZES:
                         return ON_SIZES[kind](a, b)
-                    if kind in (ast.Add, ast.Sub, ast.Mult) or (kind is ast.Pow and isinstance(b, int) and b >= 0):
-                        return _power(a, b) if kind is ast.Pow else PYTHON[kind](a, b)
+                    if kind in (ast.Add, ast.Sub, ast.Mult) or (
+                        kind is ast.Pow and isinstance(b, int) and 0 <= b <= 16
+                    ):
+                        return power(a, b) if kind is ast.Pow else PYTHON[kind](a, b)
             elif isinstance(a, (*CONCRETE, tuple, list)) and isinstance(b, (*CONCRETE, tuple, list)):
-                return PYTHON[kind](a, b)
+                if is_small(kind, a, b):
+                    return PYTHON[kind](a, b)
         except (ArithmeticError, TooComplex, TypeError, KeyError):
             pass
-        return self.make("binary", kind.__name__, self.node(a), self.node(b))
+        return self.operation("binary", kind.__name__, self.node(a), self.node(b))
 
     def _unary(self, tree: ast.UnaryOp, scope: Scope) -> Value:
         value, kind = self.evaluate(tree.operand, scope), type(tree.op)
         if isinstance(value, CONCRETE) or (isinstance(value, Sym) and kind is ast.USub):
             return PYTHON[kind](value)
-        return self.make("unary", kind.__name__, self.node(value))
+        return self.operation("unary", kind.__name__, self.node(value))
 
     def _boolean(self, tree: ast.BoolOp, scope: Scope) -> Value:
-        values = [self.evaluate(value, scope) for value in tree.values]
-        if all(isinstance(value, CONCRETE) for value in values):
-            return all(values) if isinstance(tree.op, ast.And) else any(values)
-        return self.make("boolean", type(tree.op).__name__, tuple(map(self.node, values)))
+        """What is known and does not decide is left out, unless it is the last: `True and x` is `x`."""
+        asked: list[Value] = []
+        for i, part in enumerate(tree.values):
+            value = self.evaluate(part, scope)
+            if not isinstance(value, CONCRETE):
+                asked.append(value)
+            elif bool(value) is isinstance(tree.op, ast.Or) or i + 1 == len(tree.values):
+                asked.append(value)
+                break
+        if len(asked) == 1:
+            return asked[0]
+        return self.operation("boolean", type(tree.op).__name__, tuple(map(self.node, asked)))
 
     def _compare(self, tree: ast.Compare, scope: Scope) -> Value:
         values = [self.evaluate(value, scope) for value in (tree.left, *tree.comparators)]
-        known = (*CONCRETE, tuple, list, Leaf, Holder)
-        if all(isinstance(value, known) for value in values) and all(type(op) in PYTHON for op in tree.ops):
+        identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in tree.ops)
+        known = all(isinstance(value, (*CONCRETE, Leaf, Holder)) if identity else is_plain(value) for value in values)
+        if known and all(type(op) in PYTHON for op in tree.ops):
             return all(PYTHON[type(op)](a, b) for op, a, b in zip(tree.ops, values, values[1:]))
-        return self.make("compare", tuple(type(op).__name__ for op in tree.ops), tuple(map(self.node, values)))
+        return self.operation("compare", tuple(type(op).__name__ for op in tree.ops), tuple(map(self.node, values)))
 
     def _choice(self, tree: ast.IfExp, scope: Scope) -> Value:
         test = self.evaluate(tree.test, scope)
         if isinstance(test, CONCRETE):
             return self.evaluate(tree.body if test else tree.orelse, scope)
-        both = (self.node(self.evaluate(part, scope)) for part in (tree.body, tree.orelse))
-        return self.make("choice", self.node(test), *both)
+        condition, around, sides = self.node(test), self.under, []
+        for word, part in (("then", tree.body), ("else", tree.orelse)):
+            self.under = (*around, self.make(word, condition))
+            sides.append(self.node(self.evaluate(part, scope)))
+        self.under = around
+        return self.make("choice", condition, *sides)
 
     def _dict(self, tree: ast.Dict, scope: Scope) -> dict[Value, Value]:
         if any(key is None for key in tree.keys):
@@ -263,14 +283,14 @@ class Expressions:
                 inner = Scope({}, scope)
                 self.assign(loop.target, item, inner)
                 made.append(self.evaluate(tree.elt, inner))
-            return made
+            return made if isinstance(tree, ast.ListComp) else Once(made)
         self.bound += 1
         inner = Scope({}, scope)
         self.assign(loop.target, self.make("bound", self.bound), inner)
         tests = tuple(self.node(self.evaluate(test, inner)) for test in loop.ifs)
         body = self.node(self.evaluate(tree.elt, inner))
         self.bound -= 1
-        return self.make("comprehension", type(tree).__name__, self.node(source), tests, body)
+        return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
 
     def _lambda(self, tree: ast.Lambda, scope: Scope) -> Node:
         given = tree.args
@@ -323,35 +343,26 @@ class Expressions:
                 return UNDEFINED
         if name == "range" and all(type(a) is int for a in args):
             return range(*args)
-        lists = [self.iterate(a) for a in args]
-        known = [items for items in lists if items is not None]
-        if not known or len(known) < len(args):
+        if name not in ON_LISTS or not args or (name != "zip" and len(args) > 1):
             return UNDEFINED
-        if name == "zip":
-            return list(zip(*known))
-        if name not in ON_LISTS or len(known) > 1:
+        if name == "len" and isinstance(args[0], Once):
+            raise Unreadable("how long is a generator")
+        known = [items for items in map(self.iterate, args) if items is not None]
+        if len(known) < len(args):
             return UNDEFINED
-        made = ON_LISTS[name](known[0])
-        return list(made) if isinstance(made, (enumerate, reversed)) else made
+        made = ON_LISTS[name](*known)
+        return made if isinstance(made, (int, list, tuple)) else Once(list(made))
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """A call of what the file does not define."""
         if isinstance(function, (FileClass, Holder, Leaf)):
             raise Unreadable("a call of a module")
-        if kwargs.get("device") == "cpu":  # what the device is of a network that has nothing to be moved
-            kwargs = {**kwargs, "device": self.device}
         function = self.node(function)
         args, kwargs = self.layers.named(function, args, kwargs)
         given = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
-        made = self.make("call", function, tuple(map(self.node, args)), given)
-        if function in self.draws:
-            self.seen[made] += 1
-            return self.make("draw", made, self.seen[made])
-        return made
-
-
-def _power(base: Any, exponent: int) -> Any:
-    made: Any = 1
-    for _ in range(exponent):
-        made = made * base
-    return made
+        made = self.operation("call", function, tuple(map(self.node, args)), given)
+        what: Node | str = "random" if function in self.draws else function
+        if self.building or not (what == "random" or function.key[0] == "member"):
+            return made
+        self.seen[what] += 1
+        return self.make("again", made, self.seen[what], self.loop, self.under)

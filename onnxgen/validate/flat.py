@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
 from onnxgen.propagate.info import Info
-from onnxgen.validate.expressions import VALUE
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value
+from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, variable
 
 
 @dataclass
@@ -21,6 +20,7 @@ class Specification:
         members: what makes each, and how it is registered, by its path.
         frozen: the paths of the tensors that are not trained.
         ties: pairs of paths, (kept, tied).
+        inputs: how many arguments `forward` takes.
         result: what `forward` returns.
         program: what was executed: effects and loops.
         opaque: every name that the network itself uses: none of them is a class to look into.
@@ -30,35 +30,27 @@ class Specification:
     members: dict[str, tuple[Node, str]]
     frozen: frozenset[str]
     ties: frozenset[tuple[str, str]]
-    inputs: list[str]
+    inputs: int
     result: Node
     program: _Flat
     opaque: frozenset[str]
-    allowed: dict[str, Node] = field(default_factory=dict)  # the dropouts that an option adds, by path
-
-    def allow(self, members: list[Member]) -> None:
-        """Let these members be there: each is an `nn.Dropout` that `--dropout` adds, the identity when it is called."""
-        for member in members:
-            path, build = ".".join(member.path), self.program.build(member.build)
-            if path not in self.members and self.program.layers.is_dropout(build):
-                self.allowed[path] = build
 
 
 def specify(module: ModuleDef) -> Specification:
     """Execute the flat module. Raises `Unreadable`."""
     graph = Graph()
     program = _Flat(graph, module)
-    inputs = [argument.value for argument in module.inputs]
     scope = Scope()
     for i, argument in enumerate(module.inputs):
-        program.bind(VALUE + argument.value, graph.make("input", i, argument.annotation), scope)
+        program.bind(variable(argument.value), graph.make("input", i, argument.annotation), scope)
     result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
     ties = frozenset((first, second) for first, second in (tie.names for tie in module.ties))
     names = {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
     made = {".".join(m.path): (program.build(m.build), kind(m)) for m in module.members}
     names |= {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
     frozen = {key for m in module.members for key in _frozen(m)}
-    return Specification(graph, made, frozenset(frozen), ties, inputs, program.node(result), program, frozenset(names))
+    opaque, count = frozenset(names), len(module.inputs)
+    return Specification(graph, made, frozenset(frozen), ties, count, program.node(result), program, opaque)
 
 
 def kind(member: Member) -> str:
@@ -78,12 +70,28 @@ def _frozen(member: Member) -> list[str]:
     return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
 
 
+FEW = 8  # turns of a loop over a range that are executed one by one, those of loops in it multiplied
+
+
 class _Flat(Statements):
-    """Executes the statements of a flat module; notes the dims that are known of its values."""
+    """Executes the statements of a flat module; notes the dims that are known of its values.
+
+    `whole`: the loops over a range that are executed as one, by where they stand. A few turns are executed one by one,
+    since structure writes such a loop for repeated layers, too.
+    """
 
     def __init__(self, graph: Graph, module: ModuleDef) -> None:
         super().__init__(graph)
-        self.infos = module.infos
+        self.infos = {variable(name): facts for name, facts in module.infos.items()}
+        self.whole: set[tuple[object, ...]] = set()
+        if not module.inputs and not module.members:  # nothing that could be moved
+            self.device = self.node("cpu")
+
+    def stays_whole(self, source: range) -> bool:
+        if not source[FEW // self.turns :]:
+            return False
+        self.whole.add(self.place(source))
+        return True
 
     def build(self, tree: ast.expr) -> Node:
         """What makes a member."""
@@ -104,7 +112,7 @@ class _Flat(Statements):
         return value
 
     def _note(self, name: str, value: Value) -> None:
-        facts = self.infos.get(name.removeprefix(VALUE), Info())
+        facts = self.infos.get(name, Info())
         if isinstance(value, Node) and facts.kind == "tensor" and facts.shape is not None:
             self.graph.shapes.setdefault(value, facts.shape)
 
@@ -130,12 +138,13 @@ def _python(statement: Statement) -> ast.stmt:
 
 def _target(names: tuple[str, ...], form: str) -> ast.expr:
     """What is assigned to: one name, or several in a tuple, in the form that they are written in."""
+    names = tuple(map(variable, names))
     if not form:
-        targets: list[ast.expr] = [ast.Name(VALUE + name, ast.Store()) for name in names]
+        targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
         return targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
     parsed = ast.parse(form.format(*(f"_{i}" for i in range(len(names)))) + " = 0").body[0]
     assert isinstance(parsed, ast.Assign)
     for node in ast.walk(parsed.targets[0]):
         if isinstance(node, ast.Name):
-            node.id = VALUE + names[int(node.id[1:])]
+            node.id = names[int(node.id[1:])]
     return parsed.targets[0]

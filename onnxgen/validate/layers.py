@@ -69,7 +69,6 @@ class Layers:
         self.functions = {graph.dotted(f): (names or own).split() for _, f, own, names in _ROWS}
         self.of_layer = {graph.dotted(c): (graph.dotted(f), own.split()) for c, f, own, _ in _ROWS}
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
-        self.dropout = graph.dotted("nn.Dropout")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of a call, with their names after the first where the function is one of a layer.
@@ -88,9 +87,6 @@ class Layers:
 
     def is_identity(self, build: Node) -> bool:
         return build.key[:2] == ("call", self.identity)
-
-    def is_dropout(self, build: Node) -> bool:
-        return build.key[:2] == ("call", self.dropout)
 
     def is_stateless(self, build: Node) -> bool:
         """Whether a layer is nothing but a function: no tensor, no state."""

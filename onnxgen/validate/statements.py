@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from onnxgen.code.quote import Ref
-from onnxgen.validate.expressions import LONGEST, UNDEFINED, VALUE, Expressions, Lazy
-from onnxgen.validate.values import CONCRETE, Graph, Node, Scope, Unreadable, Value
+from onnxgen.validate.expressions import UNDEFINED, Expressions, Lazy
+from onnxgen.validate.values import CONCRETE, Graph, Node, Scope, Unreadable, Value, variable
 
 GROWS = ("append", "extend")
 
@@ -33,10 +33,9 @@ class Statements(Expressions):
         self.nexts: dict[Node, Node] = {}
         self.stops: dict[Node, Node] = {}
         self.effects: list[Node] = []
-        self.loop = graph.make("no loop")
-        self.under: tuple[Node, ...] = ()  # tests of the branches around
-        self.turns = 1
+        self.turns = 1  # of the loops over ranges around that are executed turn by turn
         self.undefined = graph.make("undefined")
+        self.lent: dict[int, Value] = {}
         self._like: Counter[Node] = Counter()
 
     def run(self, block: list[ast.stmt], scope: Scope) -> Value:
@@ -53,7 +52,10 @@ class Statements(Expressions):
         if isinstance(statement, ast.Assign):
             if len(statement.targets) > 1:
                 raise Unreadable("an assignment to several targets")
-            self.assign(statement.targets[0], self.evaluate(statement.value, scope), scope)
+            value = self.evaluate(statement.value, scope)
+            if isinstance(statement.value, ast.Name):
+                self.lend([value])
+            self.assign(statement.targets[0], value, scope)
         elif isinstance(statement, ast.If):
             self._if(statement, scope)
         elif isinstance(statement, ast.For):
@@ -72,18 +74,20 @@ class Statements(Expressions):
         if isinstance(value, ast.Constant):
             return
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in GROWS:
-            of, (item,) = value.func.value, self._several(value.args, scope)
-            before = self.evaluate(of, scope)
-            if type(of) is not ast.Name:
-                of = ast.Name(VALUE + of.value)  # type: ignore[attr-defined]  # a `Ref`
+            name, (item,) = _grows(value), self._several(value.args, scope)
+            if name is None:
+                raise Unreadable("what grows is no variable")
+            before = self.read(name, scope)
+            if id(before) in self.lent:
+                raise Unreadable("a list grows that has several names")
             if isinstance(before, list):
                 items = [item] if value.func.attr == "append" else self.iterate(item)
                 after: Value = UNDEFINED if items is None else [*before, *items]
             else:
-                after = self.make(value.func.attr, self.node(before), self.node(item))
+                after = self.operation(value.func.attr, self.node(before), self.node(item))
             if after is UNDEFINED or value.keywords:
                 raise Unreadable("a list that grows by what is not known")
-            self.bind(of.id, after, scope)
+            self.bind(name, after, scope)
             return
         self.effects.append(self.make("effect", self.loop, self.under, self.node(self.evaluate(value, scope))))
 
@@ -109,22 +113,20 @@ class Statements(Expressions):
     def _with(self, statement: ast.With, scope: Scope) -> None:
         if len(statement.items) > 1 or statement.items[0].optional_vars is not None:
             raise Unreadable("a with of several contexts")
-        context, around = self.node(self.evaluate(statement.items[0].context_expr, scope)), self.under
-        inner = Scope({}, scope)
-        self.under = (*around, self.make("with", context))
-        self.run(statement.body, inner)
-        self.under = around
-        for name, value in inner.values.items():
-            self.bind(name, self.make("made with", context, self.node(value)), scope)
+        around = self.contexts
+        self.contexts = (*around, self.node(self.evaluate(statement.items[0].context_expr, scope)))
+        if self.run(statement.body, scope) is not UNDEFINED:
+            raise Unreadable("a return in a with")
+        self.contexts = around
 
     def _for(self, statement: ast.For, scope: Scope) -> None:
         if statement.orelse:
             raise Unreadable("a for with else")
         source = self.evaluate(statement.iter, scope)
-        items, stop = self.iterate(source), _stop(statement.body)
-        if items is None or stop is not None or (isinstance(source, range) and len(items) * self.turns > LONGEST):
-            if isinstance(source, range):
-                source = self.make("call", self.make("name", "range"), tuple(map(self.node, _bounds(source))), ())
+        stop = _stop(statement.body)
+        whole = stop is not None or (isinstance(source, range) and self.stays_whole(source))
+        items = None if whole else self.iterate(source)
+        if items is None:
             body = statement.body if stop is None else statement.body[1:]
             self._symbolic(self.node(source), statement.target, stop, body, scope)
             return
@@ -135,6 +137,14 @@ class Statements(Expressions):
             if self.run(statement.body, scope) is not UNDEFINED:
                 raise Unreadable("a return in a loop")
         self.turns = around
+
+    def stays_whole(self, source: range) -> bool:
+        """Whether a loop so many times is executed as one whose turns nobody knows, and not turn by turn."""
+        raise NotImplementedError
+
+    def place(self, source: range) -> tuple[object, ...]:
+        """Where a loop over a range stands."""
+        return self.loop, self.under, self.turns, source
 
     def _symbolic(
         self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
@@ -151,8 +161,8 @@ class Statements(Expressions):
             self.stops[loop] = self.node(self.evaluate(stop, inner))
         self.run(body, inner)
         self.loop, self.under = around
-        for name, variable in carried.items():
-            variable.end(inner.values[name])
+        for name, own in carried.items():
+            own.end(inner.values[name])
         for name in inner.values:
             last = _After(self, carried[name]) if name in carried else self.make("last turn", loop, name)
             self.bind(name, last, scope)
@@ -212,10 +222,12 @@ def _stop(body: list[ast.stmt]) -> ast.expr | None:
     return first.test.operand
 
 
-def _bounds(source: range) -> tuple[int, ...]:
-    if source.step != 1:
-        return source.start, source.stop, source.step
-    return (source.start, source.stop) if source.start else (source.stop,)
+def _grows(call: ast.Call) -> str | None:
+    """The variable whose list a statement lets grow."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in GROWS:
+        return None
+    of = call.func.value
+    return of.id if isinstance(of, ast.Name) else variable(of.value) if isinstance(of, Ref) else None
 
 
 def _assigned(body: list[ast.stmt]) -> Iterator[str]:
@@ -226,9 +238,8 @@ def _assigned(body: list[ast.stmt]) -> Iterator[str]:
         elif isinstance(statement, ast.For):
             yield from (n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name))
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            of = statement.value.func
-            if isinstance(of, ast.Attribute) and of.attr in GROWS:
-                if isinstance(of.value, (ast.Name, Ref)):
-                    yield of.value.id if isinstance(of.value, ast.Name) else VALUE + of.value.value
+            name = _grows(statement.value)
+            if name is not None:
+                yield name
         for block in (getattr(statement, field, []) for field in ("body", "orelse")):
             yield from _assigned(block)

@@ -7,11 +7,13 @@ the loops over them, `nn.Identity` where an instance lacks a layer, tied weights
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import Any, TypeGuard
 
+from onnxgen.names import MODULE_ATTRIBUTES
+from onnxgen.validate.file import check_body, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Scope, Unreadable, Value
+from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
 DEEPEST = 200  # modules in modules
@@ -31,7 +33,9 @@ class Text(Statements):
         self.specification = specification
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
+        self.globals = module_names(tree)
         self.ties: set[tuple[str, str]] = set()
+        self.tying: list[Value] = []
         self.leaves: dict[str, Leaf] = {}
         self.depth = 0
         self.began = 0
@@ -39,6 +43,8 @@ class Text(Statements):
         # calls of these make a layer; those of other functions make a tensor, or whatever is registered
         self.makers = {self.make("name", name) for name in defined} | {self.graph.dotted("nn.Parameter")}
         self.modules = self.make("name", "nn")
+        own = ("attribute", self.make("name", "self"))
+        self.open = {node.key[2] for node in self.graph.since(0) if node.key[:2] == own}
 
     def root(self, name: str) -> Value:
         """Make the root and call it; what it returns."""
@@ -51,7 +57,21 @@ class Text(Statements):
         self._place(root, "")
         self._tie(root)
         given = [self.make("input", i, annotation) for i, annotation in enumerate(_annotations(root))]
+        if len(given) != self.specification.inputs:
+            raise Unreadable(f"forward takes {len(given)} arguments, not {self.specification.inputs}")
         return self._forward(root, given, {})
+
+    def stays_whole(self, source: range) -> bool:
+        return self.place(source) in self.specification.program.whole
+
+    def bind(self, name: str, value: Value, scope: Scope) -> None:
+        if name in self.globals:
+            raise Unreadable(f"the variable {name} hides what the file calls so")
+        super().bind(name, value, scope)
+
+    def lend(self, values: list[Value]) -> list[Value]:
+        self.lent.update((id(value), value) for value in values if isinstance(value, (list, Node)))
+        return values
 
     def known(self, name: str) -> Value:
         return self.classes.get(name) or self.make("name", name)
@@ -64,8 +84,18 @@ class Text(Statements):
             raise Unreadable(f"class {definition.name} of another base")
         made = Holder(base.removeprefix("nn."), definition)
         init = _method(definition, "__init__")
+        check_body(definition, self.open)
         self._enter(definition.name)
-        self.run(init.body, self._bound(init, made, args, kwargs))
+        first, *rest = init.body
+        if not isinstance(first, ast.Expr) or not _is_super_call(first.value, "__init__"):
+            raise Unreadable(f"{definition.name} does not begin with super().__init__()")
+        scope = self._bound(init, made, args, kwargs)
+        layers = self._several(first.value.args, scope)
+        if layers and made.kind == "Module":
+            raise Unreadable("an nn.Module takes no arguments")
+        for i, item in enumerate(layers):
+            self._register(made, str(i), item)
+        self.run(rest, scope)
         self.depth -= 1
         return made
 
@@ -89,7 +119,11 @@ class Text(Statements):
             if name not in values:
                 if name not in defaults:
                     raise Unreadable(f"{method.name} lacks an argument")
+                if not isinstance(defaults[name], (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp)):
+                    raise Unreadable(f"the default of {name} is made once, for all calls")
                 values[name] = self.evaluate(defaults[name], Scope())
+        if self.globals & {"self", *values}:
+            raise Unreadable(f"an argument of {method.name} hides what the file calls so")
         return Scope({"self": own, **values})
 
     def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
@@ -108,7 +142,11 @@ class Text(Statements):
             value = Leaf(self.node(value), kind)
         if not isinstance(holder, (Holder, Leaf)) or not name.isidentifier() and not name.isdigit():
             raise Unreadable("an attribute of what is no module")
+        if name in MODULE_ATTRIBUTES or name.startswith("__"):
+            raise Unreadable(f"{name} is something else of every module")
         before = holder.children.get(name)
+        if before is not None and kind:
+            raise Unreadable(f"{name} is there already, and is to be a buffer")
         if before is not None and not (isinstance(before, Leaf) and self.layers.is_identity(before.build)):
             raise Unreadable(f"{name} is assigned twice")
         holder.children[name] = value
@@ -121,13 +159,6 @@ class Text(Statements):
 
     def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
         """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
-        own = scope.find("self", None)
-        if _is_super(function.value):
-            if function.attr != "__init__" or tree.keywords:
-                raise Unreadable("another call of super()")
-            for i, item in enumerate(self._several(tree.args, scope)):
-                self._register(own, str(i), item)
-            return True
         name = function.attr
         if name == "requires_grad_" and ast.unparse(tree).endswith("(False)"):
             of = self.evaluate(function.value, scope)
@@ -147,15 +178,19 @@ class Text(Statements):
             kind = "" if name != "register_buffer" else "transient" if given else "persistent"
             self._register(to, key, value, kind)
             return True
-        return name == "tie_weights"  # it is looked at when all modules have their paths
+        if name == "tie_weights" and not tree.args and not tree.keywords:
+            self.tying.append(self.evaluate(function.value, scope))  # it is looked at when all modules have their paths
+            return True
+        return False
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(function, FileClass):
             if not self.building:
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
-        if isinstance(function, tuple) and isinstance(function[0], Holder):  # `get_submodule("0")`, `values()`
-            return function[0].children[args[0]] if args else function[0].items
+        if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
+            children = function[0].children
+            return list(children.values()) if function[1] == "values" and not args else children[args[0]]
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
@@ -166,8 +201,13 @@ class Text(Statements):
 
     def _container(self, kind: str, args: list[Value], kwargs: dict[str, Value]) -> Holder:
         made = Holder(kind)
+        if kind != "Sequential" and len(args) > (kind != "Module"):
+            raise Unreadable(f"an nn.{kind} of several arguments")
         given: Any = args if kind == "Sequential" else args[0] if args else []
+        given = self.iterate(given) if isinstance(given, Once) else given
         for name, item in given.items() if isinstance(given, dict) else enumerate(given):
+            if not isinstance(item, (Holder, Leaf)):
+                raise Unreadable(f"an item of an nn.{kind} that is no module")
             self._register(made, str(name), item)
         if kwargs:
             raise Unreadable("a container with keywords")
@@ -186,9 +226,11 @@ class Text(Statements):
             self._place(child, f"{path}.{name}" if path else name)
 
     def _tie(self, root: Holder) -> None:
-        method = next((m for m in _methods(root) if m.name == "tie_weights"), None)
-        calls = [n for n in ast.walk(_method(root.definition, "__init__")) if _calls(n, "tie_weights")]
-        for statement in method.body if method is not None and calls else []:
+        if not self.tying:
+            return
+        if self.tying != [root] or not _calls(_method(root.definition, "__init__").body[-1], "tie_weights"):
+            raise Unreadable("tie_weights is not the last that the network does")
+        for statement in _method(root.definition, "tie_weights").body:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue
             if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
@@ -214,8 +256,10 @@ class Text(Statements):
     def attribute(self, value: Value, name: str) -> Value:
         if isinstance(value, (Holder, Leaf)) and name in value.children:
             return value.children[name]
+        if name == "get_submodule" and isinstance(value, (Holder, Leaf)):
+            return (value, name)
         if isinstance(value, Holder):
-            if name in ("get_submodule", "values"):
+            if name == "values" and value.kind == "ModuleDict":
                 return (value, name)
             return self.make("attribute", self.make("name", "self"), name)  # `training`, and methods left open
         return super().attribute(value, name)
@@ -230,7 +274,10 @@ class Text(Statements):
     def _call(self, tree: ast.Call, scope: Scope) -> Value:
         if isinstance(tree.func, ast.Attribute) and _is_super(tree.func.value) and tree.func.attr == "forward":
             (value,) = self._several(tree.args, scope)
-            return self._chain(scope.find("self", None), value)
+            own = scope.find("self", None)
+            if not isinstance(own, Holder) or own.kind != "Sequential" or tree.keywords:
+                raise Unreadable("super().forward() of no nn.Sequential")
+            return self._chain(own, value)
         if isinstance(tree.func, ast.Name) and tree.func.id == "getattr" and len(tree.args) == 2:
             of, name = self._several(tree.args, scope)
             return self.attribute(of, name)
@@ -248,11 +295,15 @@ class Text(Statements):
             return self._chain(holder, args[0])
         method = _method(holder.definition, "forward")
         around, self.graph.home = self.graph.home, holder.path or ""
-        under, loop = (self.under, self.loop)
         self._enter(holder.definition.name)
-        found = self._body(method, self._bound(method, holder, args, kwargs))
+        scope, lent = self._bound(method, holder, args, kwargs), self.lent
+        self.lent = {}
+        self.lend(list(scope.values.values()))  # lists of the caller, which may not grow here
+        found = self._body(method, scope)
+        self.lent = lent
+        self.lend([value for value in scope.values.values() if value is found])
         self.depth -= 1
-        self.under, self.loop, self.graph.home = under, loop, around
+        self.graph.home = around
         return found
 
     def _body(self, method: ast.FunctionDef, scope: Scope) -> Value:
@@ -269,18 +320,13 @@ class Text(Statements):
         if path in self.specification.members and not self.layers.is_identity(build):
             return super().call(self.member(leaf), args, kwargs)
         plain = len(args) == 1 and not kwargs
-        if plain and (self.layers.is_identity(build) or self.specification.allowed.get(path or "") is build):
+        if plain and self.layers.is_identity(build):
             return args[0]
         if plain and self.layers.is_stateless(build):
             return super().call(*self.layers.function(build, self.node(args[0])))
         if build.key[0] in ("name", "attribute"):  # a function that is an attribute
             return super().call(build, args, kwargs)
         raise Unreadable(f"{path} is no layer of the network")
-
-
-def _methods(holder: Holder) -> list[ast.FunctionDef]:
-    body = holder.definition.body if holder.definition is not None else []
-    return [node for node in body if isinstance(node, ast.FunctionDef)]
 
 
 def _method(definition: ast.ClassDef | None, name: str) -> ast.FunctionDef:
@@ -291,14 +337,25 @@ def _method(definition: ast.ClassDef | None, name: str) -> ast.FunctionDef:
 
 
 def _annotations(root: Holder) -> list[str]:
-    return [
-        ast.unparse(a.annotation) if a.annotation else "" for a in _method(root.definition, "forward").args.args[1:]
-    ]
+    given = _method(root.definition, "forward").args
+    if given.defaults:
+        raise Unreadable("an argument of the network that may be left out")
+    return [ast.unparse(a.annotation) if a.annotation else "" for a in given.args[1:]]
 
 
 def _is_super(tree: ast.expr) -> bool:
-    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "super"
+    if not isinstance(tree, ast.Call) or tree.args or tree.keywords:
+        return False
+    return isinstance(tree.func, ast.Name) and tree.func.id == "super"
 
 
-def _calls(node: Any, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
+def _is_super_call(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
+    """Whether an expression is `super().name(...)` without keywords."""
+    if not isinstance(tree, ast.Call) or tree.keywords or not isinstance(tree.func, ast.Attribute):
+        return False
+    return tree.func.attr == name and _is_super(tree.func.value)
+
+
+def _calls(node: ast.stmt, name: str) -> bool:
+    call = node.value if isinstance(node, ast.Expr) else node
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == name

@@ -111,6 +111,19 @@ class FileClass:
     definition: ast.ClassDef
 
 
+@dataclass(eq=False)
+class Once:
+    """What can be gone through once: a generator, a `zip`."""
+
+    items: list[Value] | None
+
+    def take(self) -> list[Value]:
+        items, self.items = self.items, None
+        if items is None:
+            raise Unreadable("a generator that is used up")
+        return items
+
+
 class Scope:
     """Local variables; those of a branch or a loop's body lie over the ones outside."""
 
@@ -126,6 +139,11 @@ class Scope:
                 return scope.values[name]
             scope = scope.outer
         return default
+
+
+def variable(value: str) -> str:
+    """What a value of a flat module is called in its scope: no name of Python's, such as `torch`, is one of them."""
+    return f"%{value}"
 
 
 def is_size(value: Value) -> bool:

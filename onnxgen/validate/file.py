@@ -1,0 +1,50 @@
+"""What a generated file defines: every name once, and no name means anything else than it does to the network.
+
+So the checker may look names up as if they were torch's, Python's, or a class of the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+
+from onnxgen.names import MODULE_ATTRIBUTES
+from onnxgen.validate.values import Unreadable
+
+METHODS = {"__init__", "forward", "from_pretrained", "tie_weights"}
+PYTHONS = frozenset(dir(builtins))
+# what the names mean that flat modules use
+MEANING = {"torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn", "Tensor": "torch.Tensor"}
+MEANING |= {"np": "numpy", "math": "math", "json": "json", "Path": "pathlib.Path"}
+
+
+def module_names(tree: ast.Module) -> frozenset[str]:
+    """What a file defines, each name once, and none of them Python's own or another module than everywhere."""
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names += [alias.asname or alias.name for alias in node.names]
+            if any(MEANING.get(a.asname or a.name, _source(node, a)) != _source(node, a) for a in node.names):
+                raise Unreadable("an import under the name of something else")
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            raise Unreadable(f"a file with a {type(node).__name__}")
+    if len(set(names)) < len(names) or not PYTHONS.isdisjoint(names):
+        raise Unreadable("a file defines what has a meaning already")
+    return frozenset(names)
+
+
+def _source(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    return f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+
+
+def check_body(definition: ast.ClassDef, stubs: set[str]) -> None:
+    """A class defines what modules have, and nothing that would change what a module does by itself."""
+    for node in definition.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if not isinstance(node, ast.FunctionDef) or node.name not in METHODS | stubs - MODULE_ATTRIBUTES:
+            raise Unreadable(f"class {definition.name} has something else than the methods of a module")

@@ -1,0 +1,62 @@
+"""What Python computes of numbers, text and lists, as far as that is small."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from onnxgen.validate.values import CONCRETE, Value
+
+LONGEST = 100_000  # items of a `range`, or of a list that is repeated, that are looked at one by one
+MOST_BITS = 4096  # of an integer that is computed
+PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+}
+
+
+def is_plain(value: Value) -> bool:
+    """A value of Python alone: nothing in it is symbolic."""
+    return all(map(is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, CONCRETE)
+
+
+def is_small(kind: type[ast.operator], a: Any, b: Any) -> bool:
+    """Whether the result is no larger than what a person would write."""
+    if kind is ast.Mult and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+        times = a if isinstance(a, int) else b
+        return isinstance(times, int) and times <= LONGEST
+    if kind in (ast.Mult, ast.Pow) and isinstance(a, int) and isinstance(b, int):
+        return a.bit_length() * (b if kind is ast.Pow else 1) + b.bit_length() <= MOST_BITS
+    return True
+
+
+def bounds(source: range) -> tuple[int, ...]:
+    if source.step != 1:
+        return source.start, source.stop, source.step
+    return (source.start, source.stop) if source.start else (source.stop,)
+
+
+def power(base: Any, exponent: int) -> Any:
+    made: Any = 1
+    for _ in range(exponent):
+        made = made * base
+    return made
