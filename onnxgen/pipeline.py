@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.blocks import find_blocks
 from onnxgen.code.copied import helper_names
+from onnxgen.code.module_def import ModuleDef
 from onnxgen.dropout import add_dropout
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.generated import Build, Generated, Report, compose
@@ -27,7 +28,7 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.stages import recorded, stage, uncollected
 from onnxgen.structure import Plain, structure
-from onnxgen.validate import Difference, specify, translated, validate
+from onnxgen.validate import Difference, Specification, specify, translated, validate
 
 DEFAULTS = Options()
 Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
@@ -61,10 +62,7 @@ def build(
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):
             module = lower(model, options, _class_name(model, path, options))
-        with timed(report, "structure"):
-            add_dropout(module, options.dropout)
-        with timed(report, "validate"):
-            wanted = specify(module)
+        wanted = _specified(module, options, report)
 
         def made(plain: Plain) -> Generated:
             with timed(report, "structure"):
@@ -77,6 +75,16 @@ def build(
                 return validate(wanted, generated.tree, module.name)
 
         return translated(made, differs, report)
+
+
+def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:
+    """Put the options' layers in, and say what the text has to do."""
+    with timed(report, "validate"):
+        before = specify(module) if options.dropout else None
+    with timed(report, "structure"):
+        add_dropout(module, options.dropout)
+    with timed(report, "validate"):
+        return specify(module, before)
 
 
 def generate(

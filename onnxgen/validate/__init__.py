@@ -9,7 +9,8 @@ words of a flat module (`code/module_def.py`, the placeholders of `code/quote.py
 """
 
 from onnxgen.validate.check import Difference, validate
-from onnxgen.validate.fallback import STRICT, WrongTranslation, translated
+from onnxgen.validate.fallback import STRICT, translated
 from onnxgen.validate.flat import Specification, specify
+from onnxgen.validate.values import WrongTranslation
 
 __all__ = ["STRICT", "Difference", "Specification", "WrongTranslation", "specify", "translated", "validate"]

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from onnxgen.errors import counted
 from onnxgen.generated import Generated, Report
 from onnxgen.validate.check import Difference
+from onnxgen.validate.values import WrongTranslation
 
 STRICT = "ONNXGEN_STRICT"  # in the environment: a difference is an error at once
 Path = tuple[str, ...]
-
-
-class WrongTranslation(Exception):
-    """The generated text does not do what the network does: a bug in onnxgen. Nothing is written."""
 
 
 def translated(

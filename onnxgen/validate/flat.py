@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
 from onnxgen.propagate.info import Info
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, variable
+from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, WrongTranslation, variable
 
 
 @dataclass
@@ -36,10 +36,34 @@ class Specification:
     opaque: frozenset[str]
 
 
-def specify(module: ModuleDef) -> Specification:
-    """Execute the flat module. Raises `Unreadable`."""
-    graph = Graph()
-    program = _Flat(graph, module)
+def specify(module: ModuleDef, before: Specification | None = None) -> Specification:
+    """Execute the flat module; `before`: what it was before `--dropout` added layers, which may change nothing else.
+
+    Raises:
+        Unreadable: the module does what the checker does not understand.
+        WrongTranslation: without the layers that were added it is not what it was before.
+    """
+    if before is not None:
+        _hold_without_dropout(module, before)
+    return _specified(module, Graph(), frozenset())
+
+
+def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
+    """Where every `nn.Dropout` that is new is passed by, the module is what it was."""
+    new = {".".join(m.path): m.build for m in module.members if ".".join(m.path) not in before.members}
+    after = _specified(module, before.graph, frozenset(new))
+    kept = {path: made for path, made in after.members.items() if path not in new}
+    same = after.result is before.result and kept == before.members
+    same = same and (after.program.nexts, after.program.stops) == (before.program.nexts, before.program.stops)
+    same = same and after.program.effects == before.program.effects
+    if not same or any(
+        ast.unparse(build.func) != "nn.Dropout" for build in new.values() if isinstance(build, ast.Call)
+    ):
+        raise WrongTranslation("--dropout changed more than it should: the network is another one in evaluation, too")
+
+
+def _specified(module: ModuleDef, graph: Graph, passed_by: frozenset[str]) -> Specification:
+    program = _Flat(graph, module, passed_by)
     scope = Scope()
     for i, argument in enumerate(module.inputs):
         program.bind(variable(argument.value), graph.make("input", i, argument.annotation), scope)
@@ -76,16 +100,22 @@ FEW = 8  # turns of a loop over a range that are executed one by one, those of l
 class _Flat(Statements):
     """Executes the statements of a flat module; notes the dims that are known of its values.
 
-    `whole`: the loops over a range that are executed as one, by where they stand. A few turns are executed one by one,
-    since structure writes such a loop for repeated layers, too.
+    `passed_by`: members whose call is what it is given. `whole`: the loops over a range that are executed as one, by
+    where they stand. A few turns are executed one by one, since structure writes such a loop for repeated layers, too.
     """
 
-    def __init__(self, graph: Graph, module: ModuleDef) -> None:
+    def __init__(self, graph: Graph, module: ModuleDef, passed_by: frozenset[str]) -> None:
         super().__init__(graph)
+        self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
         if not module.inputs and not module.members:  # nothing that could be moved
             self.device = self.node("cpu")
+
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if self.passed_by and function in self.passed_by and len(args) == 1 and not kwargs:
+            return args[0]
+        return super().call(function, args, kwargs)
 
     def stays_whole(self, source: range) -> bool:
         if not source[FEW // self.turns :]:

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onnxgen import generated
+from onnxgen import dropout, generated
 from onnxgen.cli import BUG, run
+from onnxgen.code.quote import call
+from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.structure import runs
 from onnxgen.validate import STRICT, WrongTranslation
@@ -96,3 +98,10 @@ def test_what_is_wrong_even_when_it_is_plain_is_refused(network: Network, monkey
 def test_nothing_is_left_plain_without_a_fault(network: Network) -> None:
     report = generate(network[0]).report
     assert report.plain == [] and onnx.load(network[0]).graph.node and report.stages["validate"] > 0
+
+
+def test_dropout_changes_nothing_else(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate(network[0], options=Options(dropout={"first": 0.2}), force=True)
+    monkeypatch.setattr(dropout, "call", lambda function, *given: call("nn.AlphaDropout", *given))
+    with pytest.raises(WrongTranslation, match="dropout changed"):
+        generate(network[0], options=Options(dropout={"first": 0.3}), force=True)
