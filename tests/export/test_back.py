@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import onnxgen
@@ -82,8 +82,12 @@ def test_a_constant_that_is_there_twice(tmp_path: Path, stored: str) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     onnxgen.generate(path, tmp_path / "model.py")
     assert onnxgen.verify(path, tmp_path / "model.py").agrees
-    state = {name: value * 3 for name, value in load_file(tmp_path / "model.safetensors").items()}
-    onnxgen.export(tmp_path / "model.py", weights=state, out=tmp_path / "out.onnx")
+    model = imported(tmp_path / "model.py").Model.from_pretrained()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 3
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert report.road == BACK
     got = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": np.ones((1, 2), np.float32)})[0]
     np.testing.assert_array_equal(got, [[3, 6]])
 
