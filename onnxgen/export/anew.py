@@ -100,6 +100,20 @@ def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out:
         output_names=[port.name for port in origin.signature.outputs],
         dynamic_axes=_dynamic(origin, outputs=True),
     )
+    _keep_inputs(origin, out)
+
+
+def _keep_inputs(origin: Origin, out: Path) -> None:
+    """Put back the inputs that nothing uses, which the older exporter leaves out: who runs the file gives them."""
+    model = onnx.load(out, load_external_data=False)
+    names = [port.name for port in origin.signature.inputs]
+    found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
+    found |= {value.name: value for value in model.graph.input}
+    if [value.name for value in model.graph.input] != names:
+        inputs = [onnx.ValueInfoProto.FromString(found[name].SerializeToString()) for name in names]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        onnx.save(model, out)
 
 
 def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:

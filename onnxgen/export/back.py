@@ -19,6 +19,7 @@ from onnxgen.export.places import Array, Place, function_places, places, tensors
 from onnxgen.export.report import ExportReport
 from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
 from onnxgen.names import printable
+from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.wayback import rebuild
 
 Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name and overload, and the name in there
@@ -49,6 +50,7 @@ def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Arra
         OnnxgenError: a file can't be read or written.
     """
     model = onnx.load(source, load_external_data=False)
+    drop_duplicates(model)  # else one of two would keep its old values
     try:
         with files.data_file(out) as data:
             _Writer(model, source.absolute().parent, record, state, report, data).run()

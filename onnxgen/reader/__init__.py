@@ -15,6 +15,7 @@ from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import named
 from onnxgen.options import Options
 from onnxgen.reader.check import check
+from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
 from onnxgen.reader.maps import map_types, note_maps
 from onnxgen.reader.normal import normalize
@@ -48,6 +49,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     proto, source = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
     # Not resolved: external data lies beside the name that the user gave, even if that is a link.
     folder = Path(os.path.abspath(path)).parent
+    drop_duplicates(proto)
     sorted_already = check(proto, folder, options.limits)
     check_functions(proto, options.limits)
     maps = map_types(proto.graph)

@@ -68,3 +68,36 @@ def test_without_training_the_bytes_are_the_same(mnist: Path) -> None:
     report = onnxgen.export(mnist / "model.py")
     assert report.wrote == [mnist / "mnist-tuned.onnx"] and report.changed == []
     assert onnx.load(mnist / "mnist-tuned.onnx") == onnx.load(MNIST)
+
+
+@pytest.mark.parametrize("stored", ["node", "initializer"])
+def test_a_constant_that_is_there_twice(tmp_path: Path, stored: str) -> None:
+    """onnxruntime loads the file; where both are alike they are one, which is trained."""
+    w = onnx.numpy_helper.from_array(np.array([1, 2], np.float32), "w")
+    nodes = [onnx.helper.make_node("Constant", [], ["w"], value=w)] * 2 if stored == "node" else []
+    nodes.append(onnx.helper.make_node("Mul", ["x", "w"], ["y"]))
+    ports = [[onnx.helper.make_tensor_value_info(name, 1, ["n", 2])] for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", *ports, [] if nodes[1:] else [w, w])
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    onnxgen.generate(path, tmp_path / "model.py")
+    assert onnxgen.verify(path, tmp_path / "model.py").agrees
+    model = imported(tmp_path / "model.py").Model.from_pretrained()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 3
+    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    assert report.road == BACK
+    got = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": np.ones((1, 2), np.float32)})[0]
+    np.testing.assert_array_equal(got, [[3, 6]])
+
+
+def test_constants_of_one_name_that_differ_are_refused(tmp_path: Path) -> None:
+    made = [onnx.numpy_helper.from_array(np.array([1, i], np.float32), "w") for i in (1, 2)]
+    nodes = [onnx.helper.make_node("Constant", [], ["w"], value=w) for w in made]
+    nodes.append(onnx.helper.make_node("Mul", ["x", "w"], ["y"]))
+    ports = [[onnx.helper.make_tensor_value_info(name, 1, ["n", 2])] for name in "xy"]
+    graph = onnx.helper.make_graph(nodes, "g", *ports)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    with pytest.raises(onnxgen.OnnxgenError, match="duplicate name w"):
+        onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")

@@ -69,6 +69,30 @@ def test_another_head(folder: Path, rows: int) -> None:
     assert dims == ["n", "n"], "the same symbol for the same size"
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+def test_inputs_that_nothing_uses_stay(tmp_path: Path, opset: int) -> None:
+    model = exported(Net().eval(), [torch.randn(2, 6)], f"legacy-{opset}", {0: {0: "n"}})
+    x = onnx.ValueInfoProto.FromString(model.graph.input.pop().SerializeToString())
+    sides = [onnx.helper.make_tensor_value_info(name, 7, ["n", 2]) for name in ("mask.1", "old")]
+    model.graph.input.extend([sides[0], x, sides[1]])
+    onnx.save(model, tmp_path / "m.onnx")
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
+    changed = imported(tmp_path / "model.py").Model.from_pretrained()
+    changed.fc2 = nn.Linear(8, 11)
+    report = onnxgen.export(tmp_path / "model.py", weights=changed, out=tmp_path / "out.onnx")
+    assert report.road == ANEW
+    new = onnx.load(tmp_path / "out.onnx").graph
+    assert [v.name for v in new.input] == ["mask.1", x.name, "old"]
+    assert new.input[1].type.tensor_type.shape.dim[0].dim_param == "n"
+    feeds = {
+        "mask.1": np.zeros((3, 2), np.int64),
+        x.name: np.ones((3, 6), np.float32),
+        "old": np.zeros((3, 2), np.int64),
+    }
+    got = ort.InferenceSession(tmp_path / "out.onnx").run(None, feeds)[0]
+    assert got.shape == (3, 11)
+
+
 def test_the_newer_exporter_where_it_writes_the_opset(tmp_path: Path) -> None:
     onnx.save(exported(Net().eval(), [torch.randn(2, 6)], "legacy-18", {0: {0: "n"}}), tmp_path / "m.onnx")
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")

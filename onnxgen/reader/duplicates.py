@@ -1,0 +1,54 @@
+"""Constants that a graph has twice under one name, the same in every byte: they are one.
+
+onnxruntime loads such files. It loads files whose constants of one name differ, too, and picks one without a word:
+those are refused (`reader.check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+
+
+def drop_duplicates(proto: onnx.ModelProto) -> None:
+    """Take out of every graph and function the initializers and Constant nodes that are there already."""
+    _in_graph(proto.graph)
+    for function in proto.functions:
+        _in_nodes(function.node)
+
+
+def _in_graph(graph: onnx.GraphProto) -> None:
+    _drop(graph.initializer, ((i, t.name, t) for i, t in enumerate(graph.initializer)))
+    _in_nodes(graph.node)
+
+
+def _in_nodes(nodes: Any) -> None:
+    _drop(nodes, _constants(nodes))
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _in_graph(graph)
+
+
+def _constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[int, str, Any]]:
+    for i, node in enumerate(nodes):
+        is_constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+        if is_constant and len(node.output) == len(node.attribute) == 1:
+            yield i, node.output[0], node.attribute[0]
+
+
+def _drop(fields: Any, found: Iterable[tuple[int, str, Any]]) -> None:
+    """Delete what equals the first of its name. Only what has one name is compared."""
+    first: dict[str, Any] = {}
+    twice = []
+    for i, name, message in found:
+        if name in first and first[name] == message:
+            twice.append(i)
+        first.setdefault(name, message)
+    if twice:
+        gone = set(twice)
+        kept = [type(field).FromString(field.SerializeToString()) for i, field in enumerate(fields) if i not in gone]
+        del fields[:]
+        fields.extend(kept)
