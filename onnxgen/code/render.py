@@ -109,12 +109,12 @@ def render(
     }
     meant = Meant(trees, copies(helpers, own), frozenset(module for module, _ in own_imports.values()))
     if templates is not None:  # they may do anything with the lines
-        source = _black(_rendered(values, templates), templates)
+        source = _formatted(_rendered(values, templates), templates)
         return source, _held(source, meant, templates)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
         notes.append(f"over {LONGEST:,} lines that black would see: long lines stay long (`black` wraps them)")
-    source = settled.restored(_black(_rendered({**values, "classes": settled.classes}, None), None))
+    source = settled.restored(_formatted(_rendered({**values, "classes": settled.classes}, None), None))
     return source, _held(source, meant, None)
 
 
@@ -199,7 +199,17 @@ def _loading(*loaders: Any) -> Any:
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 
-def _black(source: str, templates: Path | None) -> str:
+def _formatted(source: str, templates: Path | None) -> str:
+    try:
+        return _black(source)
+    except SyntaxError as error:
+        if templates is None:
+            raise Refused(f"the file is not Python: {error}") from error
+        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {error}") from error
+
+
+def _black(source: str) -> str:
+    """The source as black has it. Raises `SyntaxError` if it is no Python to black."""
     with stage(IMPORTS):
         import black
         from black.parsing import InvalidInput
@@ -208,9 +218,7 @@ def _black(source: str, templates: Path | None) -> str:
         with stage(FORMAT):
             return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
     except InvalidInput as error:
-        if templates is None:
-            raise Refused(f"the file is not Python: {_line(error)}") from error
-        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {_line(error)}") from error
+        raise SyntaxError(_line(error)) from error
 
 
 # what the frame itself and the classes may use, by the name that it has in a generated file
