@@ -122,11 +122,6 @@ def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, s
     taken: dict[str, tuple[Entry, str]] = {}
     for entry in entries:
         root = real_path(entry.root) if inside else ""
-        real = real_path(entry.source)
-        if root and not _is_in(real, root):
-            wrong(
-                f"{entry.key}.source", f"{entry.shown(entry.source)} lies outside the project: a link leads to {real}"
-            )
         for name, path in (("output", entry.output), ("weights", entry.weights)):
             if path is None:
                 continue

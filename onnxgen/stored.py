@@ -218,7 +218,10 @@ class Views:
             self._pieces -= sum(len(part.pieces) for part in parts if part is not None)
             if self._pieces < 0:
                 return None
-        return _view_source(value, lambda v: None if v is None else self._known.get(v))
+        try:
+            return _view_source(value, lambda v: None if v is None else self._known.get(v))
+        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # nodes that make no sense
+            return None
 
     def _refuse_large(self, value: ir.Value) -> None:
         facts, node = info(value), value.producer()

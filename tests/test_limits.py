@@ -87,6 +87,11 @@ CASES: dict[str, tuple[onnx.ModelProto, int, str]] = {
         r"node words \(Constant-17\): attribute value_string has 101 bytes; the limit is 100",
     ),
     "fold_elements": (sparse(3, 4), 11, "initializer w: it is sparse, and has 12 elements when it is dense"),
+    "written": (
+        model([node("Concat", ["w", "w"], ["ww"], axis=1), node("MatMul", ["x", "ww"])], [weight("w", 4, 4000)]),
+        1,
+        r"the weights have 128,000 bytes; what was read allows|made of stored tensors alone, has 128,000 bytes",
+    ),
     "source_length": (chain(9), 20, r"the source has \d+ characters and more; the limit is 20"),
 }
 
@@ -239,6 +244,32 @@ def test_nested_loops_do_not_multiply(write: Write, tmp_path: Path) -> None:
     began = time.process_time()
     build(write(model(inner, [from_array(np.array(2), "m")])), Options(), tmp_path / "net.py")
     assert time.process_time() - began < 10
+
+
+def test_concatenations_that_double(write: Write, tmp_path: Path) -> None:
+    """Weights of a gigabyte, of a file of 1 KB: refused before any of it is made."""
+    nodes = [node("Concat", [f"w{i}", f"w{i}"], [f"w{i + 1}"], axis=1) for i in range(24)]
+    path = write(model([*nodes, node("MatMul", ["x", "w24"])], [weight("w0", 4, 4)]))
+    began = time.process_time()
+    with pytest.raises(OnnxgenError, match=r"node .*\(Concat\): w24, made of stored tensors alone, has 1,073,741,824"):
+        generate(path, tmp_path / "net.py")
+    assert time.process_time() - began < 5 and not (tmp_path / "net.py").exists()
+
+
+def test_one_data_file_of_many_tensors(tmp_path: Path) -> None:
+    """Each data file counts once, however many tensors lie in the same bytes."""
+    tensors = []
+    for i in range(60):
+        tensor = TensorProto(name=f"w{i}", data_type=1, dims=[500_000], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="data")
+        tensors.append(tensor)
+    (tmp_path / "data").write_bytes(bytes(2_000_000))
+    nodes = [node("Add", [f"v{i}" if i else "x", f"w{i}"], [f"v{i + 1}" if i < 59 else "y"]) for i in range(60)]
+    made = model(nodes, tensors, inputs=[value("x", [500_000])])
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(OnnxgenError, match=r"the weights have 120,000,000 bytes; .* \(--limit written=120000000"):
+        generate(tmp_path / "model.onnx", tmp_path / "net.py")
+    generate(tmp_path / "model.onnx", tmp_path / "net.py", Options(limits=Limits(written=120_000_000)))
 
 
 # ---- counted first, and read by a process of its own ----

@@ -15,7 +15,7 @@ Ranges = list[tuple[int, int]]  # code points, sorted and apart
 Ways = dict[int, int]  # by position
 
 MOST_WAYS = 512  # that a text may have at one of its letters
-POSITIONS, EDGES, STEPS = 4_000, 100_000, 500_000  # of an automaton; what following it may take
+POSITIONS, EDGES, STEPS = 5_000, 100_000, 500_000  # of an automaton; what following it may take
 
 
 class TooManyWays(ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from onnxgen.propagate.dims import Dim, symbols
 
 Shape = tuple[Dim, ...]
+
+MOST_ELEMENTS = 2**63
 
 
 @dataclass(frozen=True)
@@ -71,4 +73,9 @@ def shown_dims(value: ir.Value) -> set[str]:
 
 
 def set_info(value: ir.Value, facts: Info) -> None:
-    value.meta["info"] = facts
+    """Note what is known of a value. Dims of more elements than int64 counts are no tensor's, and stay unknown."""
+    size = 1
+    for dim in facts.shape or ():
+        if isinstance(dim, int) and dim:
+            size *= dim
+    value.meta["info"] = facts if size < MOST_ELEMENTS else replace(facts, shape=None, data=None)

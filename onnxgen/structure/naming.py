@@ -45,6 +45,8 @@ class Names:
         self.names: dict[str, LocalName] = {}
         self.busy: dict[str, str] = {}  # name -> the value that has it now
         self.numbered: dict[str, set[str]] = {}  # base -> the values that had to share it
+        self._free: dict[str, int] = {}  # base -> a number below which all are taken
+        self._number_of: dict[str, tuple[str, int]] = {}  # name -> its base and number
         self.reserved = reserved
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
@@ -95,7 +97,7 @@ class Names:
                 if target not in self.names:
                     self._take(target, self._wanted(target, statement, target in last))
                     if target not in last:
-                        self.busy.pop(self.names[target], None)
+                        self._set_free(self.names[target])
 
     def _compound(self, statement: If | Loop | With) -> None:
         """What a nested block assigns has its name until the block ends; what lives outside keeps its own."""
@@ -114,13 +116,20 @@ class Names:
             before = dict(self.busy)
             self._block(block, statement.targets, set(before.values()))
             self.busy = before
+            self._free.clear()
         self.busy = outside
+        self._free.clear()
 
     def _release(self, names: list[str], last: dict[str, int], now: int, kept: Container[str]) -> None:
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
                 if name not in self.arguments or self.scope.path or self.names[name] in SPARE:
-                    del self.busy[self.names[name]]
+                    self._set_free(self.names[name])
+
+    def _set_free(self, name: str) -> None:
+        if self.busy.pop(name, None) is not None and name in self._number_of:
+            base, n = self._number_of[name]
+            self._free[base] = min(n, self._free.get(base, 2))
 
     def _take(self, value: str, wanted: list[str]) -> None:
         """The first wanted name that is free; else the last one, numbered."""
@@ -129,10 +138,13 @@ class Names:
             if name not in self.busy and name not in self.reserved:
                 break
         else:
-            base, n = names[-1], 2
+            base = names[-1]
+            n = self._free.get(base, 2)
             while f"{base}{n}" in self.busy or f"{base}{n}" in self.reserved:
                 n += 1
             name = local(f"{base}{n}")
+            self._free[base] = n + 1
+            self._number_of[name] = base, n
             self.numbered.setdefault(base, set()).add(name)
         self.names[value] = name
         self.busy[name] = value
@@ -227,9 +239,10 @@ def joined(scope: Scope, infos: dict[str, Info]) -> dict[str, str]:
     for name in (r for o in scope.outputs for r in refs(o)):
         uses.setdefault(name, []).append(end)
     trees = [list(expressions(s)) for s in scope.body] + [scope.outputs]
+    joins = [_joins(tree) for tree in trees]
     found: dict[str, str] = {}
     for name, places in uses.items():
-        how = _join(name, trees[places[-1]])
+        how = joins[places[-1]].get(name, "")
         if name not in made:
             if how and len(places) == 1:
                 found[name] = how
@@ -259,23 +272,25 @@ def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:
     return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
 
 
-def _join(name: str, trees: list[ast.expr]) -> str:
-    """How an expression joins a value with what it computes of others: by concatenation or a call, or by a sum."""
+def _joins(trees: list[ast.expr]) -> dict[str, str]:
+    """How an expression joins values with what it computes of others: by concatenation or a call, or by a sum."""
+    found: dict[str, str] = {}
     for node in (n for tree in trees for n in walk(tree)):
         if not isinstance(node, (ast.Call, ast.BinOp)):
             continue
-        function, _ = called(node)
-        if function == "cat" and isinstance(node, ast.Call) and node.args:
-            if any(isinstance(n, Ref) and n.value == name for n in ast.iter_child_nodes(node.args[0])):
-                return "skip"
+        if called(node)[0] == "cat" and isinstance(node, ast.Call) and node.args:
+            for item in ast.iter_child_nodes(node.args[0]):
+                if isinstance(item, Ref):
+                    found.setdefault(item.value, "skip")
         if isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
-            if any(isinstance(a, Ref) and a.value == name for a in node.args[1:]):
-                return "skip"
+            for item in node.args[1:]:
+                if isinstance(item, Ref):
+                    found.setdefault(item.value, "skip")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            sides = (node.left, node.right)
-            if any(isinstance(s, Ref) and s.value == name for s in sides) and set(refs(node)) != {name}:
-                return "residual"
-    return ""
+            for side in (node.left, node.right):
+                if isinstance(side, Ref) and side.value not in found and set(refs(node)) != {side.value}:
+                    found[side.value] = "residual"
+    return found
 
 
 def _is_own(function: MemberRef) -> bool:

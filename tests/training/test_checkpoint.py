@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.checkpoint.store import Store
+from onnxgen.training.checkpoint.store import Store, ours, peek
 from onnxgen.training.checkpoint.weights import finite, save_weights
 from tests.training.runs import state, train
 
@@ -63,6 +63,24 @@ def test_code_in_a_checkpoint_is_not_run(store, tmp_path):
     with pytest.raises(OnnxgenError, match="damaged"):
         store.read()
     assert not (tmp_path / "made").exists()
+
+
+def test_torch_that_could_run_code_reads_none(store, monkeypatch):
+    """CVE-2025-32434: before 2.6 `weights_only=True` was no protection."""
+    save(store, 0)
+    for version in ("2.5.1+cu124", "2.4.1"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(OnnxgenError, match=f"torch {version[:5]}.*install torch 2.6 or newer"):
+            store.read()
+        assert peek(store.folder) == {}
+    monkeypatch.setattr(torch, "__version__", "2.6.0")
+    assert store.read()["number"] == 0
+
+
+@pytest.mark.parametrize("found", [{}, {"onnxgen": 5}, {"onnxgen": {}}, {"onnxgen": {"identity": []}}])
+def test_a_checkpoint_of_another_program(found):
+    with pytest.raises(OnnxgenError, match="the checkpoint is none of onnxgen's"):
+        ours(found)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "link"])

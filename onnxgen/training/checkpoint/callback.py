@@ -23,7 +23,7 @@ from onnxgen.training.checkpoint.finite import Losses
 from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
-from onnxgen.training.checkpoint.store import KEY, Store, reason
+from onnxgen.training.checkpoint.store import KEY, Store, ours, reason
 from onnxgen.training.checkpoint.weights import finite, plain, spare, write
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
@@ -98,7 +98,7 @@ class Checkpoints(lightning.Callback):
             for name in (BEST, LAST):
                 (self.out / name).unlink(missing_ok=True)
             return None
-        compare(found[KEY]["identity"], self.identity)
+        compare(ours(found)["identity"], self.identity)
         return self.store.found
 
     # What Lightning calls, in this order.

@@ -102,12 +102,21 @@ class Store(CheckpointIO):
         """Nothing: there are two, and they are replaced."""
 
 
+def ours(found: dict[str, Any]) -> dict[str, Any]:
+    """What onnxgen puts into a checkpoint. Raises `OnnxgenError` where another program wrote it."""
+    state = found.get(KEY)
+    if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
+        what = f"the checkpoint is none of onnxgen's: it has no {KEY!r}"
+        raise OnnxgenError(Problem(what, help="train anew, without --resume"))
+    return state
+
+
 def peek(folder: Path) -> dict[str, Any]:
     """What is ours in the last checkpoint, without reading its tensors; nothing if it can't be read."""
     with suppress(Exception):  # torch raises whatever the damage leads to
         _need_safe_torch()
-        found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)[KEY]
-        return found
+        found: dict[str, Any] = torch.load(folder / LAST, map_location="cpu", weights_only=True, mmap=True)
+        return ours(found)
     return {}
 
 
@@ -130,6 +139,6 @@ def _load(path: Path) -> dict[str, Any]:
         if (bad := archive.testzip()) is not None:
             raise ValueError(f"wrong checksum of {bad}")
     found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(found, dict) or not isinstance(found.get(KEY), dict):
-        raise ValueError("onnxgen train did not write it")
+    if not isinstance(found, dict):
+        raise ValueError("it is no checkpoint")
     return found
