@@ -269,11 +269,15 @@ class Comparison:
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
+            first, second = (Side(cone.picture, self.single, numbers, wide) for cone in (before, after))
             try:
-                expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
+                expected = first.value(before, drawn)
             except Broken as error:
                 raise Refused(str(error)) from None
-            return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn)
+            got = second.value(after, drawn)
+            if first.narrowed or second.narrowed:
+                raise Untold("an operator computes in float32 alone")
+            return expected, got
 
     def _weight(self, numbers: dict[str, int]) -> int:
         """About how many elements a region has."""
