@@ -19,6 +19,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are impo
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Tests whose graphs are many and unlike: every rewriting of them is computed before and after (`onnxgen.paranoid`).
+CHECKED = (
+    "tests.test_added_bias", "tests.test_dropout_pass", "tests.test_dynamic_batch", "tests.test_expand",
+    "tests.test_growing", "tests.test_idioms_", "tests.test_linear", "tests.test_nameless", "tests.test_random_graphs",
+    "tests.test_real_models", "tests.test_recurrent", "tests.test_restore_batchnorm", "tests.test_sequences_pass",
+    "tests.test_slices_pass", "tests.test_small_graphs", "tests.ops.", "tests.properties.", "tests.quantized.",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def checked_passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ONNXGEN_PARANOID`, for some tests; what it says already counts for all: 1 is every test, 0 none."""
+    module = getattr(request, "module", None)
+    if module is not None and module.__name__.startswith(CHECKED) and "ONNXGEN_PARANOID" not in os.environ:
+        monkeypatch.setenv("ONNXGEN_PARANOID", "1")
+
+
 def pytest_collection() -> None:
     """Nothing is garbage while tests are collected: the search for it took a fifth of the time."""
     gc.disable()

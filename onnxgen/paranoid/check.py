@@ -18,7 +18,7 @@ from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.picture import Made, take
-from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
+from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
 
@@ -116,28 +116,31 @@ class Checker:
         return parted
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
-        """How both sides of a claim differ; "" if they do not, None if nothing can be said."""
+        """How both sides of a claim differ; "" if they do not, None if nothing can be said.
+
+        A pass may know of a value how it is made: a difference counts only if it stays where more is computed. It does
+        not count if the network itself, from its inputs on, refuses everything that is drawn.
+        """
         opened: set[ir.Value] = set()
         verdict, why = "", ""
-        for level in range(LEVELS if claim.needed else 1):
-            try:
+        with suppress(Untold):
+            for level in range(LEVELS if claim.needed else 1):
                 region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
-                verdict = self._compared(region)
-                if not verdict:
-                    self.counts.hints += not claim.needed
-                    return ""
-            except Untold as error:
-                why = why or str(error)
-                if verdict or level:
-                    break
-                continue
-            if level:
+                refused = False
+                try:
+                    verdict = self._compared(region)
+                    if not verdict:
+                        self.counts.hints += not claim.needed
+                        return ""
+                except Untold as error:
+                    why, refused = why or str(error), isinstance(error, Refused)
                 further = regions.deeper(region) - opened
-                opened |= further
                 if not further:
+                    verdict = "" if refused else verdict
                     break
+                opened |= further if level else set()
         if not verdict and claim.needed:
-            self.counts.untold[why] += 1
+            self.counts.untold[why or "too large"] += 1
         return verdict or None
 
     def _compared(self, region: Region) -> str:
@@ -266,11 +269,15 @@ class Comparison:
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
+            first, second = (Side(cone.picture, self.single, numbers, wide) for cone in (before, after))
             try:
-                expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
+                expected = first.value(before, drawn)
             except Broken as error:
-                raise Untold(str(error)) from None
-            return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn)
+                raise Refused(str(error)) from None
+            got = second.value(after, drawn)
+            if first.narrowed or second.narrowed:
+                raise Untold("an operator computes in float32 alone")
+            return expected, got
 
     def _weight(self, numbers: dict[str, int]) -> int:
         """About how many elements a region has."""

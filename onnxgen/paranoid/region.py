@@ -25,6 +25,10 @@ class Broken(Untold):
     """A node cannot run on such inputs: an error where the other side can."""
 
 
+class Refused(Untold):
+    """The graph before cannot run on such inputs."""
+
+
 @dataclass
 class Cone:
     """How one value is computed.

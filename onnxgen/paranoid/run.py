@@ -27,10 +27,14 @@ class Side:
     Args:
         wide: every narrower type of floats is float64.
         sizes: what named dims are.
+
+    Attributes:
+        narrowed: whether some node computed in a narrower type all the same.
     """
 
     def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], wide: bool) -> None:
         self.picture, self.single, self.sizes, self.wide = picture, single, sizes, wide
+        self.narrowed = False
 
     def value(self, cone: Cone, drawn: Mapping[ir.Value, Any]) -> Any:
         """The end of a cone. Raises `Untold`."""
@@ -65,7 +69,11 @@ class Side:
             values.update(zip(step.outputs, made))
 
     def _node(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
-        return [self.widened(v) if isinstance(v, np.ndarray) else v for v in self._made(step, inputs, values)]
+        found = self._made(step, inputs, values)
+        made = [self.widened(v) if isinstance(v, np.ndarray) else v for v in found]
+        exact = step.op == "ConstantOfShape"  # zeros without a type of their own
+        self.narrowed |= not exact and any(a is not b for a, b in zip(made, found))
+        return made
 
     def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         if step.domain == DOMAIN:
