@@ -87,7 +87,7 @@ def _changes(definition: ast.ClassDef, whole: ast.Module, draw: random.Random) -
         if not isinstance(method, ast.FunctionDef) or method.name == "from_pretrained":
             continue
         names = sorted({n.id for n in ast.walk(method) if isinstance(n, ast.Name)} | {a.arg for a in method.args.args})
-        for n, default in enumerate(method.args.defaults):
+        for n in range(len(method.args.defaults)):
             yield lambda n=n, of=method: of.args.defaults.__setitem__(n, ast.Constant(7))  # type: ignore[misc]
             yield lambda of=method: of.args.defaults.pop(0)  # type: ignore[misc]
         for node in ast.walk(method):
@@ -199,7 +199,7 @@ def _observed(given: Drawing, source: str) -> Any:
     torch.manual_seed(0)
     model: nn.Module = getattr(module, given.name)()
     numbers = torch.Generator().manual_seed(1)
-    for key, value in sorted(model.state_dict().items()):
+    for _, value in sorted(model.state_dict().items()):
         if value.is_floating_point():
             value.copy_(torch.rand(value.shape, generator=numbers).to(value.dtype) + 0.1)
     seen: list[Any] = [[(k, v.dtype, tuple(v.shape)) for k, v in sorted(model.state_dict().items())]]
