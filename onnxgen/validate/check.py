@@ -27,12 +27,12 @@ def validate(specification: Specification, tree: ast.Module, name: str) -> Diffe
         tree: the whole file.
         name: the root class.
     """
-    specification.graph.home = ""
+    text = None
     try:
         text = Text(tree, specification)
         result = text.node(text.root(name))
     except Exception as error:  # a text that can't be followed, whatever the reason
-        return Difference(specification.graph.home, f"{type(error).__name__}: {error}")
+        return Difference("" if text is None else text.graph.home, f"{type(error).__name__}: {error}")
     return _members(specification, text) or _computation(specification, text, result)
 
 
@@ -68,7 +68,7 @@ def _computation(wanted: Specification, text: Text, result: Node) -> Difference 
         flat.stops
     )
     effects = text.effects == flat.effects and text.seen == flat.seen
-    first = next((node for node in wanted.graph.since(text.began) if node.key[0] not in NO_OPERATIONS), None)
+    first = next((node for node in text.graph.since(text.began) if node.key[0] not in NO_OPERATIONS), None)
     if first is not None:
         return Difference(first.home, f"nothing else computes {describe(first)}")
     if result is wanted.result and loops and stops and effects:

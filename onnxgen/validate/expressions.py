@@ -53,6 +53,9 @@ NO_OPERATIONS = frozenset(
 ) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
 
 
+NO_TENSORS = frozenset(("constant", "name", "dim", "tuple", "list", "dict", "slice", "lambda", "compare"))
+
+
 class Lazy:
     """A variable of a loop, which has a node of its own only if somebody reads it."""
 
@@ -176,12 +179,18 @@ class Expressions:
         return None
 
     def attribute(self, value: Value, name: str) -> Value:
-        if name == "device":
+        if name == "device" and self.is_tensor(value):
             return self.device
         if isinstance(value, Node):
             shape = self.graph.shapes.get(value) if name == "shape" else None
             return self.make("attribute", value, name) if shape is None else shape
-        return self.make("attribute", self.node(value), name)
+        return self.attribute(self.node(value), name)
+
+    def is_tensor(self, value: Value) -> bool:
+        """Whether a value may well be a tensor: it was computed, or belongs to a module."""
+        if isinstance(value, Node) and value.key[0] == "attribute":
+            return self.is_tensor(value.key[1])
+        return isinstance(value, Node) and value.key[0] not in NO_TENSORS
 
     def _subscript(self, tree: ast.Subscript, scope: Scope) -> Value:
         value, index = self.evaluate(tree.value, scope), self.evaluate(tree.slice, scope)
@@ -323,16 +332,20 @@ class Expressions:
 
     def _call(self, tree: ast.Call, scope: Scope) -> Value:
         args = self._several(tree.args, scope)
-        if any(keyword.arg is None for keyword in tree.keywords):
-            raise Unreadable("a call with **")
-        kwargs = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}
-        if len(kwargs) < len(tree.keywords):
-            raise Unreadable("a keyword that is given twice")
+        kwargs = self.keywords(tree, scope)
         if isinstance(tree.func, ast.Name) and scope.find(tree.func.id, UNDEFINED) is UNDEFINED and not kwargs:
             found = self._builtin(tree.func.id, args)
             if found is not UNDEFINED:
                 return found
         return self.call(self.evaluate(tree.func, scope), args, kwargs)
+
+    def keywords(self, tree: ast.Call, scope: Scope) -> dict[str, Value]:
+        if any(keyword.arg is None for keyword in tree.keywords):
+            raise Unreadable("a call with **")
+        given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}
+        if len(given) < len(tree.keywords):
+            raise Unreadable("a keyword that is given twice")
+        return given
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
         """A builtin of known arguments."""

@@ -29,7 +29,7 @@ class Text(Statements):
     """
 
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
-        super().__init__(specification.graph)
+        super().__init__(specification.graph.copy())
         self.specification = specification
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
@@ -172,7 +172,7 @@ class Text(Statements):
         if name in ("register_buffer", "add_module", "register_parameter"):
             to = self.evaluate(function.value, scope)
             key, value = self._several(tree.args, scope)
-            given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords}
+            given = self.keywords(tree, scope)
             if given not in ({}, {"persistent": False}):
                 raise Unreadable(f"{name} with other arguments")
             kind = "" if name != "register_buffer" else "transient" if given else "persistent"

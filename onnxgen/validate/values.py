@@ -59,6 +59,12 @@ class Graph:
             found = self._nodes[key] = Node(key, self.home)
         return found
 
+    def copy(self) -> Graph:
+        """The same nodes, for one more program: what that adds stays its own."""
+        made = Graph()
+        made.shapes, made._nodes = self.shapes, dict(self._nodes)
+        return made
+
     def dotted(self, name: str) -> Node:
         """The node of `torch.nn.functional`: a name and its attributes."""
         first, *rest = name.split(".")
