@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from tests.hunts.judge import Case, Verdict, judge
+from tests.hunts.judge import Case, Unmade, Verdict, judge
 from tests.hunts.shrink import shrink
 
 HERE = Path(__file__).parent
@@ -41,10 +41,6 @@ def judged(hunt: str, seeds: Iterable[int]) -> list[tuple[int, Verdict]]:
     return found
 
 
-class Unmade(Exception):
-    """An exporter refused a module."""
-
-
 def recorded(hunt: str, file: str) -> list[int]:
     """Seeds of a hunt in a list: `scopes 17  what it was`."""
     lines = (HERE / file).read_text(encoding="utf-8").splitlines()
@@ -58,7 +54,8 @@ def hunt(name: str, first: int, cases: int, workers: int) -> Counter[str]:
     refusals: Counter[str] = Counter()
     chunks = [range(n, min(n + CHUNK, first + cases)) for n in range(first, first + cases, CHUNK)]
     with ProcessPoolExecutor(workers) as pool:
-        for found in pool.map(judged, [name] * len(chunks), chunks) if workers > 1 else map(judged, [name] * len(chunks), chunks):
+        each = pool.map if workers > 1 else map
+        for found in each(judged, [name] * len(chunks), chunks):
             for seed, verdict in found:
                 table[verdict.kind] += 1
                 if verdict.kind in ("refused", "void"):
