@@ -117,14 +117,17 @@ def _again(scope: Scope) -> list[Member]:
 
 
 def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
-    """What each container below a class holds, by number: a submodule, or None for a container in it."""
-    level = len(scope.path)
+    """What each container below a class holds, by number: a submodule, or None for a container in it.
+
+    A submodule that has others below it is no container: it computes something itself.
+    """
+    level, taken = len(scope.path), {member.path for member in scope.members}
     below: dict[Path, dict[str, Member | None]] = {}
     for member in scope.members:
         for n in range(level, len(member.path)):
             whole = n + 1 == len(member.path) and member.kind == "module"
             below.setdefault(member.path[:n], {})[member.path[n]] = member if whole else None
-    return {path: parts for path, parts in below.items() if all(name.isdigit() for name in parts)}
+    return {path: parts for path, parts in below.items() if path not in taken and all(n.isdigit() for n in parts)}
 
 
 def _items(parts: dict[Path, dict[str, Member | None]], path: Path) -> Items | None:

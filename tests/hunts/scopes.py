@@ -39,7 +39,7 @@ def _drawn(seed: int, rng: random.Random, numbers: np.random.Generator) -> Case:
     inner = [rng.choice(DIMS)] * rank if rng.random() < 0.6 else [rng.choice(DIMS) for _ in range(rank)]
     shape = tuple([2, *inner[1:]][:rank])
     named = rank > 0 and rng.random() < 0.6
-    sizes = [*SIZES, 0] if named and rng.random() < 0.1 else SIZES if named else (2, 2)
+    empty = named and rng.random() < 0.1
     e = Emitter(rng, numbers, shape, dtype)
     drawer = Drawer(rng, usable(rank, dtype))
     given = ["x", "y"][: rng.choice((1, 1, 2))]
@@ -51,6 +51,9 @@ def _drawn(seed: int, rng: random.Random, numbers: np.random.Generator) -> Case:
     last = emit(e, program, given, pool)
     nodes = _reordered(e.nodes, rng) if rng.random() < 0.15 else e.nodes
     model = _model(e, nodes, _outputs(e, rng, last, pool[len(given) :]), given, named)
+    # onnxruntime 1.31 reduces an empty tensor to its own shape, with keepdims too
+    empty = empty and not any(n.op_type == "ReduceMean" for n in nodes)
+    sizes = [*SIZES, 0] if empty else SIZES if named else (2, 2)
     feeds = [_feed(given, shape, n, e, numbers, flag) for n, flag in zip(sizes, (True, False, True, False))]
     return Case(seed, model, feeds)
 
