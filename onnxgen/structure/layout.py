@@ -76,7 +76,7 @@ def _assign(made: Layout, parent: ast.expr, name: str, place: Place) -> None:
     """`parent.name = ...` for a member or a container, and then what lies below it."""
     outer = made.flag
     if place.passes:
-        made.add(_child(parent, name), quote("nn.Identity()"))
+        _set_module(made, parent, name, quote("nn.Identity()"))
     made.flag = place.flag or outer
     here = _place(made, parent, name, place)
     _register(made, here, place)
@@ -88,6 +88,13 @@ def _assign(made: Layout, parent: ast.expr, name: str, place: Place) -> None:
         for child, below in place.below.items():
             _assign(made, here, child, below)
     made.flag = outer
+
+
+def _set_module(made: Layout, parent: ast.expr, name: str, value: ast.expr) -> None:
+    if name.isdigit():
+        made.add(None, call(ast.Attribute(parent, "add_module", ast.Load()), name, value))
+    else:
+        made.add(_child(parent, name), value)
 
 
 def _place(made: Layout, parent: ast.expr, name: str, place: Place) -> ast.expr:

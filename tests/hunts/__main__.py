@@ -1,0 +1,18 @@
+"""`python -m tests.hunts scopes --cases 1000 --seed 0`"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.hunts.hunting import hunt
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.hunts")
+    parser.add_argument("hunt", choices=("scopes", "modules"))
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=1)
+    given = parser.parse_args()
+    table = hunt(given.hunt, given.seed, given.cases, given.workers)
+    sys.exit(1 if table["wrong"] or table["crash"] else 0)

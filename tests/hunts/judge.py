@@ -1,0 +1,142 @@
+"""What a drawn file is held to: onnxruntime's outputs. A file that onnxruntime refuses does not count."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
+from onnxgen.errors import BUG, OnnxgenError
+from onnxgen.load import load
+from onnxgen.options import Options
+from onnxgen.verify.compare import Tolerance, compare, slack_of
+
+Feed = dict[str, Any]
+BAD = ("crash", "wrong")
+NUDGE = 2.0**-21  # how much inputs are changed to see how far outputs move of rounding alone
+NUDGES = 3
+
+
+class Unmade(Exception):
+    """An exporter refused a module."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and what it is run with."""
+
+    seed: int
+    model: onnx.ModelProto
+    feeds: list[Feed]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case went.
+
+    Attributes:
+        kind: "right", "refused" (by onnxgen, with a problem of the file), "crash", "wrong", "void" (onnxruntime refused).
+        what: what failures have in common that have one cause: a message, or the place of an exception.
+        detail: all there is to know of a failure.
+    """
+
+    kind: str
+    what: str = ""
+    detail: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        return self.kind in BAD
+
+
+def judge(case: Case, options: Options | None = None) -> Verdict:
+    """Generate the file, run it on every feed, and compare with onnxruntime."""
+    with tempfile.TemporaryDirectory(prefix="hunt-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            session = _session(case.model)
+            case, expected = _accepted(case, session)
+        except Exception as error:
+            return Verdict("void", " ".join(str(error).split())[:150])
+        path = Path(folder) / "graph.onnx"
+        onnx.save(case.model, path)
+        try:
+            model = load(path, options)
+        except OnnxgenError as error:
+            kind = "crash" if "can't be loaded" in str(error) or BUG in str(error) else "refused"
+            return Verdict(kind, " ".join(error.problems[0].what.split())[:100], str(error))
+        except Exception as error:
+            return _crash(error)
+        return _compared(case, model, session, expected)
+
+
+def _accepted(case: Case, session: Any) -> tuple[Case, list[list[Any]]]:
+    """The case with the feeds that onnxruntime runs, the first at least: exporters fix sizes that were free."""
+    ran = [(case.feeds[0], session.run(None, case.feeds[0]))]
+    for feed in case.feeds[1:]:
+        with suppress(Exception):
+            ran.append((feed, session.run(None, feed)))
+    return replace(case, feeds=[feed for feed, _ in ran]), [outputs for _, outputs in ran]
+
+
+def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[list[Any]]) -> Verdict:
+    half = any(t.data_type == onnx.TensorProto.FLOAT16 for t in case.model.graph.initializer)
+    tolerance = Tolerance().at_least("float16" if half else "float32")
+    for number, (feed, wanted) in enumerate(zip(case.feeds, expected, strict=True)):
+        try:
+            with torch.no_grad():
+                made = model(*[torch.from_numpy(np.array(a)) for a in feed.values()])
+        except Exception as error:
+            return _crash(error)
+        outputs = made if isinstance(made, tuple) else (made,)
+        if len(outputs) != len(wanted):
+            return Verdict("wrong", "number of outputs", f"{len(outputs)} instead of {len(wanted)}")
+        for k, (ours, theirs) in enumerate(zip(outputs, wanted)):
+            if not isinstance(ours, torch.Tensor):
+                return Verdict("wrong", "no tensor", f"output {k} is a {type(ours).__name__}")
+            got = ours.detach().numpy()
+            why = compare(theirs, got, tolerance).why
+            if why and compare(theirs, got, tolerance, slack=_slack(session, feed, k, theirs)).why:
+                what = "shape or dtype" if got.shape != theirs.shape or got.dtype != theirs.dtype else "values"
+                return Verdict("wrong", what, f"feed {number}, output {k}: {why}")
+    return Verdict("right")
+
+
+def _slack(session: Any, feed: Feed, k: int, theirs: Any) -> Any:
+    """How far onnxruntime's own output moves when inputs change in their last places."""
+    numbers, others = np.random.default_rng(0), []
+    for _ in range(NUDGES):
+        nudged = {n: _nudged(a, numbers) for n, a in feed.items()}
+        others.append(session.run(None, nudged)[k])
+    return slack_of(theirs, others, NUDGE)
+
+
+def _nudged(array: Any, numbers: np.random.Generator) -> Any:
+    if array.dtype.kind != "f":
+        return array
+    return np.asarray(array * (1 + NUDGE * numbers.choice([-1, 1], array.shape))).astype(array.dtype)
+
+
+def _crash(error: Exception) -> Verdict:
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if "/onnxgen/" in f.filename.replace("\\", "/")), frames[-1])
+    place = f"{Path(frame.filename).name}:{frame.name}"
+    text = " ".join(str(error).split())
+    return Verdict("crash", f"{type(error).__name__} in {place}", f"{text[:300]}\n{traceback.format_exc()[-1500:]}")
