@@ -1,0 +1,205 @@
+"""The files that mutants are tried on, each with what the product makes of it while no line is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.mutation.forks import at_most, forked
+from benchmarks.mutation.mutants import FOLDERS
+
+PACKAGE = Path(__file__).resolve().parents[2] / "onnxgen"
+SEVERAL, MOST, WORTH = 3, 120, 4  # files that each line should have; files at most; new lines that one more must have
+SWITCHES = ("ONNXGEN_STRICT", "ONNXGEN_PARANOID")
+SLOWEST, LONGEST = 0.4, 30.0  # seconds of a generation that is wanted, and of one that has gone wrong
+RUNS = 2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the corpus.
+
+    Attributes:
+        place: its folder, which has `net.onnx`, `options.pickle` and `right.pickle`.
+        test: where it is from.
+        digest: of the module and its weights.
+        lines: those of the package that its generation runs, by file.
+    """
+
+    place: Path
+    test: str
+    digest: str
+    lines: dict[str, frozenset[int]]
+
+
+def generated(place: Path, out: Path, checked: bool) -> str:
+    """Generate the file of a folder into `out`, with the product's own checks or without; a digest of what was made."""
+    from onnxgen.pipeline import generate
+
+    switch(checked)
+    options = pickle.loads((place / "options.pickle").read_bytes())[1]
+    with at_most(LONGEST):
+        made = generate(place / "net.onnx", out / "model.py", options)
+    weights = made.weights.read_bytes()
+    return hashlib.sha256((out / "model.py").read_bytes() + weights).hexdigest()
+
+
+def switch(checked: bool) -> None:
+    """Turn the product's checks of its own work on or off."""
+    for name in SWITCHES:
+        os.environ[name] = "1" if checked else "0"
+
+
+def traced(function: Callable[[], Any]) -> dict[str, set[int]]:
+    """The lines of the mutated folders that a call runs."""
+    found: dict[str, set[int]] = {}
+    roots = tuple(f"{PACKAGE / folder}{os.sep}" for folder in FOLDERS)
+
+    def look(frame: Any, event: str, _: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(roots):
+            return None
+        lines = found.setdefault(os.path.relpath(name, PACKAGE).replace(os.sep, "/"), set())
+
+        def line(frame: Any, event: str, _: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        lines.add(frame.f_lineno)
+        return line
+
+    sys.settrace(look)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return found
+
+
+def _examine(place: Path) -> Entry | str:
+    """A file as an entry, and what is right in `right.pickle`; or why it is none."""
+    try:
+        return _entry(place)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def _entry(place: Path) -> Entry | str:
+    from benchmarks.mutation.judge import difference, meaning
+    from onnxgen.load import from_pretrained, imported
+    from onnxgen.verify import verify
+    from onnxgen.verify.check import Check
+    from onnxgen.verify.feeds import nudged
+
+    test, options = pickle.loads((place / "options.pickle").read_bytes())
+    with TemporaryDirectory() as folder:
+        out = [Path(folder, name) for name in ("traced", "plain", "checked")]
+        for one in out:
+            one.mkdir()
+        lines = traced(lambda: generated(place, out[0], checked=False))
+        began = time.process_time()
+        digest = generated(place, out[1], checked=False)
+        if time.process_time() - began > SLOWEST:
+            return "slow"
+        try:
+            if generated(place, out[2], checked=True) != digest:
+                return "FALSE ALARM: checked, it is another module"
+        except Exception as error:
+            return f"FALSE ALARM: {error}"[:200]
+        if not verify(place / "net.onnx", out[1] / "model.py", options=options, runs=RUNS).agrees:
+            return "the oracle does not agree"
+        check = Check(place / "net.onnx", options, rtol=1e-3, atol=1e-5)
+        with imported(out[1] / "model.py") as file:
+            check._begun(from_pretrained(file, place), vars(file), "")
+            feeds = [given[0][2] for given in check._inputs(RUNS, 0, None)]
+        right = meaning(out[1] / "model.py", feeds, trusted=True)
+        if any(isinstance(outputs, str) for outputs in right.outputs):
+            return f"it does not run: {right.outputs}"
+        near = [nudged(feed, 2.0**-23, 1) for feed in feeds]
+        if why := difference(meaning(out[1] / "model.py", near, trusted=True), right):
+            return f"rounding decides what it computes: {why}"
+    (place / "right.pickle").write_bytes(pickle.dumps((feeds, right)))
+    return Entry(place, test, digest, {file: frozenset(found) for file, found in lines.items()})
+
+
+def choose(entries: Sequence[Entry]) -> list[Entry]:
+    """Few files that together run every line several times, as far as any do."""
+    parts = {e.place: {(file, line) for file, lines in e.lines.items() for line in lines} for e in entries}
+    often, chosen, left = Counter[tuple[str, int]](), list[Entry](), list(entries)
+    while left and len(chosen) < MOST:
+        gains = [sum(often[part] < SEVERAL for part in parts[e.place]) for e in left]
+        if max(gains) < WORTH:
+            break
+        chosen.append(left.pop(gains.index(max(gains))))
+        often.update(parts[chosen[-1].place])
+    return chosen
+
+
+def pool(folder: Path) -> list[Path]:
+    """The folders of all files that may be chosen: the tests', and the collection's and its findings if it is there."""
+    from benchmarks.mutation.harvest import LARGEST, harvest
+    from onnxgen.options import Options
+    from tests.conftest import SHARED
+
+    if not folder.exists():
+        harvest(folder.with_suffix(".part"))
+        for path in sorted((*(SHARED / "models").rglob("*.onnx"), *(SHARED / "findings").glob("*.onnx"))):
+            place = folder.with_suffix(".part") / hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            if path.stat().st_size <= LARGEST and not place.exists():
+                place.mkdir()
+                shutil.copy(path, place / "net.onnx")
+                (place / "options.pickle").write_bytes(pickle.dumps((path.name, Options())))
+        folder.with_suffix(".part").rename(folder)
+    return sorted(folder.iterdir())
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The files.
+
+    Attributes:
+        imports: the lines of the package that importing it runs, by file.
+        left_out: why other files are not in it.
+    """
+
+    entries: list[Entry]
+    imports: dict[str, set[int]]
+    left_out: list[str]
+
+
+def prepare(arguments: tuple[Path, int]) -> Corpus:
+    """The corpus in a folder, made or made anew; takes many minutes the first time.
+
+    The arguments: the folder, and how many files are looked at together.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    folder, jobs = arguments
+    kept = folder / "chosen.pickle"
+    places = [e.place for e in pickle.loads(kept.read_bytes())] if kept.exists() else pool(folder / "pool")
+    imports, entries, reasons = traced(_import), list[Entry](), list[str]()
+    for place, found in forked(_examine, places, jobs, 10 * LONGEST):
+        if isinstance(found, Entry):
+            entries.append(found)
+        else:
+            reasons.append(f"{place.name}: {found or 'died'}")
+    entries = entries if kept.exists() else choose(entries)
+    kept.write_bytes(pickle.dumps(entries))
+    (folder / "left_out.txt").write_text("\n".join(reasons) + "\n")
+    return Corpus(entries, imports, reasons)
+
+
+def _import() -> None:
+    import onnxgen.verify.check  # noqa: F401
+    from benchmarks.mutation import judge  # noqa: F401

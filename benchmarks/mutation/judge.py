@@ -1,0 +1,155 @@
+"""What a generated module means: what it computes, what of it is trained, and how; and whether two mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from onnxgen.load import from_pretrained, imported
+from onnxgen.verify.compare import Tolerance, compare
+from onnxgen.verify.convert import to_numpy, to_torch
+from onnxgen.wayback import rebuild
+from tests.clean_source import assert_safe
+
+TOLERANCE = Tolerance()
+LOOSE = Tolerance(1e-2, 1e-4)  # of gradients and statistics, sums of many terms, as a part of the largest
+Feeds = Mapping[str, Any]
+
+
+@dataclass
+class Meaning:
+    """What a module means.
+
+    Attributes:
+        unclean: why the file may not even be imported; the rules are strict, and some that are right break them.
+        outputs: for each set of inputs, in eval mode; the name of the error where `forward` raises one.
+        trained: of each tensor of the ONNX file that has a way back, a digest of it, and whether it is trained.
+        training: seeded outputs in training mode; then gradients, and the state dict afterwards, by key.
+    """
+
+    unclean: str = ""
+    outputs: list[Any] = field(default_factory=list)
+    trained: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    training: Any = None
+    gradients: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def meaning(module: Path, feeds: Sequence[Feeds], trusted: bool = False) -> Meaning:
+    """Import a generated file that is clean or `trusted`, load its weights, and run it. Raises what that raises."""
+    found = Meaning()
+    try:
+        assert_safe(module.read_text(encoding="utf-8"))
+    except (AssertionError, SyntaxError) as error:
+        found.unclean = f"{type(error).__name__}: {error}"[:200]
+        if not trusted:
+            return found
+    with imported(module) as file:
+        model = from_pretrained(file, module)
+        found.trained = _trained(model, module.with_suffix(".safetensors"))
+        model.eval()
+        found.outputs = [_outputs(model, feed)[0] for feed in feeds]
+        model.train()
+        torch.manual_seed(0)
+        found.training, tensors = _outputs(model, feeds[0])
+        found.gradients = _gradients(model, tensors)
+        found.state = {key: to_numpy(value) for key, value in model.state_dict().items()}
+    return found
+
+
+def _outputs(model: Any, feed: Feeds) -> tuple[Any, list[Any]]:
+    try:
+        made = model(*[to_torch(value) for value in feed.values()])
+    except Exception as error:
+        return type(error).__name__, []
+    made = list(made) if isinstance(made, tuple) else [made]
+    return [to_numpy(value.detach() if isinstance(value, torch.Tensor) else value) for value in made], made
+
+
+def _gradients(model: Any, outputs: list[Any]) -> dict[str, Any]:
+    """Of a weighted sum of all outputs, by parameter; NaN counts as 0, else nothing could be said of the others."""
+    floats = [t for t in outputs if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not floats or not trained:
+        return dict.fromkeys(trained)
+    total = sum((t.double().nan_to_num().reshape(-1) * torch.linspace(0.5, 1.5, t.numel())).sum() for t in floats)
+    found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)  # type: ignore[arg-type]
+    return {name: None if g is None else g.double().numpy() for name, g in zip(trained, found)}
+
+
+def _trained(model: Any, sidecar: Path) -> dict[str, tuple[str, bool]]:
+    parameters = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    found = {}
+    with safe_open(sidecar, "np") as file:
+        record = json.loads((file.metadata() or {}).get("wayback", "{}"))
+        for name in record:
+            read: set[str] = set()
+
+            def tensor(key: str, read: set[str] = read) -> Any:
+                read.add(key)
+                return file.get_tensor(key)
+
+            array = np.ascontiguousarray(rebuild(record, name, tensor))
+            found[name] = hashlib.sha256(array.tobytes()).hexdigest()[:12], bool(read & parameters)
+    return found
+
+
+def difference(found: Meaning, wanted: Meaning) -> str:
+    """How a module differs in meaning from the right one; empty where it does not."""
+    if found.unclean and not wanted.unclean:
+        return f"unclean file: {found.unclean}"
+    for i, (a, b) in enumerate(zip(found.outputs, wanted.outputs)):
+        if why := _differs(a, b):
+            return f"output of run {i}: {why}"
+    for name, (digest, trained) in wanted.trained.items():
+        if name not in found.trained:
+            return f"{name!r} has no way back"
+        if found.trained[name][0] != digest:
+            return f"{name!r} comes back different"
+        if found.trained[name][1] != trained:
+            return f"{name!r} is {'not ' if trained else ''}trained"
+    if why := _differs(found.training, wanted.training):
+        return f"training: {why}"
+    for what, ours, theirs in (
+        ("gradient", found.gradients, wanted.gradients),
+        ("state after a step", found.state, wanted.state),
+    ):
+        if why := _far(ours, theirs):
+            return f"{what} of {why}"
+    return ""
+
+
+def _differs(found: Any, wanted: Any) -> str:
+    if isinstance(found, str) or isinstance(wanted, str):
+        return "" if isinstance(wanted, str) else f"raises {found}"  # what was an error before may be anything
+    if found is None or wanted is None or len(found) != len(wanted):
+        return "" if found is wanted else "another number of outputs"
+    return next((why for a, b in zip(found, wanted) if (why := compare(b, a, TOLERANCE).why)), "")
+
+
+def _far(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """How tensors differ, as parts of the largest number; nothing is told where the network is cut otherwise."""
+    if {key: np.shape(array) for key, array in found.items()} != {
+        key: np.shape(array) for key, array in wanted.items()
+    }:
+        return ""
+    floats = [array for array in wanted.values() if array is not None and array.dtype.kind == "f" and array.size]
+    largest = max([float(np.abs(np.nan_to_num(array, posinf=0, neginf=0)).max()) for array in floats], default=0) or 1.0
+    for key, array in wanted.items():
+        if array is None or found[key] is None:
+            if found[key] is not array:
+                return f"{key}: there is {'none' if found[key] is None else 'one'}"
+        elif array.dtype.kind != "f":
+            if why := compare(array, found[key], TOLERANCE).why:
+                return f"{key}: {why}"
+        elif why := compare(array / largest, found[key] / largest, LOOSE).why:
+            return f"{key}: {why}"
+    return ""
