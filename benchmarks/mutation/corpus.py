@@ -189,7 +189,7 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
     kept = folder / "chosen.pickle"
     places = [e.place for e in pickle.loads(kept.read_bytes())] if kept.exists() else pool(folder / "pool")
     imports, entries, reasons = traced(_import), list[Entry](), list[str]()
-    for place, found in forked(_examine, places, jobs, 10 * LONGEST):
+    for place, found in forked(_examine, places, jobs, LONGEST):
         if isinstance(found, Entry):
             entries.append(found)
         else:

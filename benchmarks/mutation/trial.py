@@ -100,7 +100,7 @@ def task(mutant: Mutant, lines: range, corpus: Corpus) -> tuple[Mutant, list[Ent
 
 
 def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
-    """Generate the files with a mutant, in a fork, since it spoils the process; `is_imported`: importing runs its line."""
+    """Generate the files with a mutant, in a fork, as it spoils the process; `is_imported`: importing runs its line."""
     mutant, entries, is_imported = arguments
     try:
         mutate(mutant, is_imported)
