@@ -11,6 +11,7 @@ at the first run, in many minutes, and kept in `--folder`.
 from __future__ import annotations
 
 import argparse
+import gc
 import tempfile
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ def main() -> None:
     assert made is not None, "the corpus could not be made"
     print(f"{len(made.entries)} files, {time.monotonic() - began:.0f} s", flush=True)
     import_product()
+    gc.freeze()  # forks share it
     results: list[tuple[Mutant, Verdict]] = []
     for mutant, verdict in trials(made, args):
         results.append((mutant, verdict))

@@ -186,7 +186,9 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
 
     torch.set_num_threads(1)
     folder, jobs = arguments
-    kept = folder / "chosen.pickle"
+    kept, last = folder / "chosen.pickle", folder / f"{_version()}.pickle"
+    if last.exists():
+        return pickle.loads(last.read_bytes())  # type: ignore[no-any-return]
     places = [e.place for e in pickle.loads(kept.read_bytes())] if kept.exists() else pool(folder / "pool")
     imports, entries, reasons = traced(_import), list[Entry](), list[str]()
     for place, found in forked(_examine, places, jobs, LONGEST):
@@ -196,8 +198,15 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
             reasons.append(f"{place.name}: {found or 'died'}")
     entries = entries if kept.exists() else choose(entries)
     kept.write_bytes(pickle.dumps(entries))
-    (folder / "left_out.txt").write_text("\n".join(reasons) + "\n")
-    return Corpus(entries, imports, reasons)
+    corpus = Corpus(entries, imports, reasons)
+    last.write_bytes(pickle.dumps(corpus))
+    return corpus
+
+
+def _version() -> str:
+    """A digest of the product's source."""
+    files = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".jinja"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _import() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -79,9 +77,3 @@ def harvest(folder: Path) -> None:
     named = [tests / name if "/" in name or (tests / name).is_dir() else tests / f"{name}.py" for name in SOURCES]
     found = [str(path) for path in named if path.exists()]
     pytest.main(["-q", "--no-header", "-rN", "--tb=no", "-p", "no:cacheprovider", *found], plugins=[harvester])
-
-
-if __name__ == "__main__":
-    began = time.monotonic()
-    harvest(Path(sys.argv[1]))
-    print(f"{time.monotonic() - began:.0f} s")
