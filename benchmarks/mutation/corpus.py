@@ -95,7 +95,7 @@ def _examine(place: Path) -> Entry | str:
 
 
 def _entry(place: Path) -> Entry | str:
-    from benchmarks.mutation.judge import difference, meaning
+    from benchmarks.mutation.judge import difference, meaning, slack
     from onnxgen.load import from_pretrained, imported
     from onnxgen.verify import verify
     from onnxgen.verify.check import Check
@@ -121,10 +121,12 @@ def _entry(place: Path) -> Entry | str:
         check = Check(place / "net.onnx", options, rtol=1e-3, atol=1e-5)
         with imported(out[1] / "model.py") as file:
             check._begun(from_pretrained(file, place), vars(file), "")
-            feeds = [given[0][2] for given in check._inputs(RUNS, 0, None)]
+            inputs = list(check._inputs(RUNS, 0, None))
+        feeds = [given[2] for given, _, _ in inputs]
         right = meaning(out[1] / "model.py", feeds, trusted=True)
         if any(isinstance(outputs, str) for outputs in right.outputs):
             return f"it does not run: {right.outputs}"
+        right.slack = [slack(outputs, oracle) for outputs, (_, _, oracle) in zip(right.outputs, inputs)]
         near = [nudged(feed, 2.0**-23, 1) for feed in feeds]
         if why := difference(meaning(out[1] / "model.py", near, trusted=True), right):
             return f"rounding decides what it computes: {why}"

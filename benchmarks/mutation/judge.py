@@ -31,12 +31,15 @@ class Meaning:
     Attributes:
         unclean: why the file may not even be imported; the rules are strict, and some that are right break them.
         outputs: for each set of inputs, in eval mode; the name of the error where `forward` raises one.
+        slack: for each of these outputs, by how much another right one may differ: twice what this one differs from the
+            oracle's, which is something only where a quantised file became floats.
         trained: of each tensor of the ONNX file that has a way back, a digest of it, and whether it is trained.
         training: seeded outputs in training mode; then gradients, and the state dict afterwards, by key.
     """
 
     unclean: str = ""
     outputs: list[Any] = field(default_factory=list)
+    slack: list[list[float]] = field(default_factory=list)
     trained: dict[str, tuple[str, bool]] = field(default_factory=dict)
     training: Any = None
     gradients: dict[str, Any] = field(default_factory=dict)
@@ -106,8 +109,8 @@ def difference(found: Meaning, wanted: Meaning) -> str:
     """How a module differs in meaning from the right one; empty where it does not."""
     if found.unclean and not wanted.unclean:
         return f"unclean file: {found.unclean}"
-    for i, (a, b) in enumerate(zip(found.outputs, wanted.outputs)):
-        if why := _differs(a, b):
+    for i, (a, b, slack) in enumerate(zip(found.outputs, wanted.outputs, wanted.slack)):
+        if why := _differs(a, b, slack):
             return f"output of run {i}: {why}"
     for name, (digest, trained) in wanted.trained.items():
         if name not in found.trained:
@@ -116,7 +119,7 @@ def difference(found: Meaning, wanted: Meaning) -> str:
             return f"{name!r} comes back different"
         if found.trained[name][1] != trained:
             return f"{name!r} is {'not ' if trained else ''}trained"
-    if why := _differs(found.training, wanted.training):
+    if why := _differs(found.training, wanted.training, wanted.slack[0]):
         return f"training: {why}"
     for what, ours, theirs in (
         ("gradient", found.gradients, wanted.gradients),
@@ -127,12 +130,24 @@ def difference(found: Meaning, wanted: Meaning) -> str:
     return ""
 
 
-def _differs(found: Any, wanted: Any) -> str:
+def slack(outputs: Sequence[Any], oracle: Sequence[Any]) -> list[float]:
+    """By how much another right module may differ in each output (see `Meaning`)."""
+    found = []
+    for ours, theirs in zip(outputs, oracle):
+        is_float = isinstance(ours, np.ndarray) and ours.dtype.kind == "f" and ours.shape == np.shape(theirs)
+        found.append(2 * float(np.nan_to_num(np.abs(ours - theirs), posinf=0).max(initial=0)) if is_float else 0.0)
+    return found
+
+
+def _differs(found: Any, wanted: Any, slack: Sequence[float]) -> str:
     if isinstance(found, str) or isinstance(wanted, str):
         return "" if isinstance(wanted, str) else f"raises {found}"  # what was an error before may be anything
     if found is None or wanted is None or len(found) != len(wanted):
         return "" if found is wanted else "another number of outputs"
-    return next((why for a, b in zip(found, wanted) if (why := compare(b, a, TOLERANCE).why)), "")
+    for a, b, far in zip(found, wanted, slack):
+        if why := compare(b, a, TOLERANCE, slack=np.asarray(far) if far else None).why:
+            return why
+    return ""
 
 
 def _far(found: dict[str, Any], wanted: dict[str, Any]) -> str:
