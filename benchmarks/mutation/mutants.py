@@ -11,19 +11,9 @@ from pathlib import Path
 
 FOLDERS = ("structure", "code", "passes")
 # what cleans text of the file: passing it by is what an attack hopes for
-CLEANERS = {
-    "identifier",
-    "printable",
-    "module_part",
-    "class_name",
-    "safe",
-    "clean",
-    "repr",
-    "sorted",
-    "reversed",
-    "set",
-}
-CLEANERS |= {"list", "tuple", "str", "abs", "min", "max"}
+CLEANERS = set("""
+    identifier printable module_part class_name safe clean repr str sorted reversed set list tuple abs min max
+    """.split())
 OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -32,6 +22,8 @@ OTHER_OPERATOR: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd, ast.Mod: ast.FloorDiv, ast.Div: ast.Mult,
 }  # fmt: skip
+UNREAD = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)
+UNREAD_FIELDS = ("annotation", "returns", "decorator_list", "bases")
 Change = tuple[str, ast.AST]  # what kind of mistake, and what stands in the node's place
 
 
@@ -104,40 +96,29 @@ def at(package: Path, place: str) -> Iterator[tuple[Mutant, range]]:
 def by_statement(file: str, text: str) -> list[tuple[range, list[Mutant]]]:
     """The mutants of each statement that has any, with its lines (of a compound statement those of its head)."""
     tree = ast.parse(text)
-    words, skipped, owner = strings(tree), set(), dict[int, ast.stmt]()
-    order = {id(node): i for i, node in enumerate(ast.walk(tree))}
-    for node in ast.walk(tree):
-        _own(node, owner, skipped)
+    words, order = strings(tree), {id(node): i for i, node in enumerate(ast.walk(tree))}
     found: dict[ast.stmt, list[Mutant]] = {}
-    for node in ast.walk(tree):
-        if node in skipped or id(node) not in owner:
-            continue
+    for statement, node in _computing(tree, None):
         for number, (kind, changed) in enumerate(changes(node, words)):
             before, after = _text(node), _text(ast.fix_missing_locations(ast.copy_location(changed, node)))
-            line = getattr(node, "lineno", owner[id(node)].lineno)
-            mutant = Mutant(file, line, kind, before, after, order[id(node)], number)
-            found.setdefault(owner[id(node)], []).append(mutant)
+            mutant = Mutant(
+                file, getattr(node, "lineno", statement.lineno), kind, before, after, order[id(node)], number
+            )
+            found.setdefault(statement, []).append(mutant)
     return [(_lines(statement), group) for statement, group in found.items()]
 
 
-def _own(node: ast.AST, owner: dict[int, ast.stmt], skipped: set[ast.AST]) -> None:
-    """Note to which statement a node's children belong, and which of them only people and type checkers read."""
+def _computing(node: ast.AST, statement: ast.stmt | None) -> Iterator[tuple[ast.stmt, ast.AST]]:
+    """Every part of a tree with its statement, but for what only people and type checkers read."""
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST):
-                continue
-            if isinstance(child, ast.stmt):
-                owner[id(child)] = child
-            elif isinstance(node, ast.stmt):
-                owner[id(child)] = node
-            elif id(node) in owner:
-                owner[id(child)] = owner[id(node)]
             text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
-            unread = name in ("annotation", "returns", "decorator_list", "bases") or isinstance(
-                node, (ast.Raise, ast.Assert)
-            )
-            if node in skipped or text or unread or isinstance(child, (ast.Import, ast.ImportFrom, ast.Raise)):
-                skipped.add(child)
+            if not isinstance(child, ast.AST) or isinstance(child, UNREAD) or name in UNREAD_FIELDS or text:
+                continue
+            owner = child if isinstance(child, ast.stmt) else statement
+            if owner is not None:
+                yield owner, child
+            yield from _computing(child, owner)
 
 
 def _lines(statement: ast.stmt) -> range:
