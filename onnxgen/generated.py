@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,9 +17,11 @@ from numpy.typing import NDArray
 
 from onnxgen._version import __version__
 from onnxgen.approximation import KEY as APPROXIMATION
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.printer import is_quotable
 from onnxgen.code.quote import TORCH_DTYPES
-from onnxgen.code.render import Frame, aligned, code_digest, render, with_fingerprint
+from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
 from onnxgen.dequantised import KEY as QUANTISED
 from onnxgen.dequantised import UnpackedTensor, quantised
 from onnxgen.errors import OnnxgenError, counted
@@ -34,7 +35,6 @@ from onnxgen.reader.sites import LOCAL
 from onnxgen.sidecar import index_path, is_sharded
 from onnxgen.signature import KEY as SIGNATURE
 from onnxgen.signature import signature
-from onnxgen.structure.writer import ClassSource
 from onnxgen.uses import uses
 from onnxgen.wayback import Source, way_back
 from onnxgen.weights import embed_bytes, stored_dtype
@@ -59,6 +59,7 @@ class Report:
         stages: seconds that each stage took (see `onnxgen.stages`).
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
+        plain: module paths whose structure would have changed what they compute, and was left out (see `validate`).
         progress: is told each stage as it begins.
         status: "written", "fresh" (nothing to do) or "kept" (edited by hand, source unchanged).
     """
@@ -71,6 +72,7 @@ class Report:
     stages: dict[str, float] = field(default_factory=dict)
     trainable: dict[str, tuple[bool, str]] = field(default_factory=dict)
     wrote: list[Path] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
     status: str = "built"
     progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
@@ -100,6 +102,7 @@ class Generated:
         report: see `Report`.
         reads: the ONNX file and its external data, which nothing may be written over.
         key: that of the build, which the header has; empty if it is none.
+        tree: the source as Python reads it, in onnxgen's own templates.
     """
 
     source: str
@@ -109,12 +112,13 @@ class Generated:
     report: Report
     reads: frozenset[Path] = frozenset()
     key: str = ""
+    tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
 
 
 def compose(
     model: ir.Model,
     module: ModuleDef,
-    classes: list[ClassSource],
+    classes: list[ClassTree],
     path: Path,
     out: Path,
     options: Options,
@@ -133,29 +137,41 @@ def compose(
     total = sum(_nbytes(t) for t in tensors.values())
     sharded = not options.embed and is_sharded(tensors, options.shard_size)
     _fill(report, model, module, classes)
-    shown = index_path(weights) if sharded else weights
-    frame = _frame(model, module, path, out, None if options.embed else shown, report)
+    shown = None if options.embed else index_path(weights) if sharded else weights
+    frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
-    frame.sharded = sharded
-    frame.floats = _floats(tensors, module)
-    frame.reads_constants = any("constant(" in line for c in classes for line in c.init)
+    frame.sharded, frame.floats = sharded, _floats(tensors, module)
+    frame.reads_constants = any(_reads_constants(tree) for tree in classes)
     if options.embed:
         if total > EMBED_LIMIT:
             raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
         frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
-    source = render(frame, classes, module.own, report.notes, options.templates)
-    digest = code_digest(source)
+    source, tree = render(frame, classes, module.own, report.notes, options.templates)
+    digest = tree_digest(tree)
     fingerprint = _fingerprint(digest, tensors, options)
     source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
-    return Generated(source, tensors, metadata, weights, report, reads, key)
+    tree = render(frame, classes, module.own, [])[1] if options.templates else tree
+    return Generated(source, tensors, metadata, weights, report, reads, key, tree)
 
 
-def _check_length(classes: list[ClassSource], options: Options) -> None:
-    length = sum(len(line) + 1 for c in classes for line in (*c.init, *c.arguments, *c.forward))
+def _reads_constants(tree: ClassTree) -> bool:
+    """Whether `__init__` calls `constant(key)`."""
+    calls = (
+        node.func
+        for statement in (*tree.setup, *tree.items)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call)
+    )
+    return any(isinstance(function, ast.Name) and function.id == "constant" for function in calls)
+
+
+def _check_length(classes: list[ClassTree], options: Options) -> None:
+    texts = [tree.source for tree in classes]
+    length = sum(len(line) + 1 for text in texts for line in (*text.init, *text.arguments, *text.forward))
     if problem := options.limits.past("source_length", length, f"the source has {length:,} characters and more"):
         raise OnnxgenError(problem)
 
@@ -221,8 +237,8 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassSource]) -> None:
-    report.classes = len(classes)
+def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassTree]) -> None:
+    report.classes, report.parameters = len(classes), 0
     tied = {tie.names[1] for tie in module.ties}
     for member in module.members:
         for short, (key, source) in zip(member.keys, member.state_keys()):
@@ -256,7 +272,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     place = printable(weights.name) if weights is not None else "in this file"
     summary += [f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}", f"{CODE_LINE:<10}{'?' * 16}"]
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
-    if re.search(r'["\\\n\r]', relative):
+    if not is_quotable(relative):
         raise OnnxgenError(
             f"the weights' file name {printable(relative)} can't stand in a Python file",
         )

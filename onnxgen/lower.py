@@ -220,6 +220,7 @@ class Lowering:
         builder.plugin = operator.plugin
         positional, keywords = bind(builder, operator)
         if operator.plugin is not None:
+            self.own.has_calls = True
             made = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
         else:
             made = operator.function(builder, *positional, **keywords)

@@ -79,6 +79,25 @@ def identifier(text: str, fallback: str = "x") -> str:
     return f"{name}_" if _taken_by_python(name) else name
 
 
+class LocalName(str):
+    """What a local variable is called: an identifier that is no word of Python's. Only `local` makes one."""
+
+    __slots__ = ()
+
+
+UNUSED = LocalName("_")
+_LOCAL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def local(text: str) -> LocalName:
+    """What a local variable may be called that is to be called `text`: just that, or an identifier that reads like it.
+
+    Never a keyword or a builtin: `for i in range(n)` must find Python's own `range`.
+    """
+    is_one = _LOCAL.fullmatch(text) is not None and (text == UNUSED or not _taken_by_python(text))
+    return LocalName(text if is_one else identifier(text))
+
+
 def module_part(text: str, fallback: str = "part") -> str:
     """One part of a module path, as close to the original as an attribute of `nn.Module` can be.
 
@@ -155,6 +174,11 @@ class Namer:
 
     def __contains__(self, name: str) -> bool:
         return name in self._taken
+
+
+def is_plain(text: str) -> bool:
+    """Whether text is one line of printable ASCII without quotes and backslashes."""
+    return _PLAIN.fullmatch(text) is not None
 
 
 def printable(text: str | bytes, limit: int = 80) -> str:

@@ -1,6 +1,7 @@
 """The road from an ONNX file to a module's source, a line a stage.
 
 Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure--> classes --render--> source
+                                                          +---------------- validate: the same? ---------+
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from onnxgen.passes import simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.stages import recorded, stage, uncollected
-from onnxgen.structure import structure
+from onnxgen.structure import Plain, structure
+from onnxgen.validate import Difference, specify, translated, validate
 
 DEFAULTS = Options()
 Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
@@ -58,11 +60,23 @@ def build(
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):
             module = lower(model, options, _class_name(model, path, options))
+        with timed(report, "validate"):
+            wanted = specify(module)
         with timed(report, "structure"):
             add_dropout(module, options.dropout)
-            classes = structure(module, options)
-        with timed(report, "render"):
-            return compose(model, module, classes, path, out, options, report, record)
+            wanted.allow(module.members)
+
+        def made(plain: Plain) -> Generated:
+            with timed(report, "structure"):
+                classes = structure(module, options, plain)
+            with timed(report, "render"):
+                return compose(model, module, classes, path, out, options, report, record)
+
+        def differs(generated: Generated) -> Difference | None:
+            with timed(report, "validate"):
+                return validate(wanted, generated.tree, module.name)
+
+        return translated(made, differs, report)
 
 
 def generate(

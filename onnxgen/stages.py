@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-STAGES = ("read", "simplify", "lower", "structure", "render", "write")  # in order; what progress is shown by
+STAGES = (
+    "read",
+    "simplify",
+    "lower",
+    "structure",
+    "render",
+    "validate",
+    "write",
+)  # in order; what progress is shown by
 # Inside of these, and not counted there: modules that are imported, bytes of the weights that are read, hashed and
 # written, black.
 IMPORTS, WEIGHTS, FORMAT = "imports", "weights", "format"

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Member
+from onnxgen.code.printer import annotation as annotation_tree
 from onnxgen.code.quote import TORCH_DTYPES, literal, shortest
 from onnxgen.code.stub import Stub, listed, named
 from onnxgen.errors import Problem
@@ -71,8 +72,8 @@ class Open:
             names = _argument_names(inputs, [k[1] for k in keywords])
             self.stubs[key] = Stub(
                 identifier(b.node.op_type, "operator"),
-                [f"{name}: {kind}" for name, kind in zip(names, kinds)],
-                [f"{k[1]}: {k[2]}" for k in keywords],
+                [ast.arg(name, annotation_tree(kind)) for name, kind in zip(names, kinds)],
+                [ast.arg(k[1], annotation_tree(k[2])) for k in keywords],
                 outputs[0] if len(outputs) == 1 else f"tuple[{', '.join(outputs)}]",
                 about,
                 _doc(b, names, inputs, keywords),

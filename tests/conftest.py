@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ONNXGEN_SHARED") or ROOT.parent / "shared")
 
+os.environ.setdefault("ONNXGEN_STRICT", "1")  # a structure that changes the meaning is an error, not a plainer file
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are imported: a worker a core, no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

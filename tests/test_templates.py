@@ -15,8 +15,8 @@ import torch
 from onnxgen import OnnxgenError, Options, verify
 from onnxgen.cli import run
 from onnxgen.code import render
+from onnxgen.code.class_source import ClassSource
 from onnxgen.pipeline import build, check, generate
-from onnxgen.structure.classes import ClassSource
 from tests.conftest import ROOT
 from tests.real import imported
 

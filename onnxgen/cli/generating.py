@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,8 @@ def generate_command(
     result = summary(generated, model, out)
     if not as_json and not quiet:
         _print(result, verbose)
+        if generated.report.status == "written" and not verified:
+            print("  next: " + shlex.join(["onnxgen", "verify", str(model), str(out)]))
     code = 0
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
@@ -88,6 +91,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "parameters": report.parameters,
         "lines": report.lines,
         "recognised": report.recognised,
+        "plain": report.plain,
         "notes": report.notes,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
     }

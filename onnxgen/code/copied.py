@@ -49,13 +49,19 @@ def imported(text: str) -> dict[str, tuple[str, str]]:
     return {name: source for name, source in _imports().items() if name in used and name not in own}
 
 
+@lru_cache(maxsize=1)
+def helper_trees() -> dict[str, ast.stmt]:
+    """Every helper as Python reads it, by its name."""
+    return {name: ast.parse(text).body[0] for name, text in _sources().items()}
+
+
 def helper_names() -> frozenset[str]:
     """The names of all helpers: no local variable may be called so."""
     return frozenset(_sources())
 
 
-def copied(text: str) -> list[str]:
-    """The sources of the helpers that `text` calls, and of those that they call, in their files' order."""
+def copied(text: str) -> dict[str, str]:
+    """The sources of the helpers that `text` calls, and of those that they call, by name, in their files' order."""
     sources = _sources()
     wanted: set[str] = set()
     pending = [text]
@@ -63,4 +69,4 @@ def copied(text: str) -> list[str]:
         for name in set(_CALL.findall(pending.pop())) & sources.keys() - wanted:
             wanted.add(name)
             pending.append(sources[name])
-    return [source for name, source in sources.items() if name in wanted]
+    return {name: source for name, source in sources.items() if name in wanted}

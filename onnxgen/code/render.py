@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
+from onnxgen.code.allowed import Refused
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import copied, imported
+from onnxgen.code.meant import Meant, copies, hold, without_docstring
+from onnxgen.code.printer import between_quotes, comment
 from onnxgen.code.settled import LONGEST, Settled
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.paths import templates_dir
 from onnxgen.plugins.own_code import Import, OwnCode
 from onnxgen.stages import FORMAT, IMPORTS, stage
-from onnxgen.structure.writer import ClassSource
 
 LINE_LENGTH = 88
 SUFFIX = ".jinja"
@@ -62,20 +65,34 @@ class Frame:
     sharded: bool = False
     floats: str = "torch.float32"
 
+    def hold(self) -> None:
+        """Raises `Refused` where a text can't stand where the templates put it: between quotes, or in the docstring."""
+        for text in (self.weights, self.constants, *(key for keys in self.ties for key in keys)):
+            between_quotes(text)
+        for text in (self.name, self.source, *self.summary):
+            comment(text)
+
 
 def render(
-    frame: Frame, classes: list[ClassSource], code: OwnCode, notes: list[str], templates: Path | None = None
-) -> str:
-    """The formatted source of a generated file, whose `FINGERPRINT` is still to be put in by `with_fingerprint`.
+    frame: Frame, trees: list[ClassTree], code: OwnCode, notes: list[str], templates: Path | None = None
+) -> tuple[str, ast.Module]:
+    """The formatted source of a generated file, and what Python reads there: the very trees that were meant.
 
-    `code`: what it uses of plugins. `notes`: gets one where the file is too long for black.
+    Its `FINGERPRINT` is still to be put in by `with_fingerprint`. `code`: what it uses of plugins. `notes`: gets one
+    where the file is too long for black.
+
+    Raises:
+        OnnxgenError: the user's own templates do something wrong.
+        Refused: the file is not what was meant.
     """
+    classes = [tree.source for tree in trees]
+    frame.hold()
     text = "\n".join(
         line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
     )
     own, own_imports = code.used_in(text)
     helpers = copied(text)
-    skips_init = "nn.Embedding" in "\n".join([text, *helpers, *own])
+    skips_init = "nn.Embedding" in "\n".join([text, *helpers.values(), *own])
     if skips_init:
         helpers = copied(f"{text}\nSkipInit()")
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
@@ -83,19 +100,37 @@ def render(
         **frame.__dict__,
         "version": __version__,
         "classes": classes,
-        "helpers": [*helpers, *own],
+        "helpers": [*helpers.values(), *own],
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
-        "imports": _imports(frame, text + "\n".join(helpers), "\n".join(own), own_imports),
+        "imports": _imports(frame, text + "\n".join(helpers.values()), "\n".join(own), own_imports),
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
         "skips_init": skips_init,
     }
+    meant = Meant(trees, copies(helpers, own), frozenset(module for module, _ in own_imports.values()))
     if templates is not None:  # they may do anything with the lines
-        return _black(_rendered(values, templates))
+        source = _black(_rendered(values, templates), templates)
+        return source, _held(source, meant, templates)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
         notes.append(f"over {LONGEST:,} lines that black would see: long lines stay long (`black` wraps them)")
-    return settled.restored(_black(_rendered({**values, "classes": settled.classes}, None)))
+    source = settled.restored(_black(_rendered({**values, "classes": settled.classes}, None), None))
+    return source, _held(source, meant, None)
+
+
+def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
+    """What Python reads in a finished file, which holds what was meant; the user's own templates only add to it."""
+    try:
+        tree = ast.parse(source)
+        hold(tree, meant, is_ours=templates is None)
+    except (SyntaxError, Refused) as error:
+        if templates is None:
+            raise error if isinstance(error, Refused) else Refused(f"the file is not Python: {error}") from error
+        if isinstance(error, SyntaxError):
+            raise OnnxgenError(f"the templates in {templates} do not make a Python file: {_line(error)}") from error
+        what = f"the templates in {templates} change what they can only add to: {error}"
+        raise OnnxgenError(Problem(what, help="docs/TEMPLATES.md has the blocks for code of your own")) from error
+    return tree
 
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:
@@ -159,7 +194,7 @@ def _loading(*loaders: Any) -> Any:
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 
-def _black(source: str) -> str:
+def _black(source: str, templates: Path | None) -> str:
     with stage(IMPORTS):
         import black
         from black.parsing import InvalidInput
@@ -168,7 +203,9 @@ def _black(source: str) -> str:
         with stage(FORMAT):
             return black.format_str(source, mode=black.Mode(line_length=LINE_LENGTH))
     except InvalidInput as error:
-        raise OnnxgenError(f"the templates do not make a Python file: {_line(error)}") from error
+        if templates is None:
+            raise Refused(f"the file is not Python: {_line(error)}") from error
+        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {_line(error)}") from error
 
 
 # what the frame itself and the classes may use, by the name that it has in a generated file
@@ -227,16 +264,14 @@ def code_digest(source: str) -> str:
     Raises:
         SyntaxError: the source is no Python.
     """
-    tree = ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n")))
+    return tree_digest(ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n"))))
+
+
+def tree_digest(tree: ast.Module) -> str:
+    """The same of a file as Python reads it, with an empty `FINGERPRINT`; takes the docstrings out of it."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:]
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            node.body = without_docstring(node.body)
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxgen.structure.writer import INDENT, ClassSource
+from onnxgen.code.class_source import ClassSource
+from onnxgen.code.printer import INDENT
 
 LONGEST = 20_000  # lines for black; a file with more keeps the long lines of its methods
 _BODY = 2 * len(INDENT)  # the column at which methods' lines begin

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from onnxgen.code import printer
+
 SHOWN = 6  # nodes that are named
 
 
@@ -14,7 +16,7 @@ class Stub:
 
     Attributes:
         name: what it is called.
-        arguments, keywords: each `name: annotation`.
+        arguments, keywords: of the method.
         returns: the annotation of what it returns.
         about: the operator, printable.
         doc: lines of its docstring after the first.
@@ -23,8 +25,8 @@ class Stub:
     """
 
     name: str
-    arguments: list[str]
-    keywords: list[str]
+    arguments: list[ast.arg]
+    keywords: list[ast.arg]
     returns: str
     about: str
     doc: list[str]
@@ -32,17 +34,31 @@ class Stub:
     calls: list[ast.Attribute] = field(default_factory=list)
 
     @property
+    def tree(self) -> ast.FunctionDef:
+        """The method, without its docstring."""
+        given = ast.arguments(
+            [], [ast.arg("self"), *self.arguments], None, self.keywords, [None for _ in self.keywords], None, []
+        )
+        error = ast.Call(ast.Name("NotImplementedError", ast.Load()), [ast.Constant(self._message)], [])
+        return printer.function(self.name, given, [ast.Raise(error)], printer.annotation(self.returns))
+
+    @property
     def lines(self) -> list[str]:
         """The method as a class has it."""
-        given = ["self", *self.arguments, *(["*", *self.keywords] if self.keywords else [])]
+        given = ["self", *map(printer.argument, self.arguments)]
+        given += ["*", *map(printer.argument, self.keywords)] if self.keywords else []
         return [
             f"def {self.name}({', '.join(given)}) -> {self.returns}:",
-            f'    """{self.about}, left open: {named(self.nodes)}.',
+            f'    """{printer.comment(f"{self.about}, left open: {named(self.nodes)}.")}',
             "",
-            *(f"    {line}" for line in self.doc),
+            *(f"    {printer.comment(line)}" for line in self.doc),
             '    """',
-            f"    raise NotImplementedError({literal_text(f'{self.about} is left open: fill in {self.name}')})",
+            f'    raise NotImplementedError("{printer.between_quotes(self._message)}")',
         ]
+
+    @property
+    def _message(self) -> str:
+        return f"{self.about} is left open: fill in {self.name}"
 
 
 def named(nodes: list[str]) -> str:
@@ -52,8 +68,3 @@ def named(nodes: list[str]) -> str:
 def listed(nodes: list[str]) -> str:
     shown = ", ".join(node or "(unnamed)" for node in nodes[:SHOWN])
     return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
-
-
-def literal_text(text: str) -> str:
-    """A literal in double quotes, of text that is printable ASCII without quotes."""
-    return f'"{text}"'

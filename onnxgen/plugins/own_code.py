@@ -60,10 +60,12 @@ class OwnCode:
     Attributes:
         sources: the text of each function, class or constant that is copied, by its name.
         imports: what is imported, by the name that it has in the generated file.
+        has_calls: a plugin's function wrote some of the code.
     """
 
     sources: dict[str, str] = field(default_factory=dict)
     imports: dict[str, Import] = field(default_factory=dict)
+    has_calls: bool = False
     _homes: dict[str, Path] = field(default_factory=dict)
     _needs: dict[str, set[str]] = field(default_factory=dict)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from onnxgen.code.module_def import Assign, ModuleDef, blocks
+from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.module_def import Assign, ModuleDef, Path, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
@@ -18,15 +19,15 @@ from onnxgen.structure.share import Shared, share
 from onnxgen.structure.sizes import resolve_sizes
 from onnxgen.structure.union import unite
 from onnxgen.structure.unpacked import unpack_shapes
-from onnxgen.structure.writer import ClassSource, ClassWriter
+from onnxgen.structure.writer import ClassWriter
 
 ROUNDS = 10  # roles nested in each other, as far as anyone nests them
 MOST_ACROSS = 3  # parameters of a class for several roles
 MOST_VARIANTS = 8  # of one role; more are no variants of one thing
 
 
-def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[ClassSource]:
-    """Every class once, children before the classes that use them."""
+def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> list[ClassTree]:
+    """Every class once, children before the classes that use them; those of `plain` as they are, for one use each."""
     callers = _callers(scopes)
     order = _bottom_up(scopes)
     for scope in order:
@@ -40,9 +41,10 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
                 assert isinstance(made, ast.Call)
                 caller.value = ast.Call(made.func, [*made.args, *missing], made.keywords)
     for scope in order:
-        unpack_shapes(scope, module)
-        collect_runs(scope, module)
-    classes = Classes(module, root, order)
+        if scope.path not in plain:
+            unpack_shapes(scope, module)
+            collect_runs(scope, module)
+    classes = Classes(module, root, order, plain)
     for level in _levels(order, classes.names):
         classes.add(level)
     return classes.in_order_of_use(order)
@@ -51,13 +53,13 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope]) -> list[C
 class Classes:
     """The classes of a file, made level by level: those that use no others first."""
 
-    def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope]) -> None:
-        self.module, self.root = module, root
+    def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> None:
+        self.module, self.root, self.plain = module, root, plain
         self.names = ClassNames(module, scopes, module.reserved | {module.name})
-        self.made: list[ClassSource] = []
+        self.made: list[ClassTree] = []
         self.built: dict[int, ast.expr] = {}  # by scope: the expression that makes its instance
         self.writers: dict[int, ClassWriter] = {}
-        self.sources: dict[int, ClassSource] = {}  # by scope
+        self.sources: dict[int, ClassTree] = {}  # by scope
         self.signatures: dict[str, Signature] = {}
         self.forms = FormMaker(self.built, self.signatures, module.reserved)
 
@@ -84,10 +86,12 @@ class Classes:
         """The scopes of each role; those that are equal in everything are together, whatever their role."""
         equal: dict[str, list[Scope]] = {}
         for scope in level:
-            equal.setdefault(self.forms.make(scope, 0).exact, []).append(scope)
+            alone = f"{scope.path} " if scope.path in self.plain else ""
+            equal.setdefault(alone + self.forms.make(scope, 0).exact, []).append(scope)
         roles: dict[object, list[list[Scope]]] = {}
         for scopes in equal.values():
-            roles.setdefault(self.names.role(scopes[0]), []).append(scopes)
+            own = scopes[0].path if scopes[0].path in self.plain else ()
+            roles.setdefault((own, self.names.role(scopes[0])), []).append(scopes)
         return list(roles.values())
 
     def _across(
@@ -97,7 +101,7 @@ class Classes:
         made: list[tuple[list[list[Scope]], Form, Shared]] = []
         forms: dict[str, list[int]] = {}
         for groups, form, shared in found:
-            recorded = any(scope.path in self.module.classes for group in groups for scope in group)
+            recorded = any(s.path in self.module.classes or s.path in self.plain for group in groups for s in group)
             if not form.variants and not recorded:
                 forms.setdefault(form.key, []).append(len(made))
             made.append((groups, form, shared))
@@ -179,9 +183,9 @@ class Classes:
                 self.sources[id(instance)] = source
                 self.built[id(instance)] = ast.parse(f"{source.name}({given})", mode="eval").body
 
-    def in_order_of_use(self, order: list[Scope]) -> list[ClassSource]:
+    def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """The classes as a reader meets them: by their first instance, but after all that they use."""
-        made: dict[int, ClassSource] = {}
+        made: dict[int, ClassTree] = {}
         instances: dict[int, list[Scope]] = {}
         for scope in order:
             instances.setdefault(id(self.sources[id(scope)]), []).append(scope)

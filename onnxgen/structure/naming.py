@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
-from onnxgen.names import identifier
+from onnxgen.names import UNUSED, LocalName, identifier, local
 from onnxgen.propagate.info import Info
 from onnxgen.roles import called, seen_through
 from onnxgen.structure.clues import Clues, input_name
@@ -42,7 +42,7 @@ class Names:
 
     def __init__(self, scope: Scope, infos: dict[str, Info], clues: Clues, reserved: frozenset[str]) -> None:
         self.scope, self.infos, self.clues = scope, infos, clues
-        self.names: dict[str, str] = {}
+        self.names: dict[str, LocalName] = {}
         self.busy: dict[str, str] = {}  # name -> the value that has it now
         self.numbered: dict[str, set[str]] = {}  # base -> the values that had to share it
         self.reserved = reserved
@@ -52,7 +52,7 @@ class Names:
         self.parts = parts(scope)
         self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
-    def run(self) -> dict[str, str]:
+    def run(self) -> dict[str, LocalName]:
         """The local name of every value."""
         has_main = False
         for argument in self.scope.inputs:
@@ -109,7 +109,7 @@ class Names:
                 if name in inside:
                     self._take(name, self._wanted(name, statement, True))
                 else:
-                    self.names[name] = "_"
+                    self.names[name] = UNUSED
         for block in blocks(statement):
             before = dict(self.busy)
             self._block(block, statement.targets, set(before.values()))
@@ -124,14 +124,15 @@ class Names:
 
     def _take(self, value: str, wanted: list[str]) -> None:
         """The first wanted name that is free; else the last one, numbered."""
-        for name in wanted:
+        names = [local(name) for name in wanted]
+        for name in names:
             if name not in self.busy and name not in self.reserved:
                 break
         else:
-            base, n = wanted[-1], 2
+            base, n = names[-1], 2
             while f"{base}{n}" in self.busy or f"{base}{n}" in self.reserved:
                 n += 1
-            name = f"{base}{n}"
+            name = local(f"{base}{n}")
             self.numbered.setdefault(base, set()).add(name)
         self.names[value] = name
         self.busy[name] = value
@@ -142,7 +143,7 @@ class Names:
         fixed = {self.names[a] for a in self.arguments}
         for base in self.numbered:
             if base not in SPARE and base not in fixed and f"{base}1" not in taken | self.reserved:
-                self.names = {v: f"{base}1" if name == base else name for v, name in self.names.items()}
+                self.names = {v: local(f"{base}1") if name == base else name for v, name in self.names.items()}
 
     def _wanted(self, value: str, statement: Statement, is_used: bool) -> list[str]:
         """Names for what a statement makes, best first."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from onnxgen.code import printer
 from onnxgen.names import Namer, identifier
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot
@@ -39,8 +40,16 @@ class Parameter:
     annotation: str
     default: str | None = None
 
+    @property
+    def tree(self) -> ast.arg:
+        return ast.arg(self.name, printer.annotation(self.annotation))
+
+    @property
+    def default_tree(self) -> ast.expr | None:
+        return None if self.default is None else ast.parse(self.default, mode="eval").body
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.annotation}" + ("" if self.default is None else f" = {self.default}")
+        return printer.argument(self.tree, self.default_tree)
 
 
 @dataclass

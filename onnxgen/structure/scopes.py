@@ -70,10 +70,10 @@ class Scope:
 
 
 class Splitter:
-    """Splits the statements of a `ModuleDef` by scope, from the root down."""
+    """Splits the statements of a `ModuleDef` by scope, from the root down; `plain`: scopes that are not split."""
 
-    def __init__(self, module: ModuleDef) -> None:
-        self.module = module
+    def __init__(self, module: ModuleDef, plain: frozenset[Path]) -> None:
+        self.module, self.plain = module, plain
         self.leaves = {m.path for m in module.members if m.kind == "module"}
         self.worthy = {m.path[:n] for m in module.members for n in range(len(m.path))}
         self.containers = _containers(module.members)
@@ -118,6 +118,7 @@ class Splitter:
 
     def _fill(self, scope: Scope, statements: list[Statement], flat: bool) -> None:
         """Put `statements` into a scope, those of deeper scopes as calls of submodules."""
+        flat = flat or scope.path in self.plain
         scope.body = statements if flat else self._split(scope, statements, _Wanted(scope.outputs, self.shown))
 
     def _split(self, scope: Scope, statements: list[Statement], wanted: _Wanted) -> list[Statement]:

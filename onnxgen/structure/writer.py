@@ -1,68 +1,27 @@
-"""Turns one scope into the lines of a class."""
+"""Turns one scope into a class: trees, which `code/printer.py` prints."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import TypeVar
 
+from onnxgen.code import printer
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
-from onnxgen.names import printable
+from onnxgen.names import UNUSED, LocalName, printable
 from onnxgen.propagate.info import Info
-from onnxgen.structure.annotations import annotated
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
-from onnxgen.structure.layout import Layout, layout
+from onnxgen.structure.layout import SELF, Layout, layout
 from onnxgen.structure.naming import Names
 from onnxgen.structure.nesting import LINE, copied, nest
-from onnxgen.structure.parameters import Parameter
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.tree import Place, tree
 
-INDENT = "    "
-COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
-
-
-@dataclass
-class ClassSource:
-    """One class, ready for the template.
-
-    Attributes:
-        name: its final name.
-        paths: the module paths of its instances ("" is the root).
-        init, forward: lines of code, indented relative to the method's body.
-        arguments: of `forward`, each `name: annotation`.
-        returns: the annotation of what `forward` returns.
-        ties: of the root, pairs of attributes that are to be one parameter.
-        parameters: of the constructor.
-        layers: what the class consists of if it is an `nn.Sequential` itself.
-        stubs: lines of each method that is left open.
-    """
-
-    name: str
-    paths: list[str] = field(default_factory=list)
-    init: list[str] = field(default_factory=list)
-    forward: list[str] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)
-    returns: str = "Tensor"
-    ties: list[tuple[str, str]] = field(default_factory=list)
-    parameters: list[Parameter] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
-    stubs: list[list[str]] = field(default_factory=list)
-
-    @property
-    def base(self) -> str:
-        return "nn.Sequential" if self.layers else "nn.Module"
-
-    @property
-    def doc(self) -> str:
-        if not self.paths or self.paths == [""]:
-            return ""
-        if len(self.paths) == 1:
-            return f"{self.paths[0]}."
-        return f"{self.paths[0]} to {self.paths[-1]} ({len(self.paths)} uses)."
+Made = TypeVar("Made", bound=ast.stmt)
 
 
 class ClassWriter:
@@ -72,7 +31,7 @@ class ClassWriter:
         self, module: ModuleDef, scope: Scope, built: dict[int, ast.expr], writers: dict[int, ClassWriter]
     ) -> None:
         self.module, self.scope, self.built, self.writers = module, scope, built, writers
-        self.names: dict[str, str] = {}
+        self.names: dict[str, LocalName] = {}
         self.alike: list[Mapping[str, str]] = []
         self.varies = False
         self.reach: dict[int, ast.expr] = {}
@@ -82,7 +41,7 @@ class ClassWriter:
 
     def write(
         self, root: Place | None, alike: list[Mapping[str, str]], stored: list[str], varies: bool = False
-    ) -> ClassSource:
+    ) -> ClassTree:
         """The class.
 
         `root`: what it registers, if it is shared by scopes that are not equal. `alike`: for each instance its own
@@ -96,16 +55,14 @@ class ClassWriter:
         self.varies = varies
         drop_copies(self.scope)
         self._lay_out()
-        made = ClassSource("")
-        made.layers = [self._text(value) for value in self.layout.layers]
-        made.init = [f"self.{name} = {name}" for name in stored] + self._init()
+        stored_here: list[ast.stmt] = [
+            printer.assigned(ast.Attribute(SELF, name), ast.Name(name, ast.Load())) for name in stored
+        ]
+        made = ClassTree("", setup=stored_here + self._init(), body=self._forward(), result=self._returns())
+        made.items = [self._final(value) for value in self.layout.layers]
         for argument in self.scope.inputs:
-            made.arguments.append(f"{self.names[argument.value]}: {argument.annotation}")
-        made.forward = self._block(self.scope.body, 0)
-        results = [self._text(o) for o in self.scope.outputs]
-        made.forward += self._annotated("return " + ", ".join(results), self.scope.nodes)
-        made.stubs = [s.lines for s in self.module.stubs if any(f"self.{s.name}(" in line for line in made.forward)]
-        made.returns = self._returns()
+            made.inputs.append(ast.arg(self.names[argument.value], printer.annotation(argument.annotation)))
+        made.stubs = [stub for stub in self.module.stubs if _calls(made.body, stub.name)]
         if not self.scope.path:
             made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
         return made
@@ -116,85 +73,88 @@ class ClassWriter:
         body, outputs, nodes = copied(scope.body), list(scope.outputs), scope.nodes
         nest(scope, self.module)
         self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
-        lines = [*self._block(scope.body, 0), "return " + ", ".join(self._text(o) for o in scope.outputs)]
-        if any(len(line) > LINE for line in lines):
+        if any(len(line) > LINE for line in printer.lines(self._forward())):
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
             nest(scope, self.module, self.names)
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
 
-    def _init(self) -> list[str]:
-        lines: list[str] = []
+    def _init(self) -> list[ast.stmt]:
+        """What `__init__` registers; lines under one flag are one `if`."""
+        block: list[ast.stmt] = []
         flag = ""
         for line in self.layout.lines:
-            text = self._text(line.value)
+            value = self._final(line.value)
+            made: ast.stmt = ast.Expr(value)
             if line.target is not None:
-                text = f"{self._text(line.target)} = {text}"
-            if line.flag and line.flag != flag:
-                lines.append(f"if {line.flag}:")
+                made = printer.assigned(self._final(line.target), value)
+            if line.flag and line.flag == flag and isinstance(block[-1], ast.If):
+                block[-1].body.append(made)
+            else:
+                block.append(ast.If(ast.Name(line.flag, ast.Load()), [made], []) if line.flag else made)
             flag = line.flag
-            lines.append(INDENT + text if flag else text)
-        return lines
+        return block
 
-    def _key(self, member: Member, key: str) -> str:
+    def _key(self, member: Member, key: str) -> ast.expr:
         reached = self.member(MemberRef(member))
-        return ast.unparse(ast.Attribute(reached, key, ast.Load()) if key else reached)
+        return ast.Attribute(reached, key, ast.Load()) if key else reached
 
-    def _returns(self) -> str:
+    def _returns(self) -> ast.expr:
         kinds = []
         if any(isinstance(output, ast.Starred) for output in self.scope.outputs):
-            return "tuple[Tensor, ...]"
+            return printer.annotation("tuple[Tensor, ...]")
         for output in self.scope.outputs:
             facts = self.module.infos.get(output.value, Info()) if isinstance(output, Ref) else Info()
             kinds.append(annotation(facts))
         if len(kinds) == 1:
-            return kinds[0]
-        return f"tuple[{', '.join(kinds)}]" if kinds else "None"
+            return printer.annotation(kinds[0])
+        return printer.annotation(f"tuple[{', '.join(kinds)}]" if kinds else "None")
 
-    def _block(self, block: list[Statement], level: int) -> list[str]:
-        lines: list[str] = []
+    def _forward(self) -> list[ast.stmt]:
+        """The body of `forward`."""
+        results = [self._final(output) for output in self.scope.outputs]
+        value: ast.expr | None = ast.Tuple(results, ast.Load()) if results else None
+        if len(results) == 1 and not isinstance(results[0], ast.Starred):
+            value = results[0]
+        return [*self._block(self.scope.body), self._remarked(ast.Return(value), self.scope.nodes)]
+
+    def _block(self, block: list[Statement]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
         for statement in block:
             if isinstance(statement, Assign):
-                line = self._assign(statement, level)
-                if not _says_nothing(line):
-                    lines += self._annotated(INDENT * level + line, statement.nodes)
+                made += self._assign(statement)
             elif isinstance(statement, If):
-                lines += self._annotated(f"{INDENT * level}if {self._text(statement.test)}:", statement.nodes)
-                lines.extend(self._block(statement.then, level + 1) or [INDENT * (level + 1) + "pass"])
-                orelse = self._block(statement.orelse, level + 1)
-                if orelse:
-                    lines += [f"{INDENT * level}else:", *orelse]
+                then, orelse = self._block(statement.then) or [ast.Pass()], self._block(statement.orelse)
+                made.append(self._remarked(ast.If(self._final(statement.test), then, orelse), statement.nodes))
             elif isinstance(statement, With):
-                lines += self._annotated(f"{INDENT * level}with {self._text(statement.context)}:", statement.nodes)
-                lines.extend(self._block(statement.body, level + 1))
+                items = [ast.withitem(self._final(statement.context))]
+                made.append(self._remarked(ast.With(items, self._block(statement.body)), statement.nodes))
             else:
-                lines.extend(self._loop(statement, level))
-        return lines
+                made.append(self._remarked(self._loop(statement), statement.nodes))
+        return made
 
-    def _loop(self, loop: Loop, level: int) -> list[str]:
-        inner = INDENT * (level + 1)
-        if loop.iterable is not None:
-            names = [self.names[name] for name in loop.turn]
-            target = loop.form.format(*names) if loop.form else ", ".join(names) or "_"
-            head = f"for {target} in {self._text(loop.iterable)}:"
-        else:
-            head = f"while {self._text(loop.stop) if loop.stop is not None else 'True'}:"
-        lines = self._annotated(INDENT * level + head, loop.nodes)
-        if loop.iterable is not None and loop.stop is not None:
-            lines += [f"{inner}if {self._text(ast.UnaryOp(ast.Not(), loop.stop))}:", f"{inner}{INDENT}break"]
-        return lines + (self._block(loop.body, level + 1) or [inner + "pass"])
+    def _loop(self, loop: Loop) -> ast.stmt:
+        body = self._block(loop.body)
+        if loop.iterable is None:
+            test = self._final(loop.stop) if loop.stop is not None else ast.Constant(True)
+            return ast.While(test, body or [ast.Pass()], [])
+        if loop.stop is not None:
+            body.insert(0, ast.If(ast.UnaryOp(ast.Not(), self._final(loop.stop)), [ast.Break()], []))
+        turn = printer.target([self.names[name] for name in loop.turn] or [UNUSED], loop.form)
+        return ast.For(turn, self._final(loop.iterable), body or [ast.Pass()], [])
 
-    def _assign(self, statement: Assign, level: int) -> str:
+    def _assign(self, statement: Assign) -> list[ast.stmt]:
+        """A statement; none for `x = x`, which carries a value into a loop that already has its name."""
+        value = self._final(statement.value)
         if not statement.targets:
-            return self._text(statement.value)
-        names = [self.names[t] for t in statement.targets]
-        targets = statement.form.format(*names) if statement.form else ", ".join(names)
-        line = f"{targets} = {self._text(statement.value)}"
-        comment = self._comment(statement)
-        room = COMMENT_COLUMN - 8 - 4 * level
-        return f"{line}  # {comment}" if comment and len(line) + len(comment) + 4 <= room else line
+            return [self._remarked(ast.Expr(value), statement.nodes)]
+        names = [self.names[target] for target in statement.targets]
+        if isinstance(value, ast.Name) and names == [value.id]:
+            return []
+        made = ast.Assign([printer.target(names, statement.form)], value)
+        return [self._remarked(made, statement.nodes, self._comment(statement))]
 
-    def _annotated(self, line: str, nodes: tuple[str, ...]) -> list[str]:
-        return annotated(line, nodes) if self.module.annotate else [line]
+    def _remarked(self, statement: Made, nodes: tuple[str, ...], dims: str = "") -> Made:
+        return printer.remarked(statement, dims, nodes if self.module.annotate else ())
 
     def _comment(self, statement: Assign) -> str:
         """The dims of what a statement makes, where they differ from those of what it is made of."""
@@ -214,10 +174,15 @@ class ClassWriter:
         text = ", ".join(printable(str(d), 24) for d in shape)
         return "" if "." in text or "?" in text else f"[{text}]"
 
-    def _text(self, tree: ast.AST) -> str:
-        return ast.unparse(rewrite(tree, self._final))
+    def _text(self, tree: ast.expr) -> str:
+        return printer.expression(self._final(tree))
 
-    def _final(self, node: ast.AST) -> ast.expr | None:
+    def _final(self, tree: ast.expr) -> ast.expr:
+        """An expression with names for values, and what leads to members."""
+        made: ast.expr = rewrite(tree, self._reached)
+        return made
+
+    def _reached(self, node: ast.AST) -> ast.expr | None:
         if isinstance(node, Ref):
             return ast.Name(self.names[node.value], ast.Load())
         if isinstance(node, MemberRef):
@@ -258,7 +223,11 @@ def _from(here: ast.expr, inner: ast.expr) -> ast.expr:
     return found
 
 
-def _says_nothing(line: str) -> bool:
-    """`x = x`, which carries a value into a loop that already has its name."""
-    target, _, value = line.partition(" = ")
-    return target == value
+def _calls(block: list[ast.stmt], method: str) -> bool:
+    """Whether statements call a method of the class."""
+    calls = (node.func for statement in block for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(isinstance(f, ast.Attribute) and f.attr == method and _is_self(f.value) for f in calls)
+
+
+def _is_self(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Name) and tree.id == SELF.id

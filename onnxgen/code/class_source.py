@@ -1,0 +1,48 @@
+"""One class of a generated file as the templates get it: text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onnxgen.code.printer import comment
+
+if TYPE_CHECKING:
+    from onnxgen.structure.parameters import Parameter
+
+
+@dataclass
+class ClassSource:
+    """One class, ready for the template.
+
+    Attributes:
+        name: its final name.
+        base: what it is derived from.
+        paths: the module paths of its instances ("" is the root).
+        init, forward: lines of code, indented relative to the method's body.
+        arguments: of `forward`, each `name: annotation`.
+        returns: the annotation of what `forward` returns.
+        ties: of the root, pairs of attributes that are to be one parameter.
+        parameters: of the constructor.
+        layers: what the class consists of if it is an `nn.Sequential` itself.
+        stubs: lines of each method that is left open.
+    """
+
+    name: str
+    base: str = "nn.Module"
+    paths: list[str] = field(default_factory=list)
+    init: list[str] = field(default_factory=list)
+    forward: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    returns: str = "Tensor"
+    ties: list[tuple[str, str]] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+    stubs: list[list[str]] = field(default_factory=list)
+
+    @property
+    def doc(self) -> str:
+        if not self.paths or self.paths == [""]:
+            return ""
+        several = f" to {self.paths[-1]} ({len(self.paths)} uses)" if len(self.paths) > 1 else ""
+        return comment(f"{self.paths[0]}{several}.")

@@ -1,0 +1,130 @@
+"""One class of a generated file as trees: what is meant, held against the allow-list, and printed for the templates."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from onnxgen.code import printer
+from onnxgen.code.allowed import BUILTINS, HANDED_OVER, bound, check, check_bound, check_names
+from onnxgen.code.class_source import ClassSource
+from onnxgen.code.copied import helper_names
+from onnxgen.code.stub import Stub
+from onnxgen.names import RESERVED
+
+if TYPE_CHECKING:
+    from onnxgen.structure.parameters import Parameter
+
+_SELF = ast.Name("self", ast.Load())
+_NO_ARGUMENTS = ast.arguments([], [ast.arg("self")], None, [], [], None, [])
+_TIE = "tie_weights"
+_FRAME = frozenset(RESERVED | {"constant", "super"})  # what the templates define and import
+
+
+@dataclass
+class ClassTree:
+    """One class.
+
+    Attributes:
+        name: its final name.
+        paths: the module paths of its instances ("" is the root).
+        setup, body: the statements of `__init__` after `super().__init__(...)`, and those of `forward`.
+        inputs, result: the arguments of `forward`, and the annotation of what it returns.
+        items: what the class consists of if it is an `nn.Sequential` itself.
+        ties: of the root, pairs of attributes that are to be one parameter: (kept, tied).
+        parameters: of the constructor.
+        stubs: the methods that are left open.
+    """
+
+    name: str
+    paths: list[str] = field(default_factory=list)
+    setup: list[ast.stmt] = field(default_factory=list)
+    body: list[ast.stmt] = field(default_factory=list)
+    inputs: list[ast.arg] = field(default_factory=list)
+    result: ast.expr = field(default_factory=lambda: printer.annotation("Tensor"))
+    items: list[ast.expr] = field(default_factory=list)
+    ties: list[tuple[ast.expr, ast.expr]] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+    stubs: list[Stub] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return "nn.Sequential" if self.items else "nn.Module"
+
+    @cached_property
+    def methods(self) -> list[ast.FunctionDef]:
+        """The methods, in their order; those that only templates know are not among them."""
+        made = [self._init()]
+        if self.ties:
+            ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
+            made.append(printer.function(_TIE, _NO_ARGUMENTS, ties, ast.Constant(None)))
+        arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
+        made.append(printer.function("forward", arguments, self.body, self.result))
+        return [*made, *(stub.tree for stub in self.stubs)]
+
+    def _init(self) -> ast.FunctionDef:
+        begin = ast.Attribute(ast.Call(ast.Name("super", ast.Load()), [], []), "__init__", ast.Load())
+        body: list[ast.stmt] = [ast.Expr(ast.Call(begin, self.items, [])), *self.setup]
+        if self.ties:
+            body.append(ast.Expr(ast.Call(ast.Attribute(_SELF, _TIE, ast.Load()), [], [])))
+        given = [parameter.tree for parameter in self.parameters]
+        defaults = [d for parameter in self.parameters if (d := parameter.default_tree) is not None]
+        arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, defaults)
+        return printer.function("__init__", arguments, body, ast.Constant(None))
+
+    @cached_property
+    def source(self) -> ClassSource:
+        """Its text; asked for when the class has its final name."""
+        return ClassSource(
+            self.name,
+            self.base,
+            self.paths,
+            printer.lines(self.setup),
+            printer.lines(self.body),
+            list(map(printer.argument, self.inputs)),
+            printer.expression(self.result),
+            [(printer.expression(kept), printer.expression(tied)) for kept, tied in self.ties],
+            self.parameters,
+            list(map(printer.expression, self.items)),
+            [stub.lines for stub in self.stubs],
+        )
+
+
+def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugins: bool) -> None:
+    """Hold classes against the allow-list. What plugins write is the user's own: of it only names are looked at.
+
+    `own`: the names of what is copied and imported for plugins.
+
+    Raises:
+        Refused: they hold anything else.
+    """
+    names = {tree.name for tree in classes}
+    functions = BUILTINS | helper_names() | own | names | _FRAME
+    taken = helper_names() | own | names | _FRAME - {"self"}
+    for tree in classes:
+        check_names([tree.name])
+        left_open = {stub.name for stub in tree.stubs}  # their arguments hide nothing that they use
+        for method in tree.methods:
+            check_bound(method, () if method.name in left_open else taken)
+            if with_plugins:
+                check_names(_names(method))
+            else:
+                local = {name for node in ast.walk(method) for name in bound(node)}
+                check(method, functions | local, functions | HANDED_OVER | _called(method))
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "name", "arg"):
+            if isinstance(text := getattr(node, name, None), str):
+                yield text
+
+
+def _called(method: ast.FunctionDef) -> set[str]:
+    """The local variables that may hold a layer: parameters, and what a loop goes through."""
+    held: list[ast.AST] = [method.args]
+    held += [node.target for node in ast.walk(method) if isinstance(node, (ast.For, ast.comprehension))]
+    return {name for tree in held for node in ast.walk(tree) for name in bound(node)}

@@ -1,0 +1,15 @@
+"""Translation validation: a generated file does what the flat module said, whatever structure made of it.
+
+The flat module is executed on symbols before structure (`specify`), the finished text after formatting (`validate`).
+Both make nodes of one graph, in which equal computations are one node; so they agree if the results are the same node,
+and if they register the same members with the same options. What the checker can't follow is never taken for equal.
+
+Nothing here is shared with `onnxgen/structure` or the printer. What it relies on: dims (`propagate/dims.py`), and the
+words of a flat module (`code/module_def.py`, the placeholders of `code/quote.py`).
+"""
+
+from onnxgen.validate.check import Difference, validate
+from onnxgen.validate.fallback import STRICT, WrongTranslation, translated
+from onnxgen.validate.flat import Specification, specify
+
+__all__ = ["STRICT", "Difference", "Specification", "WrongTranslation", "specify", "translated", "validate"]

@@ -1,0 +1,84 @@
+"""Holds a generated file to its specification: the same members, the same computation."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from dataclasses import dataclass
+
+from onnxgen.validate.flat import Specification
+from onnxgen.validate.text import Text
+from onnxgen.validate.values import Node, Unreadable, describe
+
+WORDS = ("name", "attribute", "constant")  # nodes that compute nothing
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a text does otherwise than its specification: in which module (a path, "" the root), and what."""
+
+    path: str
+    what: str
+
+
+def validate(specification: Specification, tree: ast.Module, name: str) -> Difference | None:
+    """How a generated file differs from what it has to do; None if it does not.
+
+    Args:
+        specification: of the flat module (see `specify`).
+        tree: the whole file.
+        name: the root class.
+    """
+    specification.graph.home = ""
+    try:
+        text = Text(tree, specification)
+        result = text.node(text.root(name))
+    except (Unreadable, RecursionError, KeyError, ValueError, TypeError, AttributeError) as error:
+        return Difference(specification.graph.home, f"{type(error).__name__}: {error}")
+    return _members(specification, text) or _computation(specification, text, result)
+
+
+def _members(wanted: Specification, text: Text) -> Difference | None:
+    """The first member that is missing, too many, or made in another way."""
+    for path, (build, kind) in wanted.members.items():
+        leaf = text.leaves.get(path)
+        if leaf is None:
+            if not text.layers.is_identity(build):
+                return Difference(_parent(path), f"{path} is not registered")
+        elif (leaf.build, leaf.kind) != (build, kind):
+            return Difference(
+                _parent(path), f"{path} is {describe(leaf.build)} {leaf.kind}, not {describe(build)} {kind}"
+            )
+    for path, leaf in text.leaves.items():
+        if path not in wanted.members and wanted.allowed.get(path) is not leaf.build:
+            function = leaf.build.key[0] in ("name", "attribute")
+            if not function and not text.layers.is_stateless(leaf.build):
+                return Difference(_parent(path), f"{path} is registered, and the network has no such member")
+    frozen = {f"{p}.{key}" if key else p for p, leaf in text.leaves.items() for key in leaf.frozen}
+    if frozen != wanted.frozen:
+        return Difference(_parent(min(frozen ^ wanted.frozen)), f"{min(frozen ^ wanted.frozen)} is frozen in one only")
+    if text.ties != wanted.ties:
+        return Difference("", f"tied are {sorted(text.ties)}, not {sorted(wanted.ties)}")
+    return None
+
+
+def _computation(wanted: Specification, text: Text, result: Node) -> Difference | None:
+    """The first operation that the specification lacks, or else what shows that the results differ."""
+    flat = wanted.program
+    loops = all(flat.nexts.get(node) is after for node, after in text.nexts.items())
+    stops = all(flat.stops.get(node) is stop for node, stop in text.stops.items()) and len(text.stops) == len(
+        flat.stops
+    )
+    effects = Counter(text.effects) == Counter(flat.effects)
+    if result is wanted.result and loops and stops and effects:
+        return None
+    new = [node for node in wanted.graph.since(text.began) if node.key[0] not in WORDS]
+    first = new[0] if new else None
+    if first is not None:
+        return Difference(first.home, f"nothing else computes {describe(first)}")
+    what = "its results are others" if result is not wanted.result else "its loops or effects are others"
+    return Difference("", what)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

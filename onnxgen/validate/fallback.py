@@ -1,0 +1,54 @@
+"""What happens where a text is not what was specified: its smallest module that differs is written plainly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from onnxgen.errors import counted
+from onnxgen.generated import Generated, Report
+from onnxgen.validate.check import Difference
+
+STRICT = "ONNXGEN_STRICT"  # in the environment: a difference is an error at once
+Path = tuple[str, ...]
+
+
+class WrongTranslation(Exception):
+    """The generated text does not do what the network does: a bug in onnxgen. Nothing is written."""
+
+
+def translated(
+    made: Callable[[frozenset[Path]], Generated], differs: Callable[[Generated], Difference | None], report: Report
+) -> Generated:
+    """The first text that does what it has to.
+
+    Args:
+        made: makes a text; the modules that it is given are to be left plain.
+        differs: holds a text to its specification.
+        report: gets the modules that were left plain, and a note.
+
+    Raises:
+        WrongTranslation: even the plain text differs; or any does, where `ONNXGEN_STRICT=1`.
+    """
+    plain: frozenset[Path] = frozenset()
+    notes = list(report.notes)
+    while True:
+        generated = made(plain)
+        difference = differs(generated)
+        if difference is None:
+            break
+        if () in plain or os.environ.get(STRICT, "") not in ("", "0"):
+            where = difference.path or "the network"
+            raise WrongTranslation(f"the text of {where} is not what the graph computes: {difference.what}")
+        path = tuple(difference.path.split(".")) if difference.path else ()
+        while path in plain:
+            path = path[:-1]
+        plain |= {path}
+        report.notes[:] = notes
+    if plain:
+        report.plain = sorted(".".join(path) for path in plain)
+        names = ", ".join(name or "the network itself" for name in report.plain)
+        report.notes.append(
+            f"{counted(len(plain), 'module')} left plain, since structure changed what they do: {names}"
+        )
+    return generated

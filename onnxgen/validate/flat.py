@@ -1,0 +1,141 @@
+"""The flat `ModuleDef`, before structure, as what a generated file has to do: the specification."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
+from onnxgen.propagate.info import Info
+from onnxgen.validate.expressions import VALUE
+from onnxgen.validate.statements import Statements
+from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value
+
+
+@dataclass
+class Specification:
+    """What a generated file has to register and to compute.
+
+    Attributes:
+        graph: has all of its nodes.
+        members: what makes each, and how it is registered, by its path.
+        frozen: the paths of the tensors that are not trained.
+        ties: pairs of paths, (kept, tied).
+        result: what `forward` returns.
+        program: what was executed: effects and loops.
+        opaque: every name that the network itself uses: none of them is a class to look into.
+    """
+
+    graph: Graph
+    members: dict[str, tuple[Node, str]]
+    frozen: frozenset[str]
+    ties: frozenset[tuple[str, str]]
+    inputs: list[str]
+    result: Node
+    program: _Flat
+    opaque: frozenset[str]
+    allowed: dict[str, Node] = field(default_factory=dict)  # the dropouts that an option adds, by path
+
+    def allow(self, members: list[Member]) -> None:
+        """Let these members be there: each is an `nn.Dropout` that `--dropout` adds, the identity when it is called."""
+        for member in members:
+            path, build = ".".join(member.path), self.program.build(member.build)
+            if path not in self.members and self.program.layers.is_dropout(build):
+                self.allowed[path] = build
+
+
+def specify(module: ModuleDef) -> Specification:
+    """Execute the flat module. Raises `Unreadable`."""
+    graph = Graph()
+    program = _Flat(graph, module)
+    inputs = [argument.value for argument in module.inputs]
+    scope = Scope()
+    for i, argument in enumerate(module.inputs):
+        program.bind(VALUE + argument.value, graph.make("input", i, argument.annotation), scope)
+    result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
+    ties = frozenset((first, second) for first, second in (tie.names for tie in module.ties))
+    names = {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
+    made = {".".join(m.path): (program.build(m.build), kind(m)) for m in module.members}
+    names |= {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
+    frozen = {key for m in module.members for key in _frozen(m)}
+    return Specification(graph, made, frozenset(frozen), ties, inputs, program.node(result), program, frozenset(names))
+
+
+def kind(member: Member) -> str:
+    """How a member is registered: a buffer that the state dict keeps or not, or by an assignment."""
+    return "" if member.kind != "buffer" else "persistent" if member.keys else "transient"
+
+
+def returns(outputs: list[ast.expr]) -> ast.Return:
+    """What is returned: one value as it is, several as a tuple."""
+    if len(outputs) == 1 and not isinstance(outputs[0], ast.Starred):
+        return ast.Return(outputs[0])
+    return ast.Return(ast.Tuple(list(outputs), ast.Load()) if outputs else None)
+
+
+def _frozen(member: Member) -> list[str]:
+    keys = sorted(member.frozen) if not all(map(is_statistic, member.frozen)) else []
+    return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
+
+
+class _Flat(Statements):
+    """Executes the statements of a flat module; notes the dims that are known of its values."""
+
+    def __init__(self, graph: Graph, module: ModuleDef) -> None:
+        super().__init__(graph)
+        self.infos = module.infos
+
+    def build(self, tree: ast.expr) -> Node:
+        """What makes a member."""
+        self.building = True
+        made = self.evaluate(tree, Scope())
+        found = made.build if isinstance(made, Leaf) else self.node(made)
+        self.building = False
+        return found
+
+    def bind(self, name: str, value: Value, scope: Scope) -> None:
+        self._note(name, value)
+        scope.values[name] = value
+
+    def read(self, name: str, scope: Scope) -> Value:
+        value = super().read(name, scope)
+        if isinstance(value, Node) and value not in self.graph.shapes:
+            self._note(name, value)
+        return value
+
+    def _note(self, name: str, value: Value) -> None:
+        facts = self.infos.get(name.removeprefix(VALUE), Info())
+        if isinstance(value, Node) and facts.kind == "tensor" and facts.shape is not None:
+            self.graph.shapes.setdefault(value, facts.shape)
+
+
+def _python(statement: Statement) -> ast.stmt:
+    """A statement of a flat module as Python has it; variables are called as the values are."""
+    if isinstance(statement, Assign):
+        if not statement.targets:
+            return ast.Expr(statement.value)
+        return ast.Assign([_target(statement.targets, statement.form)], statement.value)
+    if isinstance(statement, If):
+        return ast.If(statement.test, [*map(_python, statement.then)], [*map(_python, statement.orelse)])
+    body = [*map(_python, statement.body)]
+    if not isinstance(statement, Loop):
+        return ast.With([ast.withitem(statement.context)], body)
+    if statement.iterable is None:
+        return ast.While(statement.stop if statement.stop is not None else ast.Constant(True), body, [])
+    if statement.stop is not None:
+        body.insert(0, ast.If(ast.UnaryOp(ast.Not(), statement.stop), [ast.Break()], []))
+    target = _target(statement.turn, statement.form) if statement.turn else ast.Name("_", ast.Store())
+    return ast.For(target, statement.iterable, body, [])
+
+
+def _target(names: tuple[str, ...], form: str) -> ast.expr:
+    """What is assigned to: one name, or several in a tuple, in the form that they are written in."""
+    if not form:
+        targets: list[ast.expr] = [ast.Name(VALUE + name, ast.Store()) for name in names]
+        return targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
+    parsed = ast.parse(form.format(*(f"_{i}" for i in range(len(names)))) + " = 0").body[0]
+    assert isinstance(parsed, ast.Assign)
+    for node in ast.walk(parsed.targets[0]):
+        if isinstance(node, ast.Name):
+            node.id = VALUE + names[int(node.id[1:])]
+    return parsed.targets[0]

@@ -1,0 +1,125 @@
+"""Layers of torch that are a function: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
+
+Both are brought to one form, with the names of the arguments as torch documents them. Source: the signatures in
+torch.nn and torch.nn.functional.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxgen.validate.values import Graph, Node, Unreadable
+
+_POOL = "kernel_size stride padding ceil_mode count_include_pad"
+_MAX = "kernel_size stride padding dilation"
+# the layer, its function, the arguments of the layer in order, those of the function where the order is another
+_ROWS = [
+    *((f"nn.{c}", f"F.{c.lower()}", "inplace", "") for c in ("ReLU", "ReLU6", "SiLU", "SELU", "Hardswish")),
+    *((f"nn.{c}", f"F.{c.lower()}", "inplace", "") for c in ("Hardsigmoid", "Mish")),
+    ("nn.Sigmoid", "torch.sigmoid", "", ""),
+    ("nn.Tanh", "torch.tanh", "", ""),
+    ("nn.GELU", "F.gelu", "approximate", ""),
+    ("nn.ELU", "F.elu", "alpha inplace", ""),
+    ("nn.LeakyReLU", "F.leaky_relu", "negative_slope inplace", ""),
+    ("nn.Softplus", "F.softplus", "beta threshold", ""),
+    ("nn.Softmax", "F.softmax", "dim", ""),
+    ("nn.LogSoftmax", "F.log_softmax", "dim", ""),
+    ("nn.Upsample", "F.interpolate", "size scale_factor mode align_corners recompute_scale_factor", ""),
+    ("nn.PixelShuffle", "F.pixel_shuffle", "upscale_factor", ""),
+    ("nn.AvgPool1d", "F.avg_pool1d", _POOL, ""),
+    *((f"nn.AvgPool{n}d", f"F.avg_pool{n}d", f"{_POOL} divisor_override", "") for n in (2, 3)),
+    *((f"nn.AdaptiveAvgPool{n}d", f"F.adaptive_avg_pool{n}d", "output_size", "") for n in (1, 2, 3)),
+    *(
+        (f"nn.MaxPool{n}d", f"F.max_pool{n}d", f"{_MAX} return_indices ceil_mode", f"{_MAX} ceil_mode return_indices")
+        for n in (1, 2, 3)
+    ),
+]
+
+
+_CONV = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+_RECURRENT = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+_LARGEST = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_AVERAGE = {"padding": 0, "ceil_mode": False, "count_include_pad": True}
+# what torch takes where an argument is not given; a class that is shared writes it out, where one instance needs it
+DEFAULTS: dict[str, dict[str, Any]] = {
+    **{f"nn.Conv{n}d": {**_CONV, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
+    **{f"nn.ConvTranspose{n}d": {**_TRANSPOSED, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
+    **{f"nn.BatchNorm{n}d": {"eps": 1e-5, "momentum": 0.1, "affine": True} for n in (1, 2, 3)},
+    **{f"nn.MaxPool{n}d": _LARGEST for n in (1, 2, 3)},
+    **{f"F.max_pool{n}d": _LARGEST for n in (1, 2, 3)},
+    **{f"{kind}{n}d": _AVERAGE for kind in ("nn.AvgPool", "F.avg_pool") for n in (1, 2, 3)},
+    **{f"F.conv{n}d": _CONV for n in (1, 2, 3)},
+    "nn.Linear": {"bias": True},
+    "nn.GroupNorm": {"eps": 1e-5, "affine": True},
+    "nn.LayerNorm": {"eps": 1e-5, "elementwise_affine": True, "bias": True},
+    "nn.LSTM": _RECURRENT,
+    "nn.GRU": _RECURRENT,
+    "nn.LeakyReLU": {"negative_slope": 0.01},
+    "F.leaky_relu": {"negative_slope": 0.01},
+}
+
+
+class Layers:
+    """The functions and layers of the tables, as nodes of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
+        self.functions = {graph.dotted(f): (names or own).split() for _, f, own, names in _ROWS}
+        self.of_layer = {graph.dotted(c): (graph.dotted(f), own.split()) for c, f, own, _ in _ROWS}
+        self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
+        self.dropout = graph.dotted("nn.Dropout")
+
+    def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call, with their names after the first where the function is one of a layer.
+
+        What is given is left out where torch takes the very same if nothing is given.
+        """
+        usual = self.defaults.get(function)
+        if usual is not None:
+            kwargs = {k: v for k, v in kwargs.items() if k not in usual or not _is(v, usual[k])}
+        order = self.functions.get(function)
+        if order is None or len(args) < 2:
+            return args, kwargs
+        if len(args) - 1 > len(order) or set(kwargs) & set(order[: len(args) - 1]):
+            raise Unreadable("a call with arguments that the function does not take")
+        return args[:1], dict(zip(order, args[1:])) | kwargs
+
+    def is_identity(self, build: Node) -> bool:
+        return build.key[:2] == ("call", self.identity)
+
+    def is_dropout(self, build: Node) -> bool:
+        return build.key[:2] == ("call", self.dropout)
+
+    def is_stateless(self, build: Node) -> bool:
+        """Whether a layer is nothing but a function: no tensor, no state."""
+        return build.key[0] == "call" and (
+            build.key[1] in self.of_layer or build.key[1] in (self.identity, self.flatten)
+        )
+
+    def function(self, build: Node, value: Any) -> tuple[Any, list[Any], dict[str, Any]]:
+        """What a stateless layer computes: a function, its arguments and keywords."""
+        _, layer, args, kwargs = build.key
+        if layer is self.flatten:
+            if args or kwargs:
+                raise Unreadable("an nn.Flatten of other axes than all but the first")
+            return self.graph.make("attribute", value, "flatten"), [1], {}
+        function, names = self.of_layer[layer]
+        if len(args) > len(names):
+            raise Unreadable("a layer with more arguments than it takes")
+        return function, [value], dict(zip(names, args)) | dict(kwargs)
+
+
+def constant(value: Any) -> tuple[str, str]:
+    """A constant with its type: 1, True and 1.0 differ. A float, or text, of a class of ours is what it is."""
+    for kind in (float, str):
+        if isinstance(value, kind):
+            return kind.__name__, kind.__repr__(value)
+    return type(value).__name__, repr(value)
+
+
+def _is(value: Any, usual: Any) -> bool:
+    """Whether an argument is this constant."""
+    given = value.key[1:] if isinstance(value, Node) and value.key[0] == "constant" else constant(value)
+    return bool(given == constant(usual))

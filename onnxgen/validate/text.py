@@ -1,0 +1,304 @@
+"""A generated file, executed on symbols: its classes are made and called as Python would, so nothing of them is left.
+
+What stands in the place of a network's parts is followed: arguments of constructors, flags, `nn.Sequential`, lists and
+the loops over them, `nn.Identity` where an instance lacks a layer, tied weights.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from onnxgen.validate.flat import Specification
+from onnxgen.validate.statements import Statements
+from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Scope, Unreadable, Value
+
+CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
+DEEPEST = 200  # modules in modules
+
+
+class Text(Statements):
+    """Executes a generated file.
+
+    Attributes:
+        classes: those of the network itself; helpers and plugins are names like torch's.
+        ties: pairs of paths, (kept, tied).
+        began: how many nodes there were when `forward` began.
+    """
+
+    def __init__(self, tree: ast.Module, specification: Specification) -> None:
+        super().__init__(specification.graph)
+        self.specification = specification
+        defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
+        self.ties: set[tuple[str, str]] = set()
+        self.leaves: dict[str, Leaf] = {}
+        self.depth = 0
+        self.began = 0
+        self.containers = {self.graph.dotted(f"nn.{name}"): name for name in CONTAINERS}
+        # calls of these make a layer; those of other functions make a tensor, or whatever is registered
+        self.makers = {self.make("name", name) for name in defined} | {self.graph.dotted("nn.Parameter")}
+        self.modules = self.make("name", "nn")
+
+    def root(self, name: str) -> Value:
+        """Make the root and call it; what it returns."""
+        if name not in self.classes:
+            raise Unreadable(f"there is no class {name}")
+        self.building = True
+        root = self._construct(self.classes[name].definition, [], {})
+        self.building = False
+        self.began = len(self.graph)
+        self._place(root, "")
+        self._tie(root)
+        given = [self.make("input", i, annotation) for i, annotation in enumerate(_annotations(root))]
+        return self._forward(root, given, {})
+
+    def known(self, name: str) -> Value:
+        return self.classes.get(name) or self.make("name", name)
+
+    # ------------------------------------------------------------------------------------------ making modules
+
+    def _construct(self, definition: ast.ClassDef, args: list[Value], kwargs: dict[str, Value]) -> Holder:
+        base = ast.unparse(definition.bases[0]) if len(definition.bases) == 1 else ""
+        if base not in ("nn.Module", "nn.Sequential") or definition.decorator_list or definition.keywords:
+            raise Unreadable(f"class {definition.name} of another base")
+        made = Holder(base.removeprefix("nn."), definition)
+        init = _method(definition, "__init__")
+        self._enter(definition.name)
+        self.run(init.body, self._bound(init, made, args, kwargs))
+        self.depth -= 1
+        return made
+
+    def _enter(self, name: str) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unreadable(f"class {name} within itself")
+
+    def _bound(self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]) -> Scope:
+        """The variables of a method: its arguments."""
+        given = method.args
+        if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or method.decorator_list:
+            raise Unreadable(f"{method.name} takes its arguments in another way")
+        names = [a.arg for a in given.args][1:]
+        defaults = dict(zip(reversed(names), reversed(given.defaults)))
+        values = dict(zip(names, args))
+        if len(args) > len(names) or set(kwargs) & set(values) or not set(kwargs) <= set(names):
+            raise Unreadable(f"arguments that {method.name} does not take")
+        values |= kwargs
+        for name in names:
+            if name not in values:
+                if name not in defaults:
+                    raise Unreadable(f"{method.name} lacks an argument")
+                values[name] = self.evaluate(defaults[name], Scope())
+        return Scope({"self": own, **values})
+
+    def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        if isinstance(target, ast.Attribute) and self.building:
+            self._register(self.evaluate(target.value, scope), target.attr, value)
+        else:
+            super().assign(target, value, scope)
+
+    def _register(self, holder: Value, name: str, value: Value, kind: str = "") -> None:
+        """`holder.name = value`, or what registers a buffer."""
+        if isinstance(value, (Leaf, Holder)) and kind:
+            value = value.build if isinstance(value, Leaf) else value
+        if isinstance(value, Node):
+            value = Leaf(value, kind)
+        elif kind:
+            value = Leaf(self.node(value), kind)
+        if not isinstance(holder, (Holder, Leaf)) or not name.isidentifier() and not name.isdigit():
+            raise Unreadable("an attribute of what is no module")
+        before = holder.children.get(name)
+        if before is not None and not (isinstance(before, Leaf) and self.layers.is_identity(before.build)):
+            raise Unreadable(f"{name} is assigned twice")
+        holder.children[name] = value
+
+    def _effect(self, value: ast.expr, scope: Scope) -> None:
+        if self.building and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            if self._registers(value, value.func, scope):
+                return
+        super()._effect(value, scope)
+
+    def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
+        """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
+        own = scope.find("self", None)
+        if _is_super(function.value):
+            if function.attr != "__init__" or tree.keywords:
+                raise Unreadable("another call of super()")
+            for i, item in enumerate(self._several(tree.args, scope)):
+                self._register(own, str(i), item)
+            return True
+        name = function.attr
+        if name == "requires_grad_" and ast.unparse(tree).endswith("(False)"):
+            of = self.evaluate(function.value, scope)
+            key = ""
+            if not isinstance(of, Leaf) and isinstance(function.value, ast.Attribute):
+                of, key = self.evaluate(function.value.value, scope), function.value.attr
+            if not isinstance(of, Leaf):
+                raise Unreadable("what is frozen is no parameter")
+            of.frozen.add(key)
+            return True
+        if name in ("register_buffer", "add_module", "register_parameter"):
+            to = self.evaluate(function.value, scope)
+            key, value = self._several(tree.args, scope)
+            given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords}
+            if given not in ({}, {"persistent": False}):
+                raise Unreadable(f"{name} with other arguments")
+            kind = "" if name != "register_buffer" else "transient" if given else "persistent"
+            self._register(to, key, value, kind)
+            return True
+        return name == "tie_weights"  # it is looked at when all modules have their paths
+
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if isinstance(function, FileClass):
+            if not self.building:
+                raise Unreadable("a module is made outside of __init__")
+            return self._construct(function.definition, args, kwargs)
+        if isinstance(function, tuple) and isinstance(function[0], Holder):  # `get_submodule("0")`, `values()`
+            return function[0].children[args[0]] if args else function[0].items
+        if not self.building:
+            return self._invoke(function, args, kwargs)
+        if function in self.containers:
+            return self._container(self.containers[function], args, kwargs)
+        made = super().call(function, args, kwargs)
+        layer = function.key[:2] == ("attribute", self.modules) and function.key[2][:1].isupper()
+        return Leaf(made) if layer or function in self.makers else made
+
+    def _container(self, kind: str, args: list[Value], kwargs: dict[str, Value]) -> Holder:
+        made = Holder(kind)
+        given: Any = args if kind == "Sequential" else args[0] if args else []
+        for name, item in given.items() if isinstance(given, dict) else enumerate(given):
+            self._register(made, str(name), item)
+        if kwargs:
+            raise Unreadable("a container with keywords")
+        return made
+
+    def _place(self, value: Value, path: str) -> None:
+        """Give every module its path; one module at two places is none that the network has."""
+        if not isinstance(value, (Holder, Leaf)):
+            return
+        if value.path is not None:
+            raise Unreadable(f"{path} is {value.path} as well")
+        value.path = path
+        if isinstance(value, Leaf):
+            self.leaves[path] = value
+        for name, child in value.children.items():
+            self._place(child, f"{path}.{name}" if path else name)
+
+    def _tie(self, root: Holder) -> None:
+        method = next((m for m in _methods(root) if m.name == "tie_weights"), None)
+        calls = [n for n in ast.walk(_method(root.definition, "__init__")) if _calls(n, "tie_weights")]
+        for statement in method.body if method is not None and calls else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue
+            if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
+                raise Unreadable("tie_weights does more than to tie")
+            kept, tied = self._tensor(statement.value, root), self._tensor(statement.targets[0], root)
+            self.ties.add((kept, tied))
+
+    def _tensor(self, tree: ast.expr, root: Holder) -> str:
+        """The path of a parameter: of its own, or of a layer's."""
+        keys: list[str] = []
+        while not isinstance(leaf := self.evaluate(tree, Scope({"self": root})), Leaf):
+            if not isinstance(tree, ast.Attribute):
+                raise Unreadable("what is tied is no parameter")
+            keys.insert(0, tree.attr)
+            tree = tree.value
+        return ".".join([leaf.path or "", *keys])
+
+    # ------------------------------------------------------------------------------------------ calling modules
+
+    def member(self, leaf: Leaf) -> Node:
+        return self.make("member", leaf.path) if leaf.path in self.specification.members else leaf.build
+
+    def attribute(self, value: Value, name: str) -> Value:
+        if isinstance(value, (Holder, Leaf)) and name in value.children:
+            return value.children[name]
+        if isinstance(value, Holder):
+            if name in ("get_submodule", "values"):
+                return (value, name)
+            return self.make("attribute", self.make("name", "self"), name)  # `training`, and methods left open
+        return super().attribute(value, name)
+
+    def _invoke(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if isinstance(function, Holder):
+            return self._forward(function, args, kwargs)
+        if isinstance(function, Leaf):
+            return self._layer(function, args, kwargs)
+        return super().call(function, args, kwargs)
+
+    def _call(self, tree: ast.Call, scope: Scope) -> Value:
+        if isinstance(tree.func, ast.Attribute) and _is_super(tree.func.value) and tree.func.attr == "forward":
+            (value,) = self._several(tree.args, scope)
+            return self._chain(scope.find("self", None), value)
+        if isinstance(tree.func, ast.Name) and tree.func.id == "getattr" and len(tree.args) == 2:
+            of, name = self._several(tree.args, scope)
+            return self.attribute(of, name)
+        return super()._call(tree, scope)
+
+    def _chain(self, holder: Holder, value: Value) -> Value:
+        for item in holder.items:
+            value = self._invoke(item, [value], {})
+        return value
+
+    def _forward(self, holder: Holder, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if holder.definition is None:
+            if holder.kind != "Sequential" or kwargs or len(args) != 1:
+                raise Unreadable(f"a call of an nn.{holder.kind}")
+            return self._chain(holder, args[0])
+        method = _method(holder.definition, "forward")
+        around, self.graph.home = self.graph.home, holder.path or ""
+        under, loop = (self.under, self.loop)
+        self._enter(holder.definition.name)
+        found = self._body(method, self._bound(method, holder, args, kwargs))
+        self.depth -= 1
+        self.under, self.loop, self.graph.home = under, loop, around
+        return found
+
+    def _body(self, method: ast.FunctionDef, scope: Scope) -> Value:
+        """What a `forward` returns: its last statement says so, wherever it is called."""
+        *body, last = method.body
+        if not isinstance(last, ast.Return):
+            raise Unreadable("a forward that does not end in return")
+        self.run(body, scope)
+        return None if last.value is None else self.evaluate(last.value, scope)
+
+    def _layer(self, leaf: Leaf, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """A call of a layer of the network; what the network does not have must do nothing, or be a function."""
+        path, build = leaf.path, leaf.build
+        if path in self.specification.members and not self.layers.is_identity(build):
+            return super().call(self.member(leaf), args, kwargs)
+        plain = len(args) == 1 and not kwargs
+        if plain and (self.layers.is_identity(build) or self.specification.allowed.get(path or "") is build):
+            return args[0]
+        if plain and self.layers.is_stateless(build):
+            return super().call(*self.layers.function(build, self.node(args[0])))
+        if build.key[0] in ("name", "attribute"):  # a function that is an attribute
+            return super().call(build, args, kwargs)
+        raise Unreadable(f"{path} is no layer of the network")
+
+
+def _methods(holder: Holder) -> list[ast.FunctionDef]:
+    body = holder.definition.body if holder.definition is not None else []
+    return [node for node in body if isinstance(node, ast.FunctionDef)]
+
+
+def _method(definition: ast.ClassDef | None, name: str) -> ast.FunctionDef:
+    found = [n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == name] if definition else []
+    if len(found) != 1:
+        raise Unreadable(f"{len(found)} methods called {name}")
+    return found[0]
+
+
+def _annotations(root: Holder) -> list[str]:
+    return [
+        ast.unparse(a.annotation) if a.annotation else "" for a in _method(root.definition, "forward").args.args[1:]
+    ]
+
+
+def _is_super(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "super"
+
+
+def _calls(node: Any, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name

@@ -1,0 +1,158 @@
+"""What expressions and statements come to when they are executed on symbols instead of tensors.
+
+A `Node` is what one operation makes of other nodes. Equal nodes are one object: two programs that compute the same from
+the same inputs make the very same nodes, whatever their variables are called and in whatever order they compute.
+Besides nodes, values are plain Python (numbers, text, None, tuples, lists), dims (`int | Sym`), and the objects below,
+which stand for modules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxgen.propagate.dims import Sym
+from onnxgen.propagate.info import Shape
+
+Value = Any
+CONCRETE = (bool, int, float, str, bytes, type(None), type(Ellipsis))
+
+
+class Unreadable(Exception):
+    """A program does what the checker does not understand. It is then never taken for equal."""
+
+
+class Node:
+    """One operation and what it is applied to. `home`: the module whose `forward` did it first."""
+
+    __slots__ = ("home", "key")
+
+    def __init__(self, key: tuple[Any, ...], home: str) -> None:
+        self.key, self.home = key, home
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+
+class Graph:
+    """Makes nodes, each once.
+
+    Attributes:
+        home: the module path that new nodes belong to.
+        shapes: the dims of nodes, where they are known; so `x.shape[1]` is a dim.
+    """
+
+    def __init__(self) -> None:
+        self.home = ""
+        self.shapes: dict[Node, Shape] = {}
+        self._nodes: dict[tuple[Any, ...], Node] = {}
+
+    def make(self, *key: Any) -> Node:
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = Node(key, self.home)
+        return found
+
+    def dotted(self, name: str) -> Node:
+        """The node of `torch.nn.functional`: a name and its attributes."""
+        first, *rest = name.split(".")
+        node = self.make("name", first)
+        for part in rest:
+            node = self.make("attribute", node, part)
+        return node
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def since(self, count: int) -> Iterator[Node]:
+        """The nodes that were made after there were `count`."""
+        for i, node in enumerate(self._nodes.values()):
+            if i >= count:
+                yield node
+
+
+@dataclass(eq=False)
+class Leaf:
+    """What `__init__` registers and no class of the file makes: a torch layer, a parameter, a buffer, a plain value.
+
+    `build` makes it; `kind` is "" where an assignment made it, else "persistent" or "transient" of a buffer.
+    """
+
+    build: Node
+    kind: str = ""
+    path: str | None = None
+    frozen: set[str] = field(default_factory=set)
+    children: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Holder:
+    """An `nn.Module` that holds others: an instance of a class of the file, or one of torch's containers.
+
+    `kind`: "Module", "Sequential", "ModuleList" or "ModuleDict"; `definition`: the class of the file.
+    """
+
+    kind: str
+    definition: ast.ClassDef | None = None
+    children: dict[str, Value] = field(default_factory=dict)
+    path: str | None = None
+
+    @property
+    def items(self) -> list[Value]:
+        return list(self.children.values())
+
+
+@dataclass(eq=False)
+class FileClass:
+    """A class that the file defines, before it is called."""
+
+    definition: ast.ClassDef
+
+
+class Scope:
+    """Local variables; those of a branch or a loop's body lie over the ones outside."""
+
+    __slots__ = ("outer", "values")
+
+    def __init__(self, values: dict[str, Value] | None = None, outer: Scope | None = None) -> None:
+        self.values, self.outer = values if values is not None else {}, outer
+
+    def find(self, name: str, default: Value) -> Value:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return default
+
+
+def is_size(value: Value) -> bool:
+    """A dim: an integer, known or symbolic."""
+    return isinstance(value, (int, Sym)) and not isinstance(value, bool)
+
+
+def describe(node: Node, depth: int = 3) -> str:
+    """A node in a few words, for an error message of the checker."""
+    op, *rest = node.key
+    if op in ("constant", "name", "member", "input"):
+        return str(rest[-1])
+    if depth == 0:
+        return "..."
+    parts = [
+        (
+            describe(part, depth - 1)
+            if isinstance(part, Node)
+            else _several(part, depth) if isinstance(part, tuple) else part
+        )
+        for part in rest
+    ]
+    return f"{op}({', '.join(map(str, parts))})"
+
+
+def _several(parts: tuple[Any, ...], depth: int) -> str:
+    return ", ".join(
+        describe(p, depth - 1) if isinstance(p, Node) else _several(p, depth) if isinstance(p, tuple) else str(p)
+        for p in parts
+    )
