@@ -29,7 +29,7 @@ class Meaning:
     """What a module means.
 
     Attributes:
-        unclean: why the file may not even be imported; the rules are strict, and some that are right break them.
+        unclean: why the file may not even be imported.
         outputs: for each set of inputs, in eval mode; the name of the error where `forward` raises one.
         slack: for each of these outputs, by how much another right one may differ: twice what this one differs from the
             oracle's, which is something only where a quantised file became floats.
@@ -46,15 +46,14 @@ class Meaning:
     state: dict[str, Any] = field(default_factory=dict)
 
 
-def meaning(module: Path, feeds: Sequence[Feeds], trusted: bool = False) -> Meaning:
-    """Import a generated file that is clean or `trusted`, load its weights, and run it. Raises what that raises."""
+def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
+    """Import a generated file if it is clean, load its weights, and run it. Raises what that raises."""
     found = Meaning()
     try:
         assert_safe(module.read_text(encoding="utf-8"))
     except (AssertionError, SyntaxError) as error:
         found.unclean = f"{type(error).__name__}: {error}"[:200]
-        if not trusted:
-            return found
+        return found
     with imported(module) as file:
         model = from_pretrained(file, module)
         found.trained = _trained(model, module.with_suffix(".safetensors"))
@@ -107,7 +106,7 @@ def _trained(model: Any, sidecar: Path) -> dict[str, tuple[str, bool]]:
 
 def difference(found: Meaning, wanted: Meaning) -> str:
     """How a module differs in meaning from the right one; empty where it does not."""
-    if found.unclean and not wanted.unclean:
+    if found.unclean:
         return f"unclean file: {found.unclean}"
     for i, (a, b, slack) in enumerate(zip(found.outputs, wanted.outputs, wanted.slack)):
         if why := _differs(a, b, slack):

@@ -100,6 +100,8 @@ def by_statement(file: str, text: str) -> list[tuple[range, list[Mutant]]]:
     found: dict[ast.stmt, list[Mutant]] = {}
     for statement, node in _computing(tree, None):
         for number, (kind, changed) in enumerate(changes(node, words)):
+            if ast.dump(changed) == ast.dump(node):  # what was swapped is equal
+                continue
             before, after = _text(node), _text(ast.fix_missing_locations(ast.copy_location(changed, node)))
             mutant = Mutant(
                 file, getattr(node, "lineno", statement.lineno), kind, before, after, order[id(node)], number
