@@ -74,8 +74,8 @@ def drawn(package: Path, covered: Mapping[str, set[int]], seed: int) -> Iterator
     for folder in FOLDERS:
         for path in sorted((package / folder).rglob("*.py")):
             file = path.relative_to(package).as_posix()
-            groups = by_statement(file, path.read_text(encoding="utf-8"))
-            statements += [found for found in groups if covered.get(file, set()) & set(found[0])]
+            groups = by_statement(file, path.read_text(encoding="utf-8")) if file in covered else []
+            statements += [found for found in groups if covered[file] & set(found[0])]
     seen: set[Mutant] = set()
     while len(seen) < sum(len(group) for _, group in statements):
         lines, group = numbers.choice(statements)
