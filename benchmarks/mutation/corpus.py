@@ -220,15 +220,16 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
     kept, last = folder / "chosen.pickle", folder / f"{_version()}.pickle"
     if last.exists():
         return pickle.loads(last.read_bytes())  # type: ignore[no-any-return]
-    places = [e.place for e in pickle.loads(kept.read_bytes())] if kept.exists() else pool(folder / "pool")
+    places = pickle.loads(kept.read_bytes()) if kept.exists() else pool(folder / "pool")
     imports, entries, reasons = traced(_import), list[Entry](), list[str]()
     for place, found in forked(_examine, places, jobs, LONGEST):
         if isinstance(found, Entry):
             entries.append(found)
         else:
             reasons.append(f"{place.name}: {found or 'died'}")
-    entries = entries if kept.exists() else choose(entries)
-    kept.write_bytes(pickle.dumps(entries))
+    if not kept.exists():
+        entries = choose(entries)
+        kept.write_bytes(pickle.dumps([e.place for e in entries]))
     corpus = Corpus(entries, imports, reasons)
     last.write_bytes(pickle.dumps(corpus))
     return corpus
