@@ -98,12 +98,17 @@ def report(results: Sequence[tuple[Mutant, Verdict]], files: int, alarms: Sequen
         f"(wanted: {WANTED:.0%}).",
         f"Files that the checks refuse although no line is wrong: {len(alarms)}.",
         "",
-        *_table("outcome", [(name, [counts[name]]) for name in OUTCOMES], ["mutants"]),
+        "One line at a time is made wrong, and files that run it are generated with the product's checks off, then on.",
+        "Of what came out wrong, outputs, training, gradients, trained tensors and their way back count.",
+        "",
+        *_table("outcome", [(f"{name}: {what}", [counts[name]]) for name, what in OUTCOMES.items()], ["mutants"]),
     ]
-    for title, name in (("kind of mistake", lambda m: m.kind), ("folder", lambda m: m.file.partition("/")[0])):
+    for title, name in (("kind of mistake", lambda m: m.kind), ("folder", lambda m: m.file.rpartition("/")[0])):
         stopped = Counter(name(m) for m, v in counted if v.outcome == "stopped")
         every = Counter(name(m) for m, _ in counted)
         lines += _table(title, [(k, [n, stopped[k]]) for k, n in every.most_common()], ["wrong module", "stopped"])
+    by = Counter(v.refusal.partition(":")[0] for _, v in counted if v.outcome == "stopped")
+    lines += _table("stopped by", [(name, [n]) for name, n in by.most_common()], ["mutants"])
     lines += ["## Survivors", "", *["None."] * (not counts["survived"])]
     for mutant, verdict in counted:
         if verdict.outcome == "survived":

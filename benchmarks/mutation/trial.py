@@ -21,7 +21,13 @@ from benchmarks.mutation.mutants import Mutant
 
 FILES = 8  # that a mutant is tried on, of those that run its line
 ERRORS = 3  # a mutant that fails so often, with nothing wrong before, fails everywhere
-OUTCOMES = ("equal", "error", "cosmetic", "stopped", "survived")
+OUTCOMES = {
+    "equal": "the very same files",
+    "error": "generating fails by itself, or has no end",
+    "cosmetic": "other code of the same meaning",
+    "stopped": "a wrong module, which the checks refuse",
+    "survived": "a wrong module, which is written",
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,7 @@ class Verdict:
     """What became of a mutant.
 
     Attributes:
-        outcome: "equal": nothing changed; "error": generating fails, or goes on for ever, and nothing came out wrong;
-            "cosmetic": other code of the same meaning; "stopped": a wrong module, which the product refuses to write;
-            "survived": one that it writes.
+        outcome: one of `OUTCOMES`; of several files the worst, which is the last.
         file: the file of the corpus that came out wrong.
         why: how the module is wrong.
         refusal: what the product says of it.
@@ -112,8 +116,7 @@ def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
         os.chdir(folder)
         for i, entry in enumerate(entries):
             verdict = _of_file(entry, Path(folder, str(i)), found.is_counted)
-            if OUTCOMES.index(verdict.outcome) > OUTCOMES.index(found.outcome):
-                found = verdict
+            found = max(found, verdict, key=lambda v: list(OUTCOMES).index(v.outcome))
             errors += verdict.outcome == "error"
             if found.outcome == "survived" or found.outcome == "error" and errors == ERRORS:
                 break
@@ -158,7 +161,7 @@ def _wrong(entry: Entry, folder: Path) -> str:
         with at_most(30):
             return difference(meaning(folder / "model.py", feeds), right)
     except BaseException as error:
-        return _said(error)
+        return _said(error).replace(f"{folder}{os.sep}", "")
 
 
 def _said(error: BaseException) -> str:
