@@ -222,7 +222,7 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
         return pickle.loads(last.read_bytes())  # type: ignore[no-any-return]
     places = pickle.loads(kept.read_bytes()) if kept.exists() else pool(folder / "pool")
     imports, entries, reasons = traced(_import), list[Entry](), list[str]()
-    for place, found in forked(_examine, places, jobs, LONGEST):
+    for place, found in forked(_examine, places, jobs, 4 * LONGEST):
         if isinstance(found, Entry):
             entries.append(found)
         else:
