@@ -149,6 +149,10 @@ class ModelGen:
         """Write a method to fill in for each operator that has no function."""
         return self._option("allow-unsupported", on)
 
+    def paranoid(self, on: bool = True) -> ModelGen:
+        """Compute every rewriting of the graph before and after, on drawn inputs; a difference is an error."""
+        return self._option("paranoid", on)
+
     def limits(self, limits: Limits) -> ModelGen:
         """Sizes past which a file is refused; see `onnxgen.Limits`."""
         self._limits = limits

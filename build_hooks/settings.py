@@ -52,6 +52,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "templates": ("templates", None),
     "plugins": ("plugins", values.names),
     "allow-unsupported": ("allow_unsupported", values.flag),
+    "paranoid": ("paranoid", values.flag),
     "limit": ("limits", values.limits),
 }
 SPELLED = {"plugins": "plugin"}  # options that the command says by another name, once each

@@ -11,6 +11,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxgen.names import visible
+
 BUG = "if other tools run the model, please report it"
 _HERE = Path(__file__).resolve().parent
 
@@ -20,7 +22,7 @@ class Problem:
     """One thing that is wrong: what, at which node (if any), and the way out.
 
     `what` and `help` are plain sentences; names that come from the file are passed through
-    `names.printable` before they get here.
+    `names.printable` before they get here. What a terminal would obey is taken out of them all the same.
     """
 
     what: str
@@ -28,6 +30,10 @@ class Problem:
     op: str = ""
     opset: int | None = None
     help: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("what", "node", "op", "help"):
+            object.__setattr__(self, name, visible(getattr(self, name)))
 
     def __str__(self) -> str:
         where = ""

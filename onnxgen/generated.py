@@ -44,7 +44,7 @@ DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
 _DEFAULTS = Options()
 # what they change is in the code, if anything
-_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported")
+_NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
 CODE_LINE, BUILD_LINE = "Code", "Build"
 
 
@@ -57,6 +57,7 @@ class Report:
         recognised: how often each `nn` module occurs.
         notes: what the file was exported without, and other things worth knowing.
         stages: seconds that each stage took (see `onnxgen.stages`).
+        checked: what `Options.paranoid` found out of the passes, in a sentence; "" if it was not asked for.
         trainable: for each stored float tensor of the ONNX file, whether it is trained, and why.
         wrote: the files written.
         plain: module paths whose structure would have changed what they compute, and was left out (see `validate`).
@@ -74,6 +75,7 @@ class Report:
     wrote: list[Path] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
     status: str = "built"
+    checked: str = ""
     progress: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
 
 

@@ -176,6 +176,17 @@ class Namer:
         return name in self._taken
 
 
+def visible(text: str) -> str:
+    """Text as it is shown: on a terminal, in a log, a report or an error. Letters of every language stay.
+
+    Whatever a terminal would obey or not show is a question mark: escape sequences and other control characters, what
+    turns the direction of writing, zero widths, half of a surrogate pair. Line breaks and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def is_plain(text: str) -> bool:
     """Whether text is one line of printable ASCII without quotes and backslashes."""
     return _PLAIN.fullmatch(text) is not None

@@ -47,6 +47,8 @@ class Options:
         plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
             (`plugins/ops/`), or dotted names.
         allow_unsupported: an operator that has no function becomes a method that raises until a person fills it in.
+        paranoid: every rewriting of the graph is computed before and after on drawn inputs, and must be the same (see
+            `onnxgen.paranoid`); what is written does not depend on it.
         limits: sizes past which a file is refused (see `limits.Limits`).
     """
 
@@ -69,6 +71,7 @@ class Options:
     templates: Path | None = None
     plugins: Sequence[str] = ()
     allow_unsupported: bool = False
+    paranoid: bool = False
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

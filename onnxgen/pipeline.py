@@ -22,7 +22,7 @@ from onnxgen.names import network_name
 from onnxgen.notes import inference_notes
 from onnxgen.options import Options
 from onnxgen.output import Output
-from onnxgen.passes import simplify
+from onnxgen.passes import CHECKED, simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.stages import recorded, stage, uncollected
@@ -56,6 +56,7 @@ def build(
             model = read(path, options)
         with timed(report, "simplify"):
             simplify(model, options)
+            report.checked = str(model.meta.get(CHECKED, ""))
             find_blocks(model, options)
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):

@@ -116,7 +116,17 @@ def test_only_what_runs_models_mentions_torch(path: Path) -> None:
     runs = ("helpers/", "verify/", "load.py", "training/", "export/")
     if name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
         return
-    assert [m for m in imports(tree(path)) if m.split(".")[0] in ("torch", "onnxruntime")] == []
+    computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and only what the file's operators say
+    heavy = ("torch",) if computes else ("torch", "onnxruntime")
+    assert [m for m in imports(tree(path)) if m.split(".")[0] in heavy] == []
+
+
+def test_what_checks_the_passes_shares_no_code_with_them() -> None:
+    """It knows what stands in a graph and the facts of `propagate`, and nothing that a pass calls."""
+    checks = [path for path in OURS if path.parent.name == "paranoid"]
+    found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
+    shared = {"onnxgen.nodes", "onnxgen.options", "onnxgen.propagate.dims", "onnxgen.propagate.info"}
+    assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 
 
 def imports(module: ast.Module) -> Iterator[str]:

@@ -5,11 +5,15 @@ Nothing heavy is imported until a command runs; rich only where a terminal is th
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from onnxgen.cli.say import tell, tell_json
+from onnxgen.names import visible
 
 if TYPE_CHECKING:
     import click
@@ -37,26 +41,38 @@ def run(args: list[str]) -> int:
     from onnxgen.errors import OnnxgenError
 
     try:
-        code = _commands(args).main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
+        with _plain_warnings():
+            code = _commands(args).main(args or ["-h"], prog_name="onnxgen", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0) if args else BAD_INPUT
     except OnnxgenError as error:
         return _refuse(args, error)
     except click.UsageError as error:
-        return _say(args, _usage(error), BAD_INPUT)
+        return _tell(args, _usage(error), BAD_INPUT)
     except (KeyboardInterrupt, click.Abort):
-        return _say(args, "interrupted", INTERRUPTED)
+        return _tell(args, "interrupted", INTERRUPTED)
     except (BrokenPipeError, SystemExit):  # click makes the one into the other; it exits for nothing else
         # whoever read our output has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
-        return _say(args, "out of memory", BAD_INPUT)
+        return _tell(args, "out of memory", BAD_INPUT)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return _say(args, f"{error.strerror or error}{where}", BAD_INPUT)
+        return _tell(args, f"{error.strerror or error}{where}", BAD_INPUT)
     except Exception as error:
         return _bug(args, error)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Nothing in a warning of a library is an order to the terminal: some quote the file."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **given: visible(before(*args, **given))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _commands(args: list[str]) -> click.Group:
@@ -86,9 +102,9 @@ def _refuse(args: list[str], error: Exception) -> int:
     assert isinstance(error, OnnxgenError)
     if "--json" in args:
         problems = [vars(problem) for problem in error.problems]
-        print(json.dumps({"error": str(error), "problems": problems, "exit_code": error.exit_code}))
+        tell_json({"error": str(error), "problems": problems, "exit_code": error.exit_code})
     for problem in error.problems:
-        print(f"error: {problem}", file=sys.stderr)
+        tell(f"error: {problem}", to_errors=True)
     if _verbose(args):
         _traceback()
     return error.exit_code
@@ -97,16 +113,16 @@ def _refuse(args: list[str], error: Exception) -> int:
 def _bug(args: list[str], error: Exception) -> int:
     hint = "" if _verbose(args) else "; -v shows the traceback"
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    code = _say(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
+    code = _tell(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
     if _verbose(args):
         _traceback()
     return code
 
 
-def _say(args: list[str], text: str, code: int) -> int:
+def _tell(args: list[str], text: str, code: int) -> int:
     if "--json" in args:
-        print(json.dumps({"error": text, "problems": [], "exit_code": code}))
-    print(f"error: {text}", file=sys.stderr)
+        tell_json({"error": text, "problems": [], "exit_code": code})
+    tell(f"error: {text}", to_errors=True)
     return code
 
 
@@ -117,4 +133,4 @@ def _verbose(args: list[str]) -> bool:
 def _traceback() -> None:
     import traceback
 
-    traceback.print_exc()
+    tell(traceback.format_exc().rstrip("\n"), to_errors=True)

@@ -6,7 +6,6 @@ what generates; the whole process is to take under 100 ms.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ import click
 from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
-from onnxgen.cli.say import progress
+from onnxgen.cli.say import progress, tell, tell_json
 
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
@@ -54,19 +53,19 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
     project = read(root)
     silent = quiet or as_json
     if project.missing and not quiet:
-        print(f"note: {project.file.name}: {project.missing}", file=sys.stderr)
+        tell(f"note: {project.file.name}: {project.missing}", to_errors=True)
     try:
         with sympy_later(), progress(f"{'checking' if check else 'building'} {project.root.name}", silent) as begin:
             built = build_project(project, check=check, force=force, progress=begin)
     except BuildError as error:
         if not silent:
-            _say(error.built, project, verbose)
+            _tell(error.built, project, verbose)
         raise
     code = int(any(one.status == "stale" for one in built))
     if as_json:
-        print(json.dumps({"status": "stale" if code else "fresh" if check else "done", **_told(built)}))
+        tell_json({"status": "stale" if code else "fresh" if check else "done", **_told(built)})
     elif not quiet:
-        _say(built, project, verbose)
+        _tell(built, project, verbose)
     return code
 
 
@@ -126,15 +125,15 @@ def _told(built: Sequence[Built]) -> dict[str, Any]:
     }
 
 
-def _say(built: Sequence[Built], project: Project, verbose: bool) -> None:
+def _tell(built: Sequence[Built], project: Project, verbose: bool) -> None:
     """A line a model, with paths as the project's settings have them."""
     for one in built:
         line = _line(one)
         if verbose:
             line += f" ({one.entry.key}: {one.entry.shown(one.entry.source)}, {one.seconds:.2f} s)"
-        print(line)
+        tell(line)
         if one.note:
-            print(f"  note: {one.note}")
+            tell(f"  note: {one.note}")
     sys.stdout.flush()
 
 
@@ -166,13 +165,13 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
             if as_json:
                 told = {"error": str(one.error), "problems": _problems(one.error)} if one.error else {}
                 status = "failed" if one.error else "done"
-                print(json.dumps({"status": status, **_told(one.built), **told}), flush=True)
+                tell_json({"status": status, **_told(one.built), **told}, flush=True)
             for problem in one.error.problems if one.error else ():
-                print(f"error: {problem}", file=sys.stderr, flush=True)
+                tell(f"error: {problem}", to_errors=True, flush=True)
             if not quiet and not as_json:
-                _say([b for b in one.built if number == 0 or b.status != "fresh"], one.project, verbose)
+                _tell([b for b in one.built if number == 0 or b.status != "fresh"], one.project, verbose)
                 if number == 0:
-                    print(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
+                    tell(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
     return 0
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from onnxgen.cli.say import progress, table
+from onnxgen.cli.say import progress, table, tell_json
 
 if TYPE_CHECKING:
     from onnxgen.training.devices import Device
@@ -21,7 +20,7 @@ def devices_command(*, imports: tuple[str, ...], test: bool, quiet: bool, verbos
     with progress("testing devices", quiet or as_json or not test):
         found = devices(imports, test=test)
     if as_json:
-        print(json.dumps([_as_json(device) for device in found]))
+        tell_json([_as_json(device) for device in found])
     elif not quiet:
         _print(found, test, verbose)
     failed = [device for device in found if device.verdict not in (None, "ok")]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import progress
+from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import counted
 from onnxgen.export.report import BACK, ExportReport
 
@@ -18,34 +17,34 @@ def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, *
     with progress(f"exporting {module.name}", quiet or as_json):
         report = export(module, **given)
     if as_json:
-        print(json.dumps(report.as_json()))
+        tell_json(report.as_json())
     elif not quiet:
         _print(report, verbose)
     return 0
 
 
 def _print(report: ExportReport, verbose: bool) -> None:
-    print(f"wrote {' and '.join(str(path) for path in report.wrote)}")
-    print(f"  {report.road}: {report.why}")
+    tell(f"wrote {' and '.join(str(path) for path in report.wrote)}")
+    tell(f"  {report.road}: {report.why}")
     if report.road == BACK:
         text = f"{len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
         below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
         added = f", {len(report.added):,} added that the file had shared" if report.added else ""
         lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
-        print(f"  {text}{below}{added}{lossy}")
+        tell(f"  {text}{below}{added}{lossy}")
     for note in report.notes:
-        print(f"  note: {note}")
+        tell(f"  note: {note}")
     for name in report.changed if verbose else ():
-        print(f"  changed: {name}")
+        tell(f"  changed: {name}")
     for name in report.added:
-        print(f"  added: {name}")
+        tell(f"  added: {name}")
     if report.verified is None:
-        print("  not verified")
+        tell("  not verified")
     else:
         runs = counted(len(report.verified.runs), "run")
         told = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
-        print(f"  verified against the module in {runs}: {told}")
+        tell(f"  verified against the module in {runs}: {told}")
         for name, why in report.verified.untold.items():
-            print(f"  warning: output {name}: {why}")
+            tell(f"  warning: output {name}: {why}")
         for note in report.verified.notes if verbose else ():
-            print(f"  note: {note}")
+            tell(f"  note: {note}")

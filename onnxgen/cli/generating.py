@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import aligned, progress
+from onnxgen.cli.say import aligned, progress, tell, tell_json
 from onnxgen.errors import counted
 from onnxgen.generated import Generated
 from onnxgen.options import Options
@@ -43,14 +42,12 @@ def generate_command(
     generated.report.stages[IMPORTS] = generated.report.stages.get(IMPORTS, 0.0) + imports
     result = summary(generated, model, out)
     if not as_json and not quiet:
-        _print(result, verbose)
-        if generated.report.status == "written" and not verified:
-            print("  next: " + shlex.join(["onnxgen", "verify", str(model), str(out)]))
+        _print(result, verbose, verified)
     code = 0
     if verified:
         code = _verify(model, out, options, result, quiet, as_json)
     if as_json:
-        print(json.dumps(result))
+        tell_json(result)
     return code
 
 
@@ -60,10 +57,10 @@ def _check(model: Path, out: Path, options: Options, quiet: bool, as_json: bool)
     with progress(f"checking {out.name}", quiet or as_json, STAGES) as begin:
         fresh = check(model, out, options, progress=begin)
     if as_json:
-        print(json.dumps({"status": "fresh" if fresh else "stale", "module": str(out)}))
+        tell_json({"status": "fresh" if fresh else "stale", "module": str(out)})
     elif not quiet:
         what = "fresh" if fresh else "stale: generate it again" if out.exists() else "missing: generate it"
-        print(f"{out} is {what}")
+        tell(f"{out} is {what}")
     return 0 if fresh else 1
 
 
@@ -93,6 +90,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "recognised": report.recognised,
         "plain": report.plain,
         "notes": report.notes,
+        "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
     }
 
@@ -104,22 +102,26 @@ _SAID = {
 }
 
 
-def _print(result: dict[str, Any], verbose: bool) -> None:
+def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     said = _SAID.get(result["status"], "{status}: {module}")
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
-    print(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    tell(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
     counts = [
         counted(result["classes"], "class"),
         counted(result["parameters"], "parameter"),
         counted(result["lines"], "line"),
     ]
-    print("  " + ", ".join(counts))
+    tell("  " + ", ".join(counts))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
-        print("  recognised: " + ", ".join(recognised))
+        tell("  recognised: " + ", ".join(recognised))
     for note in result["notes"]:
-        print(f"  note: {note}")
+        tell(f"  note: {note}")
+    if result["checked"]:
+        tell(f"  checked: {result['checked']}")
+    if result["status"] == "written" and not verified:
+        tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]))
     if verbose:
         _print_stages(result["stages"])
 
@@ -130,4 +132,4 @@ def _print_stages(stages: Mapping[str, float]) -> None:
     rows = [(name, f"{seconds:.3f}") for name, seconds in stages.items()]
     rows += [("in all", f"{sum(stages.values()):.3f}"), (f"without {IMPORTS} and {WEIGHTS}", f"{net:.3f}")]
     for line in aligned([("stage", "seconds"), *rows]):
-        print("  " + line)
+        tell("  " + line)

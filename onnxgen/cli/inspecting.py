@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.cli.say import aligned, progress, table
+from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.names import printable
 from onnxgen.options import Options
@@ -23,7 +22,7 @@ def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool
     with progress(f"reading {model.name}", quiet or as_json):
         found = inspect(model, options)
     if as_json:
-        print(json.dumps(found))
+        tell_json(found)
     else:
         _print(found, quiet)
     return 2 if found["problems"] else 0
@@ -139,9 +138,9 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
     if not quiet:
         opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
         made = f", made by {found['exporter']}" if found["exporter"] else ""
-        print(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
+        tell(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
         ports = [(title, *_row(v)) for title in ("inputs", "outputs") for v in found[title]]
-        print(
+        tell(
             "\n".join(
                 aligned(
                     [
@@ -160,12 +159,12 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
         if rows2:
             table("Tensors of floating point", ("name", "dtype", "shape", "", "why"), rows2)
         for note in found["notes"]:
-            print(f"note: {note}")
+            tell(f"note: {note}")
     for problem in found["problems"]:
-        print(f"problem: {problem['text']}")
+        tell(f"problem: {problem['text']}")
     if not quiet:
         wrong = len(found["problems"])
-        print(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
+        tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
 
 
 def _row(value: dict[str, Any]) -> tuple[str, str, str]:
@@ -193,7 +192,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
         if not domain.startswith("onnxgen")  # what a pass made of standard operators
     ]
     if as_json:
-        print(json.dumps(found))
+        tell_json(found)
     elif not quiet:
         heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
         rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]

@@ -152,6 +152,11 @@ _GENERATION = [
         help="Write a method to fill in for each operator that onnxgen has no function for.",
     ),
     click.option(
+        "--paranoid",
+        is_flag=True,
+        help="Compute every rewriting of the graph before and after on drawn inputs; takes several times as long.",
+    ),
+    click.option(
         "--limit",
         "limits",
         metavar="NAME=N",

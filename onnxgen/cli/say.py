@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from onnxgen.names import visible
 
 DELAY = 1.0  # seconds of work before a progress bar shows
+
+
+def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:
+    """Print a line, or several; nothing in them is an order to the terminal. `to_errors`: to stderr."""
+    print(visible(text), file=sys.stderr if to_errors else sys.stdout, flush=flush)
+
+
+def tell_json(found: Any, flush: bool = False) -> None:
+    """Print plain types as a line of JSON, which is ASCII."""
+    print(json.dumps(found), flush=flush)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout; without a terminal as aligned columns, complete and without decoration."""
     if not sys.stdout.isatty():
-        print(title)
+        tell(title)
         for line in aligned([columns, *rows]):
-            print("  " + line)
+            tell("  " + line)
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    shown = Table(title=Text(visible(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for column in columns:
         shown.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))  # Text: names from a file are no markup
+        shown.add_row(*(Text(visible(cell)) for cell in row))  # Text: names from a file are no markup
     Console().print(shown)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, each column as wide as its widest cell."""
+    """Rows as lines, each column as wide as its widest cell; a cell is one line."""
+    rows = [[visible(cell).replace("\n", "?").replace("\t", "?") for cell in row] for row in rows]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(max(map(len, rows), default=0))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
 
@@ -45,7 +60,7 @@ def progress(what: str, quiet: bool, stages: Sequence[str] = ()) -> Iterator[Cal
     if quiet or not sys.stderr.isatty():
         yield lambda stage: None
         return
-    done = threading.Event()
+    what, done = visible(what), threading.Event()
     begun: list[str] = []
     thread = threading.Thread(target=_bar, args=(what, tuple(stages), begun, done), daemon=True)
     thread.start()

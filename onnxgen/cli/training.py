@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from onnxgen.cli import INTERRUPTED
-from onnxgen.cli.say import progress
+from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.load import python_file
 from onnxgen.training.checkpoint.folder import holds_a_run
@@ -43,7 +42,7 @@ def train_command(
     except SystemExit:  # so Lightning answers a second Ctrl-C
         raise KeyboardInterrupt from None
     if first_process():
-        _say(result, quiet, as_json)
+        _tell(result, quiet, as_json)
     return INTERRUPTED if result.stopped == "interrupted" else 0
 
 
@@ -103,19 +102,19 @@ def _fit() -> Any:
     return fit
 
 
-def _say(result: Any, quiet: bool, as_json: bool) -> None:
+def _tell(result: Any, quiet: bool, as_json: bool) -> None:
     """The last lines, or the object."""
     from onnxgen.training.report.progress import number
 
     files = sorted(path.name for path in result.out.iterdir())
     if as_json:
         told = {name: getattr(result, name) for name in ("stopped", "best_epoch", "history", "test")}
-        print(json.dumps({"out": str(result.out), "files": files, **told}))
+        tell_json({"out": str(result.out), "files": files, **told})
     elif not quiet:
         if result.test:
             shown = ", ".join(f"{name.removeprefix('test_')} {number(name, v)}" for name, v in result.test.items())
-            print(f"test: {shown}")
+            tell(f"test: {shown}")
         if result.stopped == "interrupted":
             whole = counted(len(result.history), "whole epoch")
-            print(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
-        print(f"in {result.out}: {', '.join(files)}")
+            tell(f"stopped after {whole}; onnxgen train --resume --out {result.out} goes on")
+        tell(f"in {result.out}: {', '.join(files)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.say import progress, table
+from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
@@ -34,7 +33,7 @@ def verify_command(
     with progress(f"verifying {model.name}", quiet or as_json):
         report = verify(model, default_out(model, module), options=options, feeds=feeds, **given)
     if as_json:
-        print(json.dumps(report.as_json()))
+        tell_json(report.as_json())
     else:
         print_report(report, quiet)
     return 0 if report.agrees else 1
@@ -59,19 +58,19 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         compared = ("root mean square", "limit") if is_near else ("relative",)
         columns = ("run", "sizes", "oracle", "output", "is", "largest difference", *compared, "")
         table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
-        print(f"gradients: {_gradients(report.gradients)}")
+        tell(f"gradients: {_gradients(report.gradients)}")
         if report.integrity is not None:
-            print(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
+            tell(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
         for note in report.notes:
-            print(f"note: {note}")
+            tell(f"note: {note}")
     for problem in problems[:SHOWN]:
-        print(f"different: {problem}")
+        tell(f"different: {problem}")
     if len(problems) > SHOWN:
-        print(f"different: and {len(problems) - SHOWN} more (--json has all)")
+        tell(f"different: and {len(problems) - SHOWN} more (--json has all)")
     for name, why in report.untold.items():
-        print(f"not told apart: output {name}: {why}")
+        tell(f"not told apart: output {name}: {why}")
     if not quiet:
-        print(_verdict(report))
+        tell(_verdict(report))
 
 
 def _verdict(report: VerifyReport) -> str:

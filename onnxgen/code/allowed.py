@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache, lru_cache
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from onnxgen.code.copied import helper_trees
+from onnxgen.code.quote import walk
 
 MODULES = {"torch", "torch.nn.functional", "torch.overrides", "safetensors", "safetensors.torch", "numpy", "pathlib"}
 MODULES |= {"functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
@@ -36,8 +37,10 @@ EXPRESSIONS = (
     *(ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Starred),
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Dict, ast.Set),
     *(ast.JoinedStr, ast.FormattedValue, ast.GeneratorExp, ast.ListComp, ast.DictComp, ast.SetComp),
-    *(ast.comprehension, ast.Lambda, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+    *(ast.comprehension, ast.Lambda),
+    *(kind for group in (ast.operator, ast.unaryop, ast.boolop, ast.cmpop) for kind in group.__subclasses__()),
 )
+SYNTAX = frozenset((*STATEMENTS, *EXPRESSIONS))
 CALLABLE = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.arg)  # a class may be handed over
 DUNDERS = {"__init__", "__file__"}
 HANDED_OVER = {"cls", "layer"}  # locals that hold a class or a layer, which are called
@@ -60,38 +63,55 @@ def check_module(tree: ast.Module) -> None:
     Raises:
         Refused: it is not.
     """
-    functions = {n for node in ast.walk(tree) if isinstance(node, CALLABLE) for n in bound(node)} | BUILTINS
+    functions = {n for node in walk(tree) if isinstance(node, CALLABLE) for n in bound(node)} | BUILTINS
     rest = ast.Module([node for node in tree.body if not is_helper(node)], [])
-    bound_here = {name for node in ast.walk(rest) for name in bound(node)}
-    check(rest, functions | {"__file__"} | bound_here, functions | HANDED_OVER)
+    check(rest, functions | {"__file__"}, functions | HANDED_OVER)
 
 
-def check(tree: ast.AST, known: Iterable[str], called: Iterable[str]) -> None:
-    """A tree is of the allow-list's syntax, reads no names but those that are known, and calls only `called` by name.
+def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | None = None) -> None:
+    """A tree is of the allow-list's syntax. It reads no names but those that are known and those that it binds, and
+    calls by name only what is in `called`, its arguments, and what its loops go through.
+
+    `taken`: what it may not bind, besides Python's own names; None: that does not matter.
 
     Raises:
         Refused: it does anything else.
     """
-    known, called = frozenset(known), frozenset(called)
-    by_number = [node.func for node in ast.walk(tree) if is_digit_attribute(node)]
-    for node in ast.walk(tree):
+    nodes = list(walk(tree))
+    own = {name for node in nodes if node is not tree for name in bound(node)}
+    check_names(own)
+    if taken is not None:
+        check_bound(own, taken)
+    layers = set(_looped(nodes))
+    by_number = {id(node.func) for node in nodes if is_digit_attribute(node)}
+    for node in nodes:
+        if type(node) not in SYNTAX:
+            raise Refused(f"it has syntax that is not allowed, {type(node).__name__}")
         if isinstance(node, ast.Name):
-            if node not in by_number:
-                _name(node.id, known)
+            if id(node) not in by_number:
+                _name(node.id, known, own)
         elif isinstance(node, ast.Attribute):
             _attribute(node)
         elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id not in called and node.func not in by_number:
-                raise Refused(f"it calls {node.func.id!a}")
-        elif isinstance(node, ast.Import):
-            if not {alias.name for alias in node.names} <= MODULES:
-                raise Refused(f"it has {ast.unparse(node)!a}")
-        elif isinstance(node, ast.ImportFrom):
-            if node.module not in MODULES:
-                raise Refused(f"it imports from {node.module!a}")
-        elif not isinstance(node, (*STATEMENTS, *EXPRESSIONS)):
-            raise Refused(f"it has syntax that is not allowed, {type(node).__name__}")
-        check_names((*bound(node), *_written(node)))
+            function = node.func
+            if isinstance(function, ast.Name) and function.id not in called and function.id not in layers:
+                if id(function) not in by_number:
+                    raise Refused(f"it calls {function.id!a}")
+        elif isinstance(node, ast.keyword):
+            check_names(() if node.arg is None else (node.arg,))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            _import(node)
+
+
+def check_bound(names: Iterable[str], taken: Set[str]) -> None:
+    """What a method binds hides nothing: none of Python's own names, and none that is taken.
+
+    Raises:
+        Refused: it does.
+    """
+    for name in names:
+        if name in BUILTINS or name in taken or name.startswith("__"):
+            raise Refused(f"a local variable is called {name!a}, which means something else")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -105,50 +125,55 @@ def check_names(names: Iterable[str]) -> None:
             raise Refused(f"{name!a} is no name")
 
 
-def check_bound(tree: ast.AST, taken: Iterable[str]) -> None:
-    """What a method binds hides nothing: none of Python's own names, nor one of those that are taken (`self` is bound).
-
-    Raises:
-        Refused: it does.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Name, ast.arg)):
-            for name in bound(node):
-                if name in BUILTINS or name in taken or name.startswith("__"):
-                    raise Refused(f"a local variable is called {name!a}, which means something else")
-
-
 def bound(node: ast.AST) -> tuple[str, ...]:
     """The names that a node defines."""
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-        return (node.name,)
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return tuple((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    if isinstance(node, ast.arg):
-        return (node.arg,)
-    return (node.name,) if isinstance(node, ast.ExceptHandler) and node.name else ()
+    read = _BOUND.get(type(node))
+    return () if read is None else read(node)
 
 
-def _written(node: ast.AST) -> tuple[str, ...]:
-    """The other names that a node's text has."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute):
-        return (node.attr,)
-    return (node.arg,) if isinstance(node, ast.keyword) and node.arg is not None else ()
+def _imported(node: Any) -> tuple[str, ...]:
+    return tuple((alias.asname or alias.name).split(".")[0] for alias in node.names)
 
 
-def _name(name: str, known: frozenset[str]) -> None:
-    if name not in known or name in FORBIDDEN or (name.startswith("__") and name not in DUNDERS):
+_BOUND: dict[type[ast.AST], Callable[[Any], tuple[str, ...]]] = {
+    ast.ClassDef: lambda node: (node.name,),
+    ast.FunctionDef: lambda node: (node.name,),
+    ast.Import: _imported,
+    ast.ImportFrom: _imported,
+    ast.arg: lambda node: (node.arg,),
+    ast.ExceptHandler: lambda node: (node.name,) if node.name else (),
+}
+
+
+def _looped(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """What may hold a layer: arguments, and what a loop goes through."""
+    for node in nodes:
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            yield from (name for inner in walk(node.target) for name in bound(inner))
+
+
+def _import(node: ast.Import | ast.ImportFrom) -> None:
+    modules = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module}
+    if not modules <= MODULES:
+        raise Refused(f"it has {ast.unparse(node)!a}")
+
+
+def _name(name: str, known: Set[str], own: Set[str]) -> None:
+    is_known = name in own or (name in known and name not in FORBIDDEN)
+    if not is_known or not is_identifier(name) or (name.startswith("__") and name not in DUNDERS):
         raise Refused(f"it uses the name {name!a}")
 
 
 def _attribute(node: ast.Attribute) -> None:
-    hidden = node.attr.startswith("__") and node.attr not in DUNDERS | {"__name__"}
-    if hidden or (node.attr in FORBIDDEN_ATTRIBUTES and not of_self(node)):
-        raise Refused(f"it uses the attribute {node.attr!a}")
+    name = node.attr
+    if not is_identifier(name) or (name.startswith("__") and name not in DUNDERS | {"__name__"}):
+        raise Refused(f"it uses the attribute {name!a}")
+    if name in FORBIDDEN_ATTRIBUTES and not of_self(node):
+        raise Refused(f"it uses the attribute {name!a}")
 
 
 def of_self(node: ast.Attribute) -> bool:

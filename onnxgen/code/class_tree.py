@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from onnxgen.code import printer
 from onnxgen.code.allowed import BUILTINS, HANDED_OVER, bound, check, check_bound, check_names
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.copied import helper_names
+from onnxgen.code.quote import walk
 from onnxgen.code.stub import Stub
 from onnxgen.names import RESERVED
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 _SELF = ast.Name("self", ast.Load())
 _NO_ARGUMENTS = ast.arguments([], [ast.arg("self")], None, [], [], None, [])
 _TIE = "tie_weights"
-_FRAME = frozenset(RESERVED | {"constant", "super"})  # what the templates define and import
+_NOTHING: frozenset[str] = frozenset()
+_INIT = frozenset(("constant", "super"))  # what `__init__` calls
 
 
 @dataclass
@@ -102,29 +104,24 @@ def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugin
         Refused: they hold anything else.
     """
     names = {tree.name for tree in classes}
-    functions = BUILTINS | helper_names() | own | names | _FRAME
-    taken = helper_names() | own | names | _FRAME - {"self"}
+    functions = BUILTINS | helper_names() | own | names | RESERVED | _INIT
+    called = functions | HANDED_OVER
+    taken = (helper_names() | own | names | RESERVED) - {"self"}
     for tree in classes:
-        check_names([tree.name])
+        check_names((tree.name, *(method.name for method in tree.methods)))
         left_open = {stub.name for stub in tree.stubs}  # their arguments hide nothing that they use
         for method in tree.methods:
-            check_bound(method, () if method.name in left_open else taken)
+            hidden = taken | _INIT if method.name == "__init__" else taken
+            hidden = _NOTHING if method.name in left_open else hidden
             if with_plugins:
-                check_names(_names(method))
+                check_bound(_names(method), hidden)
             else:
-                local = {name for node in ast.walk(method) for name in bound(node)}
-                check(method, functions | local, functions | HANDED_OVER | _called(method))
+                check(method, functions, called, hidden)
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        for name in ("id", "attr", "name", "arg"):
-            if isinstance(text := getattr(node, name, None), str):
-                yield text
-
-
-def _called(method: ast.FunctionDef) -> set[str]:
-    """The local variables that may hold a layer: parameters, and what a loop goes through."""
-    held: list[ast.AST] = [method.args]
-    held += [node.target for node in ast.walk(method) if isinstance(node, (ast.For, ast.comprehension))]
-    return {name for tree in held for node in ast.walk(tree) for name in bound(node)}
+def _names(method: ast.FunctionDef) -> set[str]:
+    """The names that a method binds; all that it has are names."""
+    nodes = list(walk(method))
+    texts = (getattr(node, field, None) for node in nodes for field in ("id", "attr", "arg"))
+    check_names(text for text in texts if isinstance(text, str))
+    return {name for node in nodes if node is not method for name in bound(node)}

@@ -128,12 +128,13 @@ class Builder:
         """Append a statement to the block that is being written."""
         self.lowering.block.append(statement)
 
-    def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack:
+    def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack | ast.expr:
         """One expression for all outputs; `count`: how many it yields (default: as many as the node has).
 
-        `form`: how they are nested, `"{}, ({}, {})"`.
+        `form`: how they are nested, `"{}, ({}, {})"`. A tuple of one is not the value in it.
         """
-        return Unpack(value, len(self.node.outputs) if count is None else count, form)
+        count = len(self.node.outputs) if count is None else count
+        return Unpack(value, count, form) if count != 1 else self("made[0]", made=value)
 
     def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
         """A submodule such as `nn.Conv2d(...)`, whose state-dict tensors `keys` are made of stored tensors.

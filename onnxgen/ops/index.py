@@ -217,7 +217,8 @@ def slice_(
         made = _piece(start, end, step, size)
         if made.lower is not None or made.upper is not None or made.step is not None:
             items[axis] = made
-    x = b("x.flip(axes)", x=data, axes=backward if len(backward) > 1 else backward[0]) if backward else data.expr
+    turned = backward if len(backward) > 1 else backward[0] if backward else None
+    x = _signed(b, data, lambda x: b("x.flip(axes)", x=x, axes=turned)) if backward else data.expr
     return subscript(x, items, data.rank) if items else x
 
 
@@ -262,7 +263,8 @@ def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg 
     first = b.let(starts.as_ints(), "starts")
     chosen = b("range(len(s))", s=first) if axes is None else axes.as_ints()
     strides = b("[1] * len(s)", s=first) if steps is None else steps.as_ints()
-    return b("slice_axes(x, s, e, a, t)", x=data, s=first, e=ends.as_ints(), a=chosen, t=strides)
+    given = {"s": first, "e": ends.as_ints(), "a": chosen, "t": strides}
+    return _signed(b, data, lambda x: b("slice_axes(x, s, e, a, t)", x=x, **given))
 
 
 # ------------------------------------------------------------------------------------------------------- others

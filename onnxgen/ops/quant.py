@@ -111,7 +111,7 @@ def dequantize_linear(
 
 
 @op("DynamicQuantizeLinear")
-def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
+def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack | ast.expr:
     return b.unpack(b("dynamic_quantize(x)", x=x), 3)
 
 

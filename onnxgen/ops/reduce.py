@@ -260,7 +260,7 @@ def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[i
 
 
 @op("TopK", renames={"k": "K"})
-def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | list[Any]:
+def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
     """Values and their places; among equals the first comes first, which torch.topk does not promise."""
 
     count = K.as_int()
@@ -275,6 +275,6 @@ def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorte
 
 
 @op("Unique")
-def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack:
+def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack | ast.expr:
     """The distinct elements (or slices along the axis), where each occurs first, which one each is, and how often."""
     return b.unpack(b.call("distinct", X, dim=unless(axis, None), sorted=unless(bool(sorted), True)), 4)

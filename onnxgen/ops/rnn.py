@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +184,7 @@ def lstm(
     activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, input_forget: int = 0, layout: int = 0, _: int = 0,
-) -> Unpack:  # fmt: skip
+) -> Unpack | ast.expr:  # fmt: skip
     """Everything that `nn.LSTM` is not: peepholes, clipping, lengths, one direction backwards, ..."""
     made = b.call(
         "onnx_lstm",
@@ -204,7 +205,7 @@ def gru(
     activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0, _: int = 0,
-) -> Unpack:  # fmt: skip
+) -> Unpack | ast.expr:  # fmt: skip
     """Everything that `nn.GRU` is not, above all `linear_before_reset=0`."""
     made = b.call(
         "onnx_gru",
@@ -225,7 +226,7 @@ def rnn(
     activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
     activations: list[str] | None = None, clip: float | None = None, direction: str = "forward",
     hidden_size: int | None = None, layout: int = 0, _: int = 0,
-) -> Unpack:  # fmt: skip
+) -> Unpack | ast.expr:  # fmt: skip
     """Everything that `nn.RNN` is not."""
     made = b.call(
         "onnx_rnn",

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.code.quote import unless
+from onnxgen.code.quote import literal, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 from onnxgen.ops.subscript import subscript
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.propagate.dims import Dim, product
+from onnxgen.propagate.dims import Dim, dim_max, dim_min, floordiv, product
 
 if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
@@ -192,27 +192,41 @@ def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
 
 @op("Split", renames={"num_outputs": "num_outputs"})
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
-    """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
+    """Into the given sizes, or into equal parts of which the last may be smaller, or empty (opset 18).
 
-    Equal parts of an axis of known size are `chunk`.
+    Equal parts are `chunk`. `x.split(size)` never makes an empty part, so where one may be empty all sizes are written.
     """
     count = len(b.node.outputs)
+    if count == 1:  # the whole
+        return input.expr
     size = None if input.shape is None else input.shape[axis]
-    sizes = None if split is None else split.ints
+    sizes: Any = _parts(size, count) if split is None else split.ints
+    known = isinstance(size, int) and size > 0 and size % count == 0 and set(sizes or ()) == {size // count}
     dim = unless(_from_end(input, axis), 0)
-    if isinstance(size, int) and size and size % count == 0 and set(sizes or [size // count]) == {size // count}:
-        if split is None or sizes is not None:
-            return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
-    part: Any
+    if known or (split is None and (b.opset < 18 or (sizes is not None and len(set(sizes)) == 1))):
+        return b.unpack(b.call(ast.Attribute(input.expr, "chunk", ast.Load()), count, dim=dim))
     if split is not None:
         part = split.as_ints() if sizes is None else sizes[0] if len(set(sizes)) == 1 and sizes[0] else list(sizes)
-    elif size is None:
-        part = b("(x.shape[i] + k) // c", x=input, i=axis, k=count - 1, c=count)
+    elif sizes is None:
+        part = _unknown_parts(b, b("x.shape[i]", x=input, i=axis), count)
     else:
-        part = (size + count - 1) // count
-        if isinstance(part, int) and isinstance(size, int) and part * (count - 1) >= size:  # torch makes no empty parts
-            part = [max(0, min(part, size - i * part)) for i in range(count)]
+        part = sizes[0] if isinstance(size, int) and sizes[-1] > 0 else sizes
     return b.unpack(b.call(ast.Attribute(input.expr, "split", ast.Load()), part, dim=dim))
+
+
+def _parts(size: Dim | None, count: int) -> list[Dim] | None:
+    """The sizes of equal parts, rounded up; the last ones take what is left."""
+    if size is None:
+        return None
+    part = floordiv(size + (count - 1), count)
+    if isinstance(size, int):
+        return [dim_max(0, dim_min(part, size - i * part)) for i in range(count)]
+    return [part] * (count - 1) + [size - part * (count - 1)]
+
+
+def _unknown_parts(b: Builder, length: ast.expr, count: int) -> ast.expr:
+    part = b.let(b("(n + k) // c", n=length, k=count - 1, c=count), "part")
+    return literal([*[part] * (count - 1), b("n - k * p", n=length, k=count - 1, p=part)])
 
 
 def _from_end(x: Arg, axis: int) -> int:

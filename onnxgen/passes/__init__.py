@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -49,6 +50,8 @@ from onnxgen.propagate import propagate
 from onnxgen.propagate.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
+PARANOID = "ONNXGEN_PARANOID"  # in the environment: as if `Options.paranoid` were set
+CHECKED = "checked"  # in a model's meta: what was checked of the passes (`paranoid.check.Counts`)
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
@@ -104,9 +107,22 @@ def simplify(model: ir.Model, options: Options) -> None:
 
     Raises:
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
+        WrongRewrite: with `options.paranoid`, a pass changed what the network computes.
     """
+    run = _running(model, options)
     for step in PASSES:
         try:
-            step(model, options)
+            run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(Problem(str(error), help="fix sizes with --input-shape")) from error
+
+
+def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:
+    """What runs a pass; if asked for, it also compares, and notes in `model.meta` what it found out."""
+    if not options.paranoid and os.environ.get(PARANOID, "") in ("", "0"):
+        return lambda step, *given: step(*given)
+    from onnxgen.paranoid.check import Checker
+
+    checker = Checker()
+    model.meta[CHECKED] = checker.counts
+    return checker.run

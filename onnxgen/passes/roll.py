@@ -35,7 +35,7 @@ def _rewrite(node: ir.Node) -> None:
     makers = [None if value is None else value.producer() for value in node.inputs]
     x = makers[0].inputs[0] if makers[0] is not None and makers[0].inputs else None
     shape = info(x).shape
-    if x is None or shape is None or makers[1] is None or makers[1].inputs[:1] != (x,):
+    if x is None or not shape or makers[1] is None or makers[1].inputs[:1] != (x,):
         return
     axis = int(node.attributes["axis"].value) % len(shape)
     shift = _shift(node, x, axis, shape[axis])

@@ -157,7 +157,7 @@ class Parameters:
 
         `stored` are the flags that `forward` reads; `reserved` is what nothing may be called.
         """
-        namer = Namer(reserved | {ITEMS})
+        namer = Namer(reserved | {ITEMS, "constant"})  # the function that reads constants
         for group in self.groups:
             wanted = self.wanted[id(group)]
             owner = next((u.owner for u in group.uses if u.owner), "")

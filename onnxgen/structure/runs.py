@@ -265,7 +265,9 @@ class _Sequence:
         after = self.users.get(target) if self.uses[target] == 1 else None
         if not isinstance(after, Assign) or len(after.targets) != 1 or not isinstance(after.value, ast.Call):
             return None
-        return after if list(refs(after.value)) == [target] else None
+        operand = _operand(after.value)
+        whole = isinstance(operand, Ref) and operand.value == target  # not `conv(F.pad(x, ...))`
+        return after if whole and list(refs(after.value)) == [target] else None
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """A functional layer as a module: the number that its node tells (`/features/features.1/Relu`), and what."""
@@ -306,7 +308,8 @@ def _sequence(flow: _Flow, path: Path, items: dict[int, Member]) -> Member | Non
     assert isinstance(first.value, ast.Call)
     scope.members.extend(m for index, m, _ in found if index not in items)
     container = scope.containers[path] = Member(path, quote("nn.Sequential"), "module")
-    argument = first.value.args[0] if as_module(first.value) is None else _operand(first.value)
+    argument = _operand(first.value)
+    assert argument is not None
     nodes = tuple(name for _, _, statement in found for name in statement.nodes)
     whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
     flow.replace([statement for _, _, statement in found], whole)
@@ -326,12 +329,16 @@ def as_module(value: ast.expr) -> ast.expr | None:
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or len(refs(value)) != 1:
         return None
     if isinstance(value.func.value, Ref):
-        return quote("nn.Flatten()") if value.func.attr == "flatten" and ast.unparse(value.args[0]) == "1" else None
+        flattens = value.func.attr == "flatten" and list(map(ast.unparse, value.args)) == ["1"] and not value.keywords
+        return quote("nn.Flatten()") if flattens else None
     name = ast.unparse(value.func) if not refs(value.func) else ""
     if name not in AS_MODULE or not value.args or not isinstance(value.args[0], Ref):
         return None
     return ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
 
 
-def _operand(value: ast.Call) -> ast.expr:
-    return value.func.value if isinstance(value.func, ast.Attribute) and refs(value.func) else value.args[0]
+def _operand(value: ast.Call) -> ast.expr | None:
+    """What a call is made on: the object of a method, else the first argument."""
+    if isinstance(value.func, ast.Attribute) and refs(value.func):
+        return value.func.value
+    return value.args[0] if value.args else None

@@ -20,6 +20,7 @@ from typing import Any
 
 from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.names import visible
 from onnxgen.training.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -126,7 +127,7 @@ def write_config(path: Path, settings: Settings, besides: Mapping[str, str], com
 
     Raises `OSError` as the system does; an older file is replaced as a whole or stays.
     """
-    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    lines = [_comment(comment) for comment in comments]
     values = {**besides, **{f.name: getattr(settings, f.name) for f in fields(settings)}}
     values["resume"] = False  # the file repeats the run from its beginning
     for name, value in values.items():
@@ -135,9 +136,13 @@ def write_config(path: Path, settings: Settings, besides: Mapping[str, str], com
         try:
             lines.append(f"{name} = {_toml(_moved(name, value, path.parent, _as_seen_from))}")
         except TypeError:
-            lines.append(f"# {name}: not written, no value of TOML: {' '.join(repr(value).split())}")
+            lines.append(_comment(f"{name}: not written, no value of TOML: {value!r}"))
     with replacing([path.parent]) as files, files.file(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
+
+
+def _comment(text: str) -> str:
+    return f"# {visible(' '.join(text.split()))}"
 
 
 def _toml(value: Any) -> str:
@@ -146,6 +151,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (str, Path)):
+        if any("\ud800" <= c <= "\udfff" for c in str(value)):  # half of a pair, as in a name that is no UTF-8
+            raise TypeError("text that UTF-8 can't hold")
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"

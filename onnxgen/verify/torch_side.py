@@ -82,6 +82,8 @@ def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | Non
             result = module(*arguments)
     except Exception as error:
         raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    if isinstance(result, tuple) and len(result) == 1:
+        raise Failed("forward returned a tuple of one value instead of the value")
     return list(result) if isinstance(result, tuple) else [result]
 
 

@@ -122,6 +122,7 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "other dropout": with_options(dropout={"fc": 0.25}),
     "nchwc block": with_options(nchwc_block=8),
     "allow unsupported": with_options(allow_unsupported=True),
+    "paranoid": with_options(paranoid=True),
     "shard size": with_options(shard_size=100),
     "limits": with_options(limits=Limits(fold_elements=3)),
 }

@@ -110,6 +110,7 @@ SAID = {
     "templates": "templates",
     "plugins": ("acme.ops",),
     "allow_unsupported": True,
+    "paranoid": True,
     "limits": Limits(nodes=7),
 }
 

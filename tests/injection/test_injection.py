@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -19,6 +18,7 @@ from onnxgen.pipeline import generate
 from tests.clean_source import assert_safe
 from tests.conftest import ROOT
 from tests.injection.attacks import CODE, MARK, PLACES, PROJECT, TEXTS, attacks
+from tests.injection.holding import hold
 
 OPTIONS = Options(annotate=True, allow_unsupported=True)
 # Imports every module and builds it: what it opens, starts or writes meanwhile is told.
@@ -78,17 +78,6 @@ def test_every_attack_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(made) > 200 and len(made) + len(refused) == len(PLACES) * len(TEXTS), refused
     assert watched(made, tmp_path) == len(made)
     assert not list(tmp_path.rglob(MARK))
-
-
-def hold(source: str, name: str) -> None:
-    """Nothing of the attack is in the file, but in literals, comments and pieces of names."""
-    assert_safe(source)
-    for node in ast.walk(ast.parse(source)):
-        texts = [getattr(node, field, None) for field in ("id", "attr", "name", "arg", "module", "asname")]
-        for text in texts:
-            assert text is None or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]{0,200}", text), (name, text)
-        if isinstance(node, ast.JoinedStr):
-            assert MARK not in ast.dump(node), name
 
 
 def watched(modules: list[Path], folder: Path) -> int:

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from onnxgen._version import __version__
 from onnxgen.atomic import replacing
 from onnxgen.errors import OnnxgenError
+from onnxgen.names import visible
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Ending, Facts, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
@@ -102,7 +103,7 @@ def finish(settings: Settings, facts: Facts, ending: Ending) -> None:
     if ending.confusion is not None:
         pictures["confusion"] = confusion_matrix(ending.confusion, facts.classes, ending.confused)
     drawn = {name: png for name, png in pictures.items() if png is not None}
-    text = page(settings, facts, ending, rows, drawn)
+    text = visible(page(settings, facts, ending, rows, drawn))
     with replacing([out]) as files:
         for name, png in drawn.items():
             with files.file(out / f"{name}.png") as file:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from onnxgen.names import visible
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.progress import Progress, duration, number, size
@@ -21,7 +22,7 @@ class Lines(Progress):
 
     def say(self, text: str) -> None:
         try:
-            print(text, flush=True)
+            print(visible(text), flush=True)
         except BrokenPipeError:  # whoever read has gone; the run is worth more than its lines
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -48,7 +49,7 @@ class Dashboard(Progress):
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        self.console.print(Text(text))  # Text: names from a file are no markup
+        self.console.print(Text(visible(text)))  # Text: names from a file are no markup
 
     def show(self) -> None:
         from rich.live import Live
@@ -92,7 +93,7 @@ class Dashboard(Progress):
         grid.add_row("speed", Text(f"{self.rate:,.0f} samples/s{memory}"))
         grid.add_row("time", Text(f"{duration(self.gone)}, {duration(self.left)} left"))
         title = f"{self.facts.model} on {self.facts.device}"
-        return Panel(grid, title=Text(title), title_align="left", box=box.ROUNDED, expand=False)
+        return Panel(grid, title=Text(visible(title)), title_align="left", box=box.ROUNDED, expand=False)
 
 
 def sparkline(values: list[float]) -> str:

@@ -1,0 +1,102 @@
+"""onnxruntime in a process of its own, for kernels that may end the process that they run in.
+
+Those of the standard check what they are given. Others have been seen to read what is not there (`com.microsoft`'s
+Attention without a bias, onnxruntime 1.31.1).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+try:
+    import onnxruntime
+except ImportError:  # the checker then says so
+    onnxruntime = None
+
+HAS_ONNXRUNTIME = onnxruntime is not None
+TIMEOUT = 60.0  # seconds that the other process may take to end
+CHILD = "from onnxgen.paranoid.apart import serve; serve()"
+
+
+def session(model: bytes) -> Any:
+    """A session of onnxruntime that changes nothing of a model."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class Crashed(Exception):
+    """The other process is gone."""
+
+
+class Apart:
+    """Runs models of one node each, in a process that starts with the first."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.crashed: set[bytes] = set()
+
+    def run(self, model: bytes, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs of a model. Raises `Crashed`, or what onnxruntime raised, as a RuntimeError."""
+        if model in self.crashed:
+            raise Crashed("onnxruntime ends in a crash")
+        if self.process is None:
+            paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            )  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            pickle.dump((model, dict(feeds)), self.process.stdin)
+            self.process.stdin.flush()
+            found, error = pickle.load(self.process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            self.crashed.add(model)
+            self.close()
+            raise Crashed("onnxruntime ends in a crash") from None
+        if error:
+            raise RuntimeError(error)
+        return list(found)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self.process is not None:
+            for pipe in (self.process.stdin, self.process.stdout):
+                with suppress(OSError):  # what is left to write has no reader
+                    assert pipe is not None
+                    pipe.close()
+            self.process.wait(TIMEOUT)
+            self.process = None
+
+
+APART = Apart()  # one process for all models: it takes a second to start
+atexit.register(APART.close)
+
+
+def serve() -> None:
+    """The other process: a model and its inputs from stdin, outputs or an error to stdout, until stdin ends."""
+    sessions: dict[bytes, Any] = {}
+    while True:
+        try:
+            model, feeds = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            if model not in sessions:
+                sessions[model] = session(model)
+            answer: tuple[Any, str] = sessions[model].run(None, feeds), ""
+        except Exception as error:
+            answer = None, str(error) or type(error).__name__
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()

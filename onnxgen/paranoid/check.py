@@ -1,0 +1,262 @@
+"""Passes held to what they replace: after each one, what it changed is computed before and after, on drawn inputs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
+from onnxgen.paranoid.claims import Claim, Difference, claims, difference
+from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
+from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.picture import Made, take
+from onnxgen.paranoid.region import Broken, Region, Regions, Untold, digest
+from onnxgen.paranoid.run import Side
+from onnxgen.paranoid.single import Single
+
+Pass = Callable[[ir.Model, Options], None]
+LEVELS = 6  # how often a region is enlarged before it is said to be wrong
+FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
+# What may compute nothing: elements are the same ones, bit for bit.
+MOVES = frozenset(
+    "Constant ConstantOfShape Identity Reshape Flatten Transpose Squeeze Unsqueeze Slice Concat Split Gather GatherND "
+    "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
+    "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
+)
+APPROXIMATES = {"quantized": "it makes floats of integers, which is not the same network"}
+
+
+class WrongRewrite(Exception):
+    """A pass changed what the network computes: a bug in onnxgen."""
+
+
+@dataclass
+class Counts:
+    """What was checked.
+
+    Attributes:
+        regions, repeated: that were computed on both sides, and that are like one that was.
+        hints: places where graphs may be cut that turned out to be the same.
+        untold: reasons why nothing is said of a region, with how many there are.
+        seconds: that it took.
+        oracle: what computed the standard's operators.
+    """
+
+    regions: int = 0
+    repeated: int = 0
+    hints: int = 0
+    untold: Counter[str] = field(default_factory=Counter)
+    passes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    oracle: str = "onnxruntime" if HAS_ONNXRUNTIME else "onnx.reference"
+
+    def __str__(self) -> str:
+        untold = "; ".join(f"{why} ({n})" for why, n in self.untold.most_common())
+        return (
+            f"{self.regions} rewritten regions are the same before and after on drawn inputs, computed by {self.oracle}"
+            f" in {self.seconds:.1f} s; {self.repeated} more are like them; of {sum(self.untold.values())} nothing is "
+            f"said{': ' if untold else ''}{untold}"
+        )
+
+
+class Checker:
+    """Runs passes, and compares after each."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.single = Single()
+        self.known: set[str] = set()
+
+    def run(self, step: Pass, model: ir.Model, options: Options) -> None:
+        """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
+        before = take(model)
+        step(model, options)
+        start = time.perf_counter()
+        found = difference(before, take(model))
+        if found is not None:
+            self._check(_name(step), found)
+        self.counts.seconds += time.perf_counter() - start
+
+    def _check(self, name: str, found: Difference) -> None:
+        if name in APPROXIMATES:
+            self.counts.untold[APPROXIMATES[name]] += 1
+            return
+        for fault in found.faults:
+            raise WrongRewrite(f"the pass {name} is wrong: {fault}")
+        parted = True
+        while parted:
+            parted = self._sweep(name, found)
+
+    def _sweep(self, name: str, found: Difference) -> bool:
+        """Compare the values of every claim; whether some were given up, so that others are to be compared."""
+        regions, parted = Regions(found), False
+        told = 0
+        for claim in claims(found):
+            verdict = self._verdict(regions, claim)
+            if verdict == "":
+                regions.holds(claim)
+                told += claim.needed
+            elif claim.needed and verdict is not None:
+                if found.part(claim):
+                    parted = True
+                    continue
+                where = ", ".join(dict.fromkeys(s.name for s in regions.of(claim, set()).before.steps))
+                raise WrongRewrite(f"the pass {name} changed {claim.name!r}, made by {where or 'nothing'}: {verdict}")
+        self.counts.passes[name] += 0 if parted else told
+        return parted
+
+    def _verdict(self, regions: Regions, claim: Claim) -> str | None:
+        """How both sides of a claim differ; "" if they do not, None if nothing can be said."""
+        opened: set[ir.Value] = set()
+        verdict, why = "", ""
+        for _ in range(LEVELS if claim.needed else 1):
+            try:
+                region = regions.of(claim, opened)
+                verdict = self._compared(region)
+                if not verdict:
+                    self.counts.hints += not claim.needed
+                    return ""
+            except Untold as error:
+                why = why or str(error)
+                region = None
+            if region is None:
+                break
+            further = regions.deeper(region) - opened
+            if not further:
+                break
+            opened |= further
+        if not verdict and claim.needed:
+            self.counts.untold[why] += 1
+        return verdict or None
+
+    def _compared(self, region: Region) -> str:
+        key = digest(region)
+        if key is not None and key in self.known:
+            self.counts.repeated += region.claim.needed
+            return ""
+        verdict = Comparison(region, self.single).verdict()
+        if not verdict:
+            self.counts.regions += region.claim.needed
+            if key is not None:
+                self.known.add(key)
+        return verdict
+
+
+class Comparison:
+    """One region on several draws."""
+
+    def __init__(self, region: Region, single: Single) -> None:
+        self.region, self.single = region, single
+        steps = [*region.before.steps, *region.after.steps]
+        self.exact = all(_moves(step) for step in steps)
+        # kernels outside the standard take positions and lengths on trust: those that are drawn must be small
+        trusts = any(step.domain not in ("", "onnxgen") for step in steps)
+        self.styles = [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
+
+    def verdict(self) -> str:
+        """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed."""
+        why: Untold | None = None
+        told = 0
+        for numbers in sizes(self.region):
+            try:
+                found = self._on(numbers)
+            except Untold as error:
+                why = why or error
+                continue
+            if found:
+                return found
+            told += 1
+            if told == ENOUGH:
+                break
+        if told == 0:
+            raise why or Untold("nothing was computed")
+        return ""
+
+    def _on(self, numbers: dict[str, int]) -> str:
+        weight = self._weight(numbers)
+        if weight > MOST:
+            raise Untold(f"more than {MOST:,} elements")
+        count = len(self.styles) if weight < FEW else 1 if weight < SOME else 0
+        draws = [(STYLES[0], False), *((style, not self.exact) for style in self.styles[:count])]
+        told, why = False, None
+        for style, wide in draws:
+            try:
+                found, telling = self._once(numbers, style, wide)
+            except Untold as error:
+                why = why or error
+                continue
+            if found:
+                return f"{found} ({style.name} inputs, {'float64' if wide else 'as it is'})"
+            told = told or telling
+        if not told:
+            raise why or Untold("nothing but NaN on every draw")
+        return ""
+
+    def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
+        """How both sides differ on one draw, and whether that draw tells anything."""
+        try:
+            expected, got = self._both(numbers, style, wide)
+        except Broken as error:
+            return f"it no longer runs: {error}", True
+        found = unlike(expected, got, wide, self.exact)
+        if found and wide:
+            self._trust(expected, got, self._both(numbers, style, wide=False))
+        elif found and not self.exact:
+            found = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
+        return found, tells(expected)
+
+    def _trust(self, expected: Any, got: Any, narrow: tuple[Any, Any]) -> None:
+        """Each side is the same in float64 and as it is. Else what computes an operator has a fault of its own, as
+        have kernels that are used for one type only. Raises `Untold`."""
+        for one, other in zip((expected, got), narrow):
+            if unlike(widened(other), widened(one), wide=False, exact=False):
+                raise Untold("an operator computes something else in float64")
+
+    def _rounding(self, numbers: dict[str, int], style: Style, narrow: tuple[Any, Any]) -> float:
+        """By how much rounding may part both sides: four times what parts one of them from itself in float64."""
+        found = 0.0
+        drawn = elements(self.region, numbers, style, wide=True)
+        for cone, one in zip((self.region.before, self.region.after), narrow):
+            with suppress(Untold), np.errstate(all="ignore"):
+                other = Side(cone.picture, self.single, numbers, wide=True).value(cone, drawn)
+                if getattr(other, "shape", None) == getattr(one, "shape", ()) and one.dtype.kind == "f":
+                    found = max(found, 4 * gap_of(widened(one), widened(other)))
+        return found
+
+    def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
+        """The values of both sides. Raises `Broken` if only the first one has any, `Untold` if it has none."""
+        drawn = elements(self.region, numbers, style, wide)
+        before, after = self.region.before, self.region.after
+        with np.errstate(all="ignore"):
+            try:
+                expected = Side(before.picture, self.single, numbers, wide).value(before, drawn)
+            except Broken as error:
+                raise Untold(str(error)) from None
+            return expected, Side(after.picture, self.single, numbers, wide).value(after, drawn)
+
+    def _weight(self, numbers: dict[str, int]) -> int:
+        """About how many elements a region has."""
+        total = 0
+        for cone in (self.region.before, self.region.after):
+            for value in (*cone.cuts, *(v for step in cone.steps for v in step.outputs)):
+                try:
+                    total += int(np.prod(shape_of(facts_of(cone, value), numbers), dtype=np.int64))
+                except Untold:
+                    continue
+        return total
+
+
+def _moves(step: Made) -> bool:
+    return step.op in MOVES and step.domain in ("", "onnxgen")
+
+
+def _name(step: Pass) -> str:
+    return getattr(step, "__name__", str(step)).strip("_")

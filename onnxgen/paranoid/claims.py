@@ -1,0 +1,219 @@
+"""What a pass claims by what it left standing.
+
+A node that is there before and after a pass, with the same operator and attributes, computes the same function. So the
+values that it is given must be the same ones, and so must the outputs of each graph: these pairs are the claims. Where
+all of them hold, both graphs compute the same outputs, whatever else the pass did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.propagate.dims import Sym, evaluate, symbols
+from onnxgen.propagate.info import Info
+
+# domains whose operators have tensors laid out for a processor, and the operator that lays them out as usual again
+LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
+BY_ELEMENT = frozenset(
+    "Abs Add Cast Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mul Neg Relu Round "
+    "Sigmoid Sqrt Sub Tanh".split()
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That a value of the graph before, and one of the graph after, are the same.
+
+    Attributes:
+        name: what the value is called.
+        needed: whether something rests on it; else it is only a place to cut at, which the names suggest.
+    """
+
+    before: ir.Value
+    after: ir.Value
+    name: str
+    needed: bool = True
+
+
+@dataclass
+class Difference:
+    """Both pictures, and what is the same in them.
+
+    Attributes:
+        kept: nodes that compute the same function before and after.
+        faults: what is wrong without any computation.
+        fixed: dims of the network's inputs that were numbers, and have names now.
+    """
+
+    before: Picture
+    after: Picture
+    kept: set[ir.Node] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    fixed: dict[str, int] = field(default_factory=dict)
+
+    def is_shared(self, value: ir.Value) -> bool:
+        """Whether a value is the same on both sides, if the claims about what its node is given hold."""
+        before, after = self.before, self.after
+        maker = after.maker.get(value)
+        if maker is not None:
+            return maker[0].node in self.kept and value in before.maker
+        if value in after.stored or value in before.stored:
+            return before.stored.get(value) is after.stored.get(value)
+        if value in after.given and value in before.given:
+            return True
+        return before.is_known(value) and after.is_known(value) and _same_data(before.facts[value], after.facts[value])
+
+    def part(self, claim: Claim) -> bool:
+        """Nodes that are given the values of a claim no longer count as kept: what they make is compared instead.
+
+        Of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Of others
+        only where nodes go by the element, and whoever moves elements may do so before or after them. Whether all are
+        such nodes, and there are some.
+        """
+        pair = claim.before, claim.after
+        users = {
+            node for node in self.kept if pair in zip(self.before.nodes[node].inputs, self.after.nodes[node].inputs)
+        }
+        moving = claim.before in self.before.moving or claim.after in self.after.moving
+        ends = any(pair in zip(old[1], self.after.graphs.get(g, old)[1]) for g, old in self.before.graphs.items())
+        if not users or ends or moving and not all(n.op_type in BY_ELEMENT and not n.domain for n in users):
+            return False
+        self.kept -= users
+        return True
+
+
+def _same_data(a: Info, b: Info) -> bool:
+    return a.data is b.data
+
+
+def difference(before: Picture, after: Picture) -> Difference | None:
+    """What a pass changed; None if it is nothing."""
+    found = Difference(before, after)
+    changed = before.nodes.keys() != after.nodes.keys()
+    for node, made in after.nodes.items():
+        old = before.nodes.get(node)
+        if old is not None and old.computes_as(made):
+            found.kept.add(node)
+            changed = changed or old.inputs != made.inputs
+        else:
+            changed = True
+    stored = before.stored.keys() & after.stored.keys()
+    changed = changed or before.graphs != after.graphs
+    changed = changed or any(before.stored[v] is not after.stored[v] for v in stored)
+    if not changed:
+        return None
+    _compare_frames(found)
+    found.fixed.update(_fixed(before, after))
+    _part_unlike(found)
+    _part_layouts(found)
+    return found
+
+
+def _compare_frames(found: Difference) -> None:
+    """The main graph has the inputs and outputs that it had, under their names."""
+    main = next(iter(found.before.graphs))
+    if next(iter(found.after.graphs)) is not main:
+        found.faults.append("the model has another graph")
+        return
+    for graph, frame in found.after.graphs.items():
+        if [len(side) for side in found.before.graphs.get(graph, frame)] != [len(side) for side in frame]:
+            found.faults.append("a graph has another number of inputs or outputs")
+    for place, what in enumerate(("inputs", "outputs")):
+        old, new = found.before.graphs[main][place], found.after.graphs[main][place]
+        names = [found.before.names[v] for v in old], [found.after.names[v] for v in new]
+        if names[0] != names[1]:
+            found.faults.append(f"the graph's {what} were {', '.join(names[0])} and are {', '.join(names[1])}")
+
+
+def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
+    for value in after.given & before.given:
+        pairs = zip(before.facts[value].shape or (), after.facts[value].shape or ())
+        for old, new in pairs:
+            if isinstance(old, int) and isinstance(new, Sym):
+                names = list(symbols(new))
+                if len(names) == 1 and evaluate(new, {names[0]: old}) == old:
+                    yield names[0], old
+
+
+def _part_unlike(found: Difference) -> None:
+    """A node that is given values of another kind, type or shape than before is no longer the same function."""
+    pending = list(found.kept)
+    for node in pending:
+        old, new = found.before.nodes[node], found.after.nodes[node]
+        pairs = zip(old.inputs, new.inputs)
+        if any(a is not b and a is not None and b is not None and _unlike(found, a, b) for a, b in pairs):
+            found.kept.discard(node)
+
+
+def _part_layouts(found: Difference) -> None:
+    """Where elements lie in another order before than after, nothing in between is the same value."""
+    laid_out: set[ir.Value] = set()
+    for node, made in found.before.nodes.items():
+        inside = made.domain in LAYOUTS or not laid_out.isdisjoint(v for v in made.inputs if v is not None)
+        if inside:
+            found.kept.discard(node)
+        if inside and made.op != LAYOUTS.get(made.domain):
+            laid_out.update(made.outputs)
+
+
+def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:
+    a, b = found.before.facts[before], found.after.facts[after]
+    if a.kind != b.kind or None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
+        return True
+    if a.shape is None or b.shape is None:
+        return False
+    pairs = zip(a.shape, b.shape)
+    return len(a.shape) != len(b.shape) or any(x != y and isinstance(x, int) == isinstance(y, int) for x, y in pairs)
+
+
+def claims(found: Difference) -> list[Claim]:
+    """All claims, each after those about what it is computed of."""
+    needed = [*_of_nodes(found), *_of_outputs(found)]
+    pairs = {(c.before, c.after) for c in needed}
+    hints = [c for c in _of_names(found) if (c.before, c.after) not in pairs]
+    unique = {(c.before, c.after): c for c in (*needed, *hints)}
+    made = {value: place for place, (node, i) in enumerate(_places(found)) for value in (node.outputs[i],)}
+    wanted = [c for c in unique.values() if not (c.before is c.after and found.is_shared(c.before))]
+    return sorted(wanted, key=lambda c: made.get(c.after, -1))
+
+
+def _places(found: Difference) -> Iterator[tuple[Made, int]]:
+    """Every value of the graph after, each after what it is made of."""
+    for made in found.after.nodes.values():
+        yield from ((made, i) for i in range(len(made.outputs)))
+
+
+def _of_nodes(found: Difference) -> Iterator[Claim]:
+    """What a node is given that computes the same function."""
+    for node, made in found.after.nodes.items():
+        if node in found.kept:
+            for a, b in zip(found.before.nodes[node].inputs, made.inputs):
+                if a is not None and b is not None:
+                    yield Claim(a, b, found.before.names[a] or made.name)
+
+
+def _of_names(found: Difference) -> Iterator[Claim]:
+    """A new value bears the name of one that is gone: perhaps they are the same, and a good place to cut at."""
+    gone = {
+        found.before.names[v]: v
+        for node, made in found.before.nodes.items()
+        if node not in found.kept
+        for v in made.outputs
+    }
+    for node, made in found.after.nodes.items():
+        for value in made.outputs if node not in found.kept else ():
+            namesake = gone.get(found.after.names[value])
+            if namesake is not None and not _unlike(found, namesake, value):
+                yield Claim(namesake, value, found.after.names[value], needed=False)
+
+
+def _of_outputs(found: Difference) -> Iterator[Claim]:
+    """What a graph makes; that of a node which is new is compared with the node's results."""
+    for graph, (_, outputs) in found.after.graphs.items():
+        old = found.before.graphs.get(graph, ((), ()))[1]
+        for a, b in zip(old, outputs):
+            yield Claim(a, b, found.before.names[a])

@@ -1,0 +1,82 @@
+"""Whether two results are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.single import dtype_of
+
+# Constants are recognised to five digits (`passes.match.NEAR`), so that float64 tells formulas apart, not roundings.
+WIDE = 1e-5
+LOOSE = 1e-3
+TINY = 1e-15  # what is left of sums that cancel, of numbers of about 1
+NEAR = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
+
+
+def unlike(before: Any, after: Any, wide: bool, exact: bool, slack: float = 0.0) -> str:
+    """How two values differ; "" if they do not.
+
+    `exact`: nothing is computed, elements are only moved. `slack`: by how much rounding alone may part them.
+    """
+    if isinstance(before, list) or isinstance(after, list):
+        if not isinstance(before, list) or not isinstance(after, list) or len(before) != len(after):
+            return "one is a list of other length"
+        return next((text for a, b in zip(before, after) if (text := unlike(a, b, wide, exact))), "")
+    if before is None or after is None:
+        return "" if before is after else "one is left out"
+    before, after = np.asarray(before), np.asarray(after)
+    if before.shape != after.shape:
+        return f"the shape was {list(before.shape)} and is {list(after.shape)}"
+    if wide:
+        before, after, wide = widened(before), widened(after), before.dtype == after.dtype
+    if before.dtype != after.dtype:
+        return f"the type was {before.dtype} and is {after.dtype}"
+    return _unlike_elements(before, after, wide, exact, slack)
+
+
+def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: float) -> str:
+    dtype = dtype_of(before)
+    if exact or dtype == ir.DataType.STRING or not dtype.is_floating_point():
+        same = before == after
+        if dtype != ir.DataType.STRING and dtype.is_floating_point():
+            same |= np.isnan(before) & np.isnan(after)
+        return "" if np.all(same) else f"{np.count_nonzero(~np.asarray(same)):,} of {before.size:,} elements differ"
+    a, b = before.astype(np.float64), after.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
+        return "one is finite where the other is not"
+    scale, gap = np.max(np.abs(a), initial=0.0, where=finite), gap_of(a, b)
+    near = WIDE if wide else NEAR.get(dtype, LOOSE)
+    return (
+        ""
+        if gap <= near * scale + (TINY if wide else 1e-2 * near) + slack
+        else f"the largest difference is {gap:.3g} of {scale:.3g}"
+    )
+
+
+def tells(value: Any) -> bool:
+    """Whether a result has an element to compare that is a number."""
+    if value is None:
+        return False
+    if isinstance(value, list):
+        return any(tells(v) for v in value)
+    value = np.asarray(value)
+    if value.dtype == object or value.dtype.kind not in "f":
+        return bool(value.size)
+    return bool(np.any(~np.isnan(value)))
+
+
+def widened(value: Any) -> Any:
+    """Floats as float64."""
+    if isinstance(value, list):
+        return [widened(v) for v in value]
+    return value.astype(np.float64) if value is not None and dtype_of(value).is_floating_point() else value
+
+
+def gap_of(a: Any, b: Any) -> float:
+    """The largest difference of elements that are finite in both."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    return float(np.max(np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)), initial=0.0))

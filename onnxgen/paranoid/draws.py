@@ -1,0 +1,128 @@
+"""What both sides of a claim are computed on: sizes for named dims, and elements for what a region is given."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.region import Cone, Region, Untold
+from onnxgen.paranoid.single import NARROW
+from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
+from onnxgen.propagate.info import UNKNOWN, Info, info
+
+WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
+# sizes of named dims, the first one first, until a region ran on `ENOUGH` rows
+SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
+ENOUGH = 3
+TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
+
+
+@dataclass(frozen=True)
+class Style:
+    """How elements are drawn: floats of a size, perhaps all positive, some of them 0; integers from a range.
+
+    `even`: floats up to `scale` and no further: what is past it, kernels of `exp` round as they like.
+    """
+
+    name: str
+    scale: float
+    positive: bool = False
+    even: bool = False
+    zeros: float = 0.0
+    integers: tuple[int, int] = (0, 2)
+
+
+STYLES = (
+    Style("plain", 1.0),
+    Style("positive", 1.0, positive=True, integers=(0, 4)),
+    Style("small, with zeros", 1e-3, zeros=0.2, integers=(-3, 4)),
+    Style("large", 25.0, even=True, integers=(-1000, 1001)),
+)
+
+
+def facts_of(cone: Cone, value: ir.Value) -> Info:
+    """What was known of a value then, or else later."""
+    found = cone.picture.facts.get(value, UNKNOWN)
+    return found if found.dtype is not None and found.shape is not None else info(value)
+
+
+def sizes(region: Region) -> Iterator[dict[str, int]]:
+    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one."""
+    names: dict[str, None] = {}
+    for cone in (region.before, region.after):
+        for value in (*cone.cuts, *cone.constants):
+            facts = facts_of(cone, value)
+            elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
+            for dim in (*(facts.shape or ()), *elements):
+                names.update(dict.fromkeys(symbols(dim)))
+    free = [name for name in names if name not in region.fixed]
+    for row in SIZES if free else SIZES[:1]:
+        yield {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
+
+
+def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape in numbers. Raises `Untold`."""
+    if facts.shape is None:
+        raise Untold("a value of unknown rank")
+    found = tuple(_number(dim, numbers) for dim in facts.shape)
+    if any(n < 0 for n in found):
+        raise Untold("a size below 0")
+    return found
+
+
+def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
+    try:
+        return evaluate(dim, numbers)
+    except (KeyError, ArithmeticError) as error:
+        raise Untold(f"a size that has no number: {error}") from None
+
+
+def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: bool) -> dict[ir.Value, Any]:
+    """An array for every key of a region. Raises `Untold`."""
+    made: dict[ir.Value, Any] = {}
+    for cone in (region.before, region.after):
+        for value, key in cone.cuts.items():
+            facts = facts_of(cone, value)
+            if key not in made:
+                made[key] = _drawn(facts, numbers, style, wide, len(made))
+            elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
+                raise Untold("a value of two shapes")
+    return made
+
+
+def _drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:
+    if facts.kind != "tensor" or facts.dtype is None:
+        raise Untold(f"a {facts.kind} is given" if facts.kind != "tensor" else "a value of unknown type")
+    shape = shape_of(facts, numbers)
+    if facts.data is not None:
+        flat = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
+        return np.array(flat, facts.dtype.numpy()).reshape(shape)
+    rng = np.random.default_rng(zlib.crc32(f"{style.name} {seed}".encode()))
+    count = int(np.prod(shape, dtype=np.int64))
+    flat = _flat(facts.dtype, min(count, TILE), style, rng)
+    array = np.resize(flat, count).reshape(shape)
+    if facts.dtype == ir.DataType.STRING:
+        return array
+    dtype = np.dtype(np.float64) if wide and int(facts.dtype) in NARROW else facts.dtype.numpy()
+    return array.astype(dtype)
+
+
+def _flat(dtype: ir.DataType, count: int, style: Style, rng: np.random.Generator) -> Any:
+    if dtype == ir.DataType.STRING:
+        return np.array(WORDS, object)[rng.integers(0, len(WORDS), count)]
+    if dtype == ir.DataType.BOOL:
+        return rng.integers(0, 2, count).astype(bool)
+    if dtype.is_integer():
+        low, high = style.integers
+        if dtype.itemsize <= 1:
+            low, high = max(-60 if dtype.is_signed() else 0, low), min(120, high)
+        return rng.integers(low if dtype.is_signed() else max(0, low), high, count)
+    flat = rng.uniform(-1, 1, count) if style.even else rng.standard_normal(count)
+    flat = np.abs(flat) + 0.1 if style.positive else flat
+    flat[rng.random(count) < style.zeros] = 0
+    return flat.astype(np.float32) * np.float32(style.scale)

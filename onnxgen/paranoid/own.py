@@ -1,0 +1,206 @@
+"""What the operators of the domain `onnxgen` compute, in numpy: written for the checker, and for nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # numpy says no more of most results
+Own = Callable[..., Any]
+OWN: dict[str, Own] = {}
+
+
+def own(function: Own) -> Own:
+    OWN[function.__name__] = function
+    return function
+
+
+def dropped(x: Array, ratio: float) -> Array:
+    """Dropout as in training, of which nothing happens to be dropped: wherever its axes lie, it is the same."""
+    return x / x.dtype.type(1 - ratio) if ratio else x
+
+
+@own
+def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    product = x @ weight
+    return product if bias is None else product + bias
+
+
+@own
+def Glu(x: Array, *, axis: int) -> Array:
+    first, second = np.split(x, 2, axis)
+    return first / (1 + np.exp(-second))
+
+
+@own
+def Softplus(x: Array, *, beta: float) -> Array:
+    return np.logaddexp(x.dtype.type(0), x * x.dtype.type(beta)) / x.dtype.type(beta)
+
+
+@own
+def LogSigmoid(x: Array) -> Array:
+    return -np.logaddexp(x.dtype.type(0), -x)
+
+
+@own
+def Rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
+def _norm(x: Array, axis: int, p: int) -> Array:
+    return (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
+
+
+@own
+def Normalize(x: Array, *, axis: int, p: int, epsilon: float) -> Array:
+    return x / np.maximum(_norm(x, axis, p), x.dtype.type(epsilon))
+
+
+@own
+def CosineSimilarity(x: Array, y: Array, *, axis: int, epsilon: float) -> Array:
+    return (Normalize(x, axis=axis, p=2, epsilon=epsilon) * Normalize(y, axis=axis, p=2, epsilon=epsilon)).sum(axis)
+
+
+@own
+def Variance(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
+    return np.asarray(x.var(tuple(axes), ddof=1, keepdims=bool(keepdims)))
+
+
+@own
+def Deviation(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
+    return np.asarray(x.std(tuple(axes), ddof=1, keepdims=bool(keepdims)))
+
+
+@own
+def Attention(
+    q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float, is_causal: int = 0, dropout: float = 0.0
+) -> Array:
+    """softmax(q k^T scale + mask) v; a row whose keys are all hidden by a condition is zeros."""
+    scores = (q @ np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    shown = np.ones((), bool)
+    if is_causal:
+        shown = np.tril(np.ones(scores.shape[-2:], bool))
+    if mask is not None and mask.dtype == bool:
+        shown = shown & mask
+    elif mask is not None:
+        scores = scores + mask
+    shown = np.broadcast_to(shown, scores.shape)
+    scores = np.where(shown, scores, -np.inf)
+    with np.errstate(all="ignore"):
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = powers / powers.sum(-1, keepdims=True)
+    weights = np.where(shown.any(-1, keepdims=True), weights, 0).astype(q.dtype)
+    return dropped(weights, dropout) @ v
+
+
+# ---- layout ----------------------------------------------------------------------------------------------------------
+
+
+@own
+def Unbind(x: Array, *, axis: int = 0) -> list[Array]:
+    return [x.take(i, axis) for i in range(x.shape[axis])]
+
+
+@own
+def Stack(*inputs: Array, axis: int = 0) -> Array:
+    return np.stack(inputs, axis)
+
+
+@own
+def Roll(x: Array, *, shifts: Sequence[int], axes: Sequence[int]) -> Array:
+    return np.roll(x, tuple(shifts), tuple(axes))
+
+
+@own
+def RepeatInterleave(x: Array, *, repeats: int, axis: int) -> Array:
+    return np.repeat(x, repeats, axis)
+
+
+@own
+def RotateHalf(x: Array) -> Array:
+    half = (x.shape[-1] + 1) // 2
+    return np.concatenate([-x[..., half:], x[..., :half]], -1)
+
+
+@own
+def RotatePairs(x: Array) -> Array:
+    return np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+@own
+def TextCodes(*inputs: Array) -> list[Array]:
+    table = sorted({text for array in inputs for text in array.reshape(-1)})
+    places = {text: i for i, text in enumerate(table)}
+    made = np.empty(len(table), object)
+    made[:] = table
+    codes = [np.array([places[t] for t in a.reshape(-1)], np.int64).reshape(a.shape) for a in inputs]
+    return [made, *codes]
+
+
+@own
+def TextAt(table: Array, index: Array) -> Array:
+    return np.asarray(table[index], object)
+
+
+# ---- quantised -------------------------------------------------------------------------------------------------------
+
+
+@own
+def FakeQuantize(
+    x: Array, scale: Array, zero: Array | None = None, *,
+    axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
+) -> Array:  # fmt: skip
+    """x as integers from `low` to `high` hold it, times `scale`."""
+    if to:
+        raise NotImplementedError("floats of eight bits")
+    steps, shift = _spread(scale, x, axis, block), 0 if zero is None else _spread(zero, x, axis, block)
+    whole = np.clip(np.round(x / steps) + shift, low, high) - shift
+    return (whole * steps).astype(x.dtype)
+
+
+@own
+def FakeQuantizeDynamic(x: Array) -> Array:
+    low, high = min(x.min(), 0), max(x.max(), 0)
+    scale = (high - low) / 255 or 1.0
+    zero = np.clip(np.round(-low / scale), 0, 255)
+    return ((np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale).astype(x.dtype)
+
+
+def _spread(scale: Array, x: Array, axis: int, block: int) -> Array:
+    if scale.size == 1:
+        return scale.reshape(())
+    if block:
+        wide = np.repeat(scale, block, axis)
+        return wide[tuple(slice(n) for n in x.shape)]
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return scale.reshape(shape)
+
+
+@own
+def SummedPool(
+    X: Array, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+    kernel_shape: Sequence[int], pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+) -> Array:  # fmt: skip
+    """The mean of each window; of padding that counts, what lies behind its end does, too."""
+    if auto_pad not in ("NOTSET", "VALID") or ceil_mode:
+        raise NotImplementedError("padding that follows from the size")
+    rank = len(kernel_shape)
+    sides, steps = list(pads or [0] * 2 * rank), tuple(strides or [1] * rank)
+    around = [(0, 0), (0, 0), *zip(sides[:rank], sides[rank:])]
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(X, around), tuple(kernel_shape), tuple(range(2, rank + 2))
+    )
+    at = (slice(None), slice(None), *(slice(None, None, s) for s in steps))
+    total = windows[at].sum(tuple(range(-rank, 0)))
+    if count_include_pad:
+        return np.asarray(total / X.dtype.type(math.prod(kernel_shape)))
+    ones = np.pad(np.ones_like(X), around)
+    counted = np.lib.stride_tricks.sliding_window_view(ones, tuple(kernel_shape), tuple(range(2, rank + 2)))
+    return np.asarray(total / counted[at].sum(tuple(range(-rank, 0))))

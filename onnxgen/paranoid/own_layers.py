@@ -1,0 +1,90 @@
+"""torch's recurrent layers, as `onnxgen.LSTM`, `GRU` and `RNN` have them: several layers, both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxgen.paranoid.own import dropped, own
+
+Array: TypeAlias = Any  # numpy says no more of most results
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _lstm(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, relu: int) -> tuple[Array, Array]:
+    i, o, f, g = np.split(x @ w.T + h @ r.T + b + rb, 4, -1)
+    c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+    return _sigmoid(o) * np.tanh(c), c
+
+
+def _gru(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, relu: int) -> tuple[Array, Array]:
+    (z, reset, n), (hz, hr, hn) = np.split(x @ w.T + b, 3, -1), np.split(h @ r.T + rb, 3, -1)
+    update = _sigmoid(z + hz)
+    return (1 - update) * np.tanh(n + _sigmoid(reset + hr) * hn) + update * h, c
+
+
+def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, relu: int) -> tuple[Array, Array]:
+    made = x @ w.T + h @ r.T + b + rb
+    return (np.maximum(made, 0) if relu else np.tanh(made)), c
+
+
+STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+
+
+def _layers(
+    kind: str, x: Array, states: Sequence[Array | None], weights: Sequence[Array | None], hidden: int, directions: int,
+    batch_first: int, relu: int, dropout: float,
+) -> list[Array]:  # fmt: skip
+    """y, and the final states of every layer and direction; gates are in ONNX's order."""
+    x = np.swapaxes(x, 0, 1) if batch_first else x
+    count = len(weights) // 3
+    zeros = np.zeros((count * directions, x.shape[1], hidden), x.dtype)
+    firsts = [zeros if s is None else s for s in states]
+    ends: list[list[Array]] = [[] for _ in states]
+    for layer in range(count):
+        w, r, bias = weights[3 * layer : 3 * layer + 3]
+        assert w is not None and r is not None
+        parts = []
+        for d in range(directions):
+            both = np.zeros(2 * w.shape[1], x.dtype) if bias is None else bias[d]
+            h, *rest = (s[layer * directions + d] for s in firsts)
+            c = rest[0] if rest else h
+            made = []
+            for step in x[::-1] if d else x:
+                h, c = STEPS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
+                made.append(h)
+            parts.append(np.stack(made[::-1] if d else made))
+            for end, last in zip(ends, (h, c)):
+                end.append(last)
+        x = np.concatenate(parts, -1)
+        x = dropped(x, dropout) if layer < count - 1 else x
+    return [np.swapaxes(x, 0, 1) if batch_first else x, *(np.stack(end) for end in ends)]
+
+
+@own
+def LSTM(
+    x: Array, h: Array | None, c: Array | None, *weights: Array | None,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
+) -> list[Array]:  # fmt: skip
+    return _layers("LSTM", x, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
+
+
+@own
+def GRU(
+    x: Array, h: Array | None, *weights: Array | None,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
+) -> list[Array]:  # fmt: skip
+    return _layers("GRU", x, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+
+
+@own
+def RNN(
+    x: Array, h: Array | None, *weights: Array | None,
+    hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
+) -> list[Array]:  # fmt: skip
+    return _layers("RNN", x, (h,), weights, hidden_size, directions, batch_first, relu, dropout)

@@ -1,0 +1,151 @@
+"""A graph as it is at one moment: passes change graphs in place, so what stood there before is noted before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgen.nodes import all_nodes
+from onnxgen.propagate.info import Info, info
+
+STANDARD = ("", "ai.onnx")
+SIZES = ("Shape", "Size")  # what these make does not depend on the elements of a tensor
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A node as it was: what it computes, of which values, and which values it makes."""
+
+    node: ir.Node
+    domain: str
+    op: str
+    version: int
+    attributes: dict[str, ir.Attr]
+    inputs: tuple[ir.Value | None, ...]
+    outputs: tuple[ir.Value, ...]
+    graph: ir.Graph | None
+    name: str
+
+    def computes_as(self, other: Made) -> bool:
+        """Whether both are one function, of inputs that may be others."""
+        return (
+            (self.op, self.domain, self.version) == (other.op, other.domain, other.version)
+            and [v is None for v in self.inputs] == [v is None for v in other.inputs]
+            and len(self.outputs) == len(other.outputs)
+            and self.graph is other.graph
+            and self.attributes.keys() == other.attributes.keys()
+            and all(a is other.attributes[name] for name, a in self.attributes.items())
+        )
+
+    @property
+    def bodies(self) -> list[ir.Graph]:
+        found: list[ir.Graph] = []
+        for attribute in self.attributes.values():
+            if attribute.type in GRAPHS and not attribute.is_ref():
+                one = attribute.type == ir.AttributeType.GRAPH
+                found += [attribute.as_graph()] if one else attribute.as_graphs()
+        return found
+
+
+@dataclass
+class Picture:
+    """All graphs of a model at one moment.
+
+    Attributes:
+        nodes: in an order in which each comes after what it uses.
+        maker: the node that makes a value, and as which of its outputs.
+        graphs: inputs and outputs of the main graph and of each subgraph.
+        stored: what a tensor of the file, or of a pass, holds.
+        moving: values that depend on the elements of what the network is given or trains; all others are constants,
+            or are computed of constants and sizes.
+        facts: what was known of a value.
+        names: what it was called.
+    """
+
+    nodes: dict[ir.Node, Made] = field(default_factory=dict)
+    maker: dict[ir.Value, tuple[Made, int]] = field(default_factory=dict)
+    graphs: dict[ir.Graph, tuple[tuple[ir.Value, ...], tuple[ir.Value, ...]]] = field(default_factory=dict)
+    members: dict[ir.Graph, list[Made]] = field(default_factory=dict)
+    stored: dict[ir.Value, ir.TensorProtocol] = field(default_factory=dict)
+    moving: set[ir.Value] = field(default_factory=set)
+    given: set[ir.Value] = field(default_factory=set)
+    facts: dict[ir.Value, Info] = field(default_factory=dict)
+    names: dict[ir.Value, str] = field(default_factory=dict)
+
+    def has(self, value: ir.Value) -> bool:
+        """Whether a value has elements here: it is made, given or stored, or these are known."""
+        return value in self.maker or value in self.given or value in self.stored or self.is_known(value)
+
+    def is_known(self, value: ir.Value) -> bool:
+        """Whether a value is nothing but elements that are known: no node makes it."""
+        return value not in self.maker and value in self.facts and self.facts[value].data is not None
+
+    def note(self, value: ir.Value) -> None:
+        if value not in self.facts:
+            self.facts[value], self.names[value] = info(value), value.name or ""
+
+
+def take(model: ir.Model) -> Picture:
+    """The picture of a model; linear in the number of its nodes."""
+    picture = Picture()
+    _graph(picture, model.graph)
+    for node in _sorted(model.graph):
+        made = _made(node, model)
+        picture.nodes[node] = made
+        if made.graph is not None:
+            picture.members.setdefault(made.graph, []).append(made)
+        for i, value in enumerate(made.outputs):
+            picture.maker[value] = made, i
+        for one in (*made.inputs, *made.outputs):
+            if one is not None:
+                picture.note(one)
+        for body in made.bodies:
+            _graph(picture, body)
+        if _moves(picture, made):
+            picture.moving.update(made.outputs)
+    return picture
+
+
+def _sorted(graph: ir.Graph) -> list[ir.Node]:
+    """Every node; a pass may leave a graph unsorted for the next."""
+    return all_nodes(graph)
+
+
+def _graph(picture: Picture, graph: ir.Graph) -> None:
+    picture.graphs[graph] = tuple(graph.inputs), tuple(graph.outputs)
+    for value in (*graph.inputs, *graph.outputs):
+        picture.note(value)
+    picture.given.update(graph.inputs)
+    picture.moving.update(graph.inputs)
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            picture.note(value)
+            picture.stored[value] = value.const_value
+            if is_trained(value):
+                picture.moving.add(value)
+
+
+def is_trained(value: ir.Value) -> bool:
+    return bool(value.meta.get("trainable", (False,))[0])
+
+
+def _made(node: ir.Node, model: ir.Model) -> Made:
+    domain = "" if node.domain in STANDARD else node.domain
+    imports = model.opset_imports
+    version = node.version or imports.get(node.domain) or (imports.get("ai.onnx") if not domain else None) or 1
+    return Made(
+        node, domain, node.op_type, version, dict(node.attributes.items()), tuple(node.inputs), tuple(node.outputs),
+        node.graph, node.name or (node.outputs[0].name if node.outputs else "") or node.op_type,
+    )  # fmt: skip
+
+
+def _moves(picture: Picture, made: Made) -> bool:
+    if made.op in SIZES and not made.domain:
+        return False
+    trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
+    if trained or made.op in RANDOM or made.bodies:
+        return True
+    return any(v in picture.moving for v in made.inputs if v is not None)

@@ -1,0 +1,210 @@
+"""What a claim is about: the nodes between two values and where both graphs are known to be the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.claims import Claim, Difference
+from onnxgen.paranoid.picture import Made, Picture
+
+MOST = 2000  # nodes of one side
+SMALL = 1 << 16  # elements of a constant that are looked at to tell two regions apart
+
+
+class Untold(Exception):
+    """Nothing can be said of a claim; why."""
+
+
+class Broken(Untold):
+    """A node cannot run on such inputs: an error where the other side can."""
+
+
+@dataclass
+class Cone:
+    """How one value is computed.
+
+    Attributes:
+        end: the value.
+        steps: nodes, each after those that it uses.
+        cuts: values that are drawn, and what they are drawn as: the same key has the same elements on both sides.
+        constants: values whose elements are stored or known.
+    """
+
+    picture: Picture
+    end: ir.Value
+    steps: list[Made] = field(default_factory=list)
+    cuts: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    constants: list[ir.Value] = field(default_factory=list)
+
+
+@dataclass
+class Region:
+    """Both sides of a claim; `fixed`: see `Difference`."""
+
+    claim: Claim
+    before: Cone
+    after: Cone
+    fixed: dict[str, int]
+
+    @property
+    def keys(self) -> dict[ir.Value, ir.Value]:
+        """What is drawn, by its key; as the graph before knows it, if it does."""
+        found: dict[ir.Value, ir.Value] = {}
+        for cone in (self.after, self.before):
+            found.update({key: value for value, key in cone.cuts.items()})
+        return found
+
+
+class Regions:
+    """Finds the regions of one difference.
+
+    Attributes:
+        same: values that were compared, and the key that they are drawn as.
+    """
+
+    def __init__(self, found: Difference) -> None:
+        self.found = found
+        self.same: dict[Picture_, dict[ir.Value, ir.Value]] = {"before": {}, "after": {}}
+
+    def holds(self, claim: Claim) -> None:
+        """From here on both values of a claim are one, where a region is cut."""
+        if self.found.is_shared(claim.after):
+            self.same["before"].setdefault(claim.before, claim.after)
+        else:
+            key = self.same["before"].get(claim.before, claim.before)
+            self.same["before"][claim.before] = self.same["after"][claim.after] = key
+
+    def of(self, claim: Claim, opened: set[ir.Value]) -> Region:
+        """The region of a claim; keys that are `opened` are computed, not drawn. Raises `Untold`."""
+        before = self._cone("before", self.found.before, claim.before, opened)
+        after = self._cone("after", self.found.after, claim.after, opened)
+        return Region(claim, before, after, self.found.fixed)
+
+    def deeper(self, region: Region) -> set[ir.Value]:
+        """The keys that may be computed on both sides instead of drawn."""
+        pictures = self.found.before, self.found.after
+        values = {*region.keys, *region.before.cuts, *region.after.cuts}
+        made = {v for v in values if any(v in picture.maker for picture in pictures)}
+        return {key for key, value in region.keys.items() if key in made or value in made}
+
+    def _cone(self, side: Picture_, picture: Picture, end: ir.Value, opened: set[ir.Value]) -> Cone:
+        cone = Cone(picture, end)
+        done: set[ir.Value] = set()
+        stack: list[tuple[ir.Value, bool]] = [(end, False)]
+        placed: set[ir.Node] = set()
+        while stack:
+            value, computed = stack.pop()
+            made = picture.maker.get(value)
+            if computed:
+                assert made is not None
+                if made[0].node not in placed:
+                    placed.add(made[0].node)
+                    cone.steps.append(made[0])
+                continue
+            if value in done:
+                continue
+            done.add(value)
+            key = self._key(side, picture, value)
+            if key is not None and (key not in opened or made is None):
+                cone.cuts[value] = key
+            elif made is None:
+                if value not in picture.stored and not picture.is_known(value):
+                    raise Untold(f"{picture.names.get(value, value.name)} has no elements")
+                cone.constants.append(value)
+            else:
+                if len(done) > MOST:
+                    raise Untold(f"more than {MOST} values")
+                stack.append((value, True))
+                stack += [(v, False) for v in uses(picture, made[0])]
+        return cone
+
+    def _key(self, side: Picture_, picture: Picture, value: ir.Value) -> ir.Value | None:
+        if value not in picture.moving:
+            return None
+        found = self.same[side].get(value)
+        return found if found is not None else value if self.found.is_shared(value) else None
+
+
+Picture_ = str  # "before" or "after"
+
+
+def uses(picture: Picture, made: Made) -> Iterator[ir.Value]:
+    """What a node computes with: its inputs, and what its bodies read of the graphs around them."""
+    yield from (v for v in made.inputs if v is not None)
+    for body in made.bodies:
+        inside = set(picture.graphs[body][0]) | set(body.initializers.values())
+        inner = [*picture.graphs[body][1]]
+        for step in picture.members.get(body, ()):
+            inside.update(step.outputs)
+            inner += uses(picture, step)
+        yield from (v for v in inner if v not in inside)
+
+
+# ------------------------------------------------------------------------------------------------- equal regions
+
+
+def digest(region: Region) -> str | None:
+    """Equal for regions that compute the same, of the same sizes; None where that is not told."""
+    numbers: dict[ir.Value, int] = {}
+    text: list[str] = []
+    for cone in (region.before, region.after):
+        own: dict[ir.Value, str] = {}
+        for value, key in sorted_cuts(cone):
+            own[value] = f"d{numbers.setdefault(key, len(numbers))}"
+            facts = cone.picture.facts[value]
+            text.append(f"{own[value]}:{facts.kind} {facts.dtype} {facts.shape}")
+        for value in cone.constants:
+            own[value] = f"c{len(own)}"
+            found = _constant(cone, value)
+            if found is None:
+                return None
+            text.append(f"{own[value]}:{found}")
+        for step in cone.steps:
+            if step.bodies:
+                return None
+            inputs = ",".join("" if v is None else own[v] for v in step.inputs)
+            own.update({v: f"v{len(own) + i}" for i, v in enumerate(step.outputs)})
+            outputs = ",".join(own[v] for v in step.outputs)
+            text.append(f"{outputs}={step.domain}.{step.op}-{step.version}({inputs}){_attributes(step)}")
+        text.append(f"end {own[cone.end]} {cone.picture.facts[cone.end].shape}")
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:
+    """The values that are drawn, in the order in which the steps use them."""
+    order: dict[ir.Value, None] = {}
+    for step in cone.steps:
+        order.update(dict.fromkeys(v for v in uses(cone.picture, step) if v in cone.cuts))
+    order.update(dict.fromkeys(cone.cuts))
+    return [(v, cone.cuts[v]) for v in order]
+
+
+def _constant(cone: Cone, value: ir.Value) -> str | None:
+    tensor = cone.picture.stored.get(value)
+    if tensor is not None:
+        if tensor.size > SMALL or tensor.dtype == ir.DataType.STRING:
+            return None
+        return f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
+    facts = cone.picture.facts[value]
+    assert facts.data is not None
+    symbolic = facts.data.dtype == object
+    return f"{facts.dtype} " + (f"{facts.data.shape} {facts.data.tolist()}" if symbolic else _bytes(facts.data))
+
+
+def _bytes(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
+    return f"{array.shape} {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def _attributes(step: Made) -> str:
+    found = []
+    for name, attribute in sorted(step.attributes.items()):
+        held = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            held = f"{held.dtype} {_bytes(np.asarray(held.numpy()))}"
+        found.append(f"{name}={held!r}")
+    return str(found)

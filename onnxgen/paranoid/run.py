@@ -1,0 +1,200 @@
+"""One side of a claim on drawn inputs: node after node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid import own_layers  # noqa: F401  # registers its operators
+from onnxgen.paranoid.own import OWN, dropped
+from onnxgen.paranoid.picture import RANDOM, Made, Picture
+from onnxgen.paranoid.region import Broken, Cone, Untold
+from onnxgen.paranoid.single import NARROW, Single
+from onnxgen.propagate.dims import evaluate
+
+DOMAIN = "onnxgen"
+TURNS = 64  # of a loop
+Values = dict[ir.Value, Any]
+
+
+class Side:
+    """Computes the value of a cone.
+
+    Args:
+        wide: every narrower type of floats is float64.
+        sizes: what named dims are.
+    """
+
+    def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], wide: bool) -> None:
+        self.picture, self.single, self.sizes, self.wide = picture, single, sizes, wide
+
+    def value(self, cone: Cone, drawn: Mapping[ir.Value, Any]) -> Any:
+        """The end of a cone. Raises `Untold`."""
+        values: Values = {value: drawn[key] for value, key in cone.cuts.items()}
+        for value in cone.constants:
+            values[value] = self.constant(value)
+        self._steps(cone.steps, values)
+        return values[cone.end]
+
+    def constant(self, value: ir.Value) -> Any:
+        tensor = self.picture.stored.get(value)
+        if tensor is not None:
+            return self.widened(tensor_elements(tensor))
+        facts = self.picture.facts[value]
+        assert facts.data is not None
+        if facts.data.dtype != object:
+            return self.widened(np.asarray(facts.data))
+        try:
+            flat = [evaluate(d, self.sizes) for d in facts.data.ravel().tolist()]
+        except KeyError as error:
+            raise Untold(f"a size that has no number: {error}") from None
+        return np.array(flat, np.int64 if facts.dtype is None else facts.dtype.numpy()).reshape(facts.data.shape)
+
+    def widened(self, array: Any) -> Any:
+        if self.wide and array.dtype != object and int(ir.DataType.from_numpy(array.dtype)) in NARROW:
+            return array.astype(np.float64)
+        return array
+
+    def _steps(self, steps: Sequence[Made], values: Values) -> None:
+        for step in steps:
+            made = self._node(step, [None if v is None else values[v] for v in step.inputs], values)
+            values.update(zip(step.outputs, made))
+
+    def _node(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
+        if step.domain == DOMAIN:
+            return _own(step, inputs)
+        if step.domain == "" and step.op in SPECIAL:
+            return SPECIAL[step.op](self, step, inputs)
+        if step.domain == "" and step.op in CONTROL:
+            return CONTROL[step.op](self, step, inputs, values)
+        if step.bodies:
+            raise Untold(f"{step.op} with a graph of its own")
+        return self.single.run(step, inputs, self.wide)
+
+    def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
+        """The outputs of a subgraph, which reads values from around it."""
+        inputs, outputs = self.picture.graphs[graph]
+        inner = {**values, **dict(zip(inputs, given))}
+        for value in graph.initializers.values():
+            inner[value] = self.constant(value)
+        for step in self.picture.members.get(graph, ()):
+            for one in step.inputs:
+                if one is not None and one not in inner:
+                    inner[one] = self.constant(one)
+            self._steps([step], inner)
+        return [inner[v] if v in inner else self.constant(v) for v in outputs]
+
+
+def tensor_elements(tensor: ir.TensorProtocol) -> Any:
+    if tensor.dtype == ir.DataType.STRING:
+        flat = [t.decode() if isinstance(t, bytes) else t for t in np.asarray(tensor.numpy(), object).reshape(-1)]
+        made = np.empty(len(flat), object)
+        made[:] = flat
+        return made.reshape(tuple(tensor.shape.numpy()))
+    return np.asarray(tensor.numpy())
+
+
+def _own(step: Made, inputs: list[Any]) -> Sequence[Any]:
+    function = OWN.get(step.op)
+    if function is None:
+        raise Untold(f"{DOMAIN}.{step.op} has no definition here")
+    try:
+        with np.errstate(all="ignore"):
+            made = function(*inputs, **{name: a.value for name, a in step.attributes.items()})
+    except NotImplementedError as error:
+        raise Untold(f"{DOMAIN}.{step.op}: {error}") from None
+    except Exception as error:
+        raise Broken(f"{DOMAIN}.{step.op}: {error}") from None
+    return made if isinstance(made, list) else [made]
+
+
+# ---- operators that run otherwise here -------------------------------------------------------------------------------
+
+
+def _constant(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+    attribute = next((a for name, a in step.attributes.items() if name.startswith("value")), None)
+    if attribute is None:
+        return side.single.run(step, inputs, side.wide)
+    if attribute.type == ir.AttributeType.TENSOR:
+        return [side.widened(tensor_elements(attribute.value))]
+    if attribute.type in (ir.AttributeType.STRING, ir.AttributeType.STRINGS):
+        return [np.array(attribute.value, object)]
+    floats = attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
+    return [side.widened(np.array(attribute.value, np.float32 if floats else np.int64))]
+
+
+def _dropout(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+    """As in training, since that is what a module of it does, whatever mode the file was exported in."""
+    given = inputs[1] if len(inputs) > 1 else None
+    ratio = step.attributes["ratio"].value if "ratio" in step.attributes else 0.5 if given is None else float(given)
+    return [dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
+
+
+def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+    """Random numbers are the lowest ones, by which nothing is dropped."""
+    low = step.attributes["low"].value if "low" in step.attributes else 0.0
+    return [np.full_like(inputs[0], low)]
+
+
+def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
+    """A norm whose scale and bias keep axes of size 1 behind the one that they are for, as their parameters do."""
+    axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
+    shape = inputs[0].shape[axis:]
+    size = int(np.prod(shape))
+    affine = [v.reshape(shape) if v is not None and v.ndim > len(shape) and v.size == size else v for v in inputs[1:]]
+    return side.single.run(step, [inputs[0], *affine], side.wide)
+
+
+def _random(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
+    raise Untold(f"{step.op} draws random numbers")
+
+
+SPECIAL = {
+    **dict.fromkeys(RANDOM, _random),
+    "Constant": _constant,
+    "Dropout": _dropout,
+    "LayerNormalization": _affine,
+    "RMSNormalization": _affine,
+    "RandomUniformLike": _uniform,
+}
+
+
+def _if(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
+    branch = "then_branch" if bool(np.asarray(inputs[0]).reshape(-1)[0]) else "else_branch"
+    return side.body(step.attributes[branch].as_graph(), [], values)
+
+
+def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
+    most, condition, *state = inputs
+    going, turn, body = condition is None or bool(condition), 0, step.attributes["body"].as_graph()
+    parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
+    while going and (most is None or turn < int(most)):
+        if turn == TURNS:
+            raise Untold(f"a loop of more than {TURNS} turns")
+        kept, *made = side.body(body, [np.array(turn, np.int64), np.array(True), *state], values)
+        going, turn, state = bool(kept), turn + 1, made[: len(state)]
+        for part, one in zip(parts, made[len(state) :]):
+            part.append(one)
+    if parts and not turn:
+        raise Untold("a loop without a turn")
+    return [*state, *(np.stack(part) for part in parts)]
+
+
+def _scan(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
+    count = int(step.attributes["num_scan_inputs"].value)
+    if step.version < 9 or set(step.attributes) - {"num_scan_inputs", "body"}:
+        raise Untold("Scan over other axes")
+    state, scanned = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+    parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
+    for turn in range(scanned[0].shape[0]):
+        made = side.body(step.attributes["body"].as_graph(), [*state, *(s[turn] for s in scanned)], values)
+        state = made[: len(state)]
+        for part, one in zip(parts, made[len(state) :]):
+            part.append(one)
+    return [*state, *(np.stack(part) for part in parts)]
+
+
+CONTROL = {"If": _if, "Loop": _loop, "Scan": _scan}

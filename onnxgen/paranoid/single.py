@@ -1,0 +1,121 @@
+"""One node of the standard on arrays: onnxruntime, or onnx's own evaluator where that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
+from onnxgen.paranoid.claims import LAYOUTS
+from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.region import Broken, Untold
+
+DOUBLE = int(ir.DataType.DOUBLE)
+NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
+# the evaluator computes these by their newest meaning, whatever the opset
+BY_NEWEST = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
+IR_VERSION = 10
+
+
+Key = tuple[object, ...]  # equal for nodes that one session runs
+
+
+class Single:
+    """Runs nodes one at a time; what is alike has one session."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[Key, Any] = {}
+        self.evaluators: dict[Key, Any] = {}
+
+    def run(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
+        """The outputs of a node. `wide`: in float64, whatever its attributes say. Raises `Untold`."""
+        if made.domain in LAYOUTS:
+            raise Untold("kernels whose layout is that of the processor that they run on")
+        attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
+        given = tuple(_kind(v) for v in inputs)
+        texts = [a.SerializeToString() for a in attributes]
+        key = (made.domain, made.op, made.version, len(made.outputs), given, *texts)
+        why, known = "onnxruntime is not installed", False
+        if HAS_ONNXRUNTIME:
+            try:
+                return self._with_onnxruntime(key, made, attributes, inputs)
+            except Exception as error:
+                why = f"onnxruntime: {_line(error)}"
+                known = not any(text in why for text in ("NOT_IMPLEMENTED", "not a registered", "a crash"))
+        if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
+            raise (Broken if known else Untold)(f"{made.op}: {why}")
+        try:
+            return self._with_onnx(key, made, attributes, inputs)
+        except Exception as error:
+            raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
+
+    def _with_onnxruntime(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        feeds = {f"i{i}": v for i, v in enumerate(inputs) if v is not None}
+        if key not in self.sessions:
+            model = _model(made, attributes, inputs).SerializeToString()
+            try:
+                self.sessions[key] = model if made.domain else session(model)
+            except Exception as error:
+                self.sessions[key] = error
+        found = self.sessions[key]
+        if isinstance(found, Exception):
+            raise found
+        return APART.run(found, feeds) if made.domain else list(found.run(None, feeds))
+
+    def _with_onnx(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        from onnx.reference import ReferenceEvaluator
+
+        if key not in self.evaluators:
+            self.evaluators[key] = ReferenceEvaluator(_model(made, attributes, inputs))
+        with np.errstate(all="ignore"):
+            found = self.evaluators[key].run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None})
+        return list(found)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def _kind(value: Any) -> object:
+    if isinstance(value, list):
+        return ("list", _kind(value[0]) if value else None)
+    return None if value is None else value.dtype.str if value.dtype.kind != "V" else str(value.dtype)
+
+
+def _model(made: Made, attributes: list[Any], inputs: Sequence[Any]) -> onnx.ModelProto:
+    names = ["" if v is None else f"i{i}" for i, v in enumerate(inputs)]
+    outputs = [f"o{i}" for i in range(len(made.outputs))]
+    node = onnx.helper.make_node(made.op, names, outputs, domain=made.domain)
+    node.attribute.extend(attributes)
+    given = [onnx.helper.make_value_info(f"i{i}", _type(v)) for i, v in enumerate(inputs) if v is not None]
+    graph = onnx.helper.make_graph([node], "one", given, [onnx.ValueInfoProto(name=o) for o in outputs])
+    opsets = [onnx.helper.make_opsetid(made.domain, made.version)]
+    if made.domain:
+        opsets.append(onnx.helper.make_opsetid("", 17))
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def _type(value: Any) -> onnx.TypeProto:
+    if isinstance(value, list):
+        element = _type(value[0]) if value else onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        return onnx.helper.make_sequence_type_proto(element)
+    return onnx.helper.make_tensor_type_proto(int(dtype_of(value)), None)
+
+
+def dtype_of(array: Any) -> ir.DataType:
+    return ir.DataType.STRING if array.dtype == object else ir.DataType.from_numpy(array.dtype)
+
+
+def _proto(attribute: ir.Attr, wide: bool) -> onnx.AttributeProto:
+    """An attribute; in float64, if everything is to be."""
+    if attribute.type == ir.AttributeType.TENSOR and wide and int(attribute.value.dtype) in NARROW:
+        array = np.asarray(attribute.value.numpy()).astype(np.float64)
+        return onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(array))
+    if wide and attribute.name in ("to", "dtype") and attribute.type == ir.AttributeType.INT:
+        if int(attribute.value) in NARROW:
+            return onnx.helper.make_attribute(attribute.name, DOUBLE)
+    return ir.serde.serialize_attribute(attribute)
