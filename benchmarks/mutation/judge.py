@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,11 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from onnxgen.code.allowed import Refused, check_module
 from onnxgen.load import from_pretrained, imported
 from onnxgen.verify.compare import Tolerance, compare
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.wayback import rebuild
+from tests.clean_source import assert_safe
 
 TOLERANCE = Tolerance()
 LOOSE = Tolerance(1e-2, 1e-4)  # of gradients and statistics, sums of many terms, as a part of the largest
@@ -50,8 +49,10 @@ class Meaning:
 def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
     """Import a generated file if it is clean, load its weights, and run it. Raises what that raises."""
     found = Meaning()
-    found.unclean = _unclean(module.read_text(encoding="utf-8"))
-    if found.unclean:
+    try:
+        assert_safe(module.read_text(encoding="utf-8"))
+    except (AssertionError, SyntaxError) as error:
+        found.unclean = f"{type(error).__name__}: {error}"[:200]
         return found
     with imported(module) as file:
         model = from_pretrained(file, module)
@@ -64,23 +65,6 @@ def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
         found.gradients = _gradients(model, tensors)
         found.state = {key: to_numpy(value) for key, value in model.state_dict().items()}
     return found
-
-
-def _unclean(source: str) -> str:
-    """Why a file may not be imported: the product.s allow-list, where layers that a loop goes through are called."""
-    if not source.isascii():
-        return "it is not ASCII"
-    try:
-        tree = ast.parse(source)
-        targets = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
-        turns = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in turns:
-                node.func.id = "print"
-        check_module(tree)
-    except (SyntaxError, Refused) as error:
-        return str(error)
-    return ""
 
 
 def _outputs(model: Any, feed: Feeds) -> tuple[Any, list[Any]]:
