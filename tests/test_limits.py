@@ -88,9 +88,9 @@ CASES: dict[str, tuple[onnx.ModelProto, int, str]] = {
     ),
     "fold_elements": (sparse(3, 4), 11, "initializer w: it is sparse, and has 12 elements when it is dense"),
     "written": (
-        model([node("Concat", ["w", "w"], ["ww"], axis=1), node("MatMul", ["x", "ww"])], [weight("w", 4, 4000)]),
+        model([node("Concat", ["w"] * 8, ["ww"], axis=1), node("MatMul", ["x", "ww"])], [weight("w", 4, 4000)]),
         1,
-        r"the weights have 128,000 bytes; what was read allows|made of stored tensors alone, has 128,000 bytes",
+        r"the weights have 512,000 bytes; what was read allows|made of stored tensors alone, has 512,000 bytes",
     ),
     "source_length": (chain(9), 20, r"the source has \d+ characters and more; the limit is 20"),
 }
@@ -263,7 +263,7 @@ def test_one_data_file_of_many_tensors(tmp_path: Path) -> None:
         tensor = TensorProto(name=f"w{i}", data_type=1, dims=[500_000], data_location=TensorProto.EXTERNAL)
         tensor.external_data.add(key="location", value="data")
         tensors.append(tensor)
-    (tmp_path / "data").write_bytes(bytes(2_000_000))
+    (tmp_path / "data").write_bytes(np.random.default_rng(0).normal(size=500_000).astype(np.float32).tobytes())
     nodes = [node("Add", [f"v{i}" if i else "x", f"w{i}"], [f"v{i + 1}" if i < 59 else "y"]) for i in range(60)]
     made = model(nodes, tensors, inputs=[value("x", [500_000])])
     (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
