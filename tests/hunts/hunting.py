@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -29,14 +30,15 @@ def maker(hunt: str) -> Callable[[int], Case]:
 def judged(hunt: str, seeds: Iterable[int]) -> list[tuple[int, Verdict]]:
     """The verdicts of seeds. What a hunt can't make, an exporter refused: such a seed is void."""
     torch.set_num_threads(1)
-    make, found = maker(hunt), []
+    make, found, known = maker(hunt), [], set(recorded(hunt, "known.txt"))
     for seed in seeds:
         try:
             case = make(seed)
         except Unmade as error:
             found.append((seed, Verdict("void", f"exporter: {error}"[:100])))
             continue
-        found.append((seed, judge(case)))
+        verdict = judge(case)
+        found.append((seed, replace(verdict, kind="known") if verdict.is_bad and seed in known else verdict))
     gc.collect()
     return found
 
@@ -65,7 +67,9 @@ def hunt(name: str, first: int, cases: int, workers: int) -> Counter[str]:
                     seen[verdict.what] += 1
     for text, times in refusals.most_common(12):
         print(f"{times:6} {text}")
-    print(f"{name}: seeds {first} to {first + cases - 1}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True)
+    print(
+        f"{name}: seeds {first} to {first + cases - 1}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True
+    )
     return table
 
 
