@@ -18,7 +18,7 @@ from tests.hunts.judge import Case, Unmade, Verdict, judge
 from tests.hunts.shrink import shrink
 
 HERE = Path(__file__).parent
-CHUNK = 50
+CHUNK = 20
 SHOWN = 2  # failures of one kind that are made small and printed
 
 
@@ -51,25 +51,24 @@ def recorded(hunt: str, file: str) -> list[int]:
 
 
 def hunt(name: str, first: int, cases: int, workers: int) -> Counter[str]:
-    """Judge `cases` seeds from `first` on; print each failure as it comes, and the table at the end."""
-    started, table, seen = time.monotonic(), Counter[str](), Counter[str]()
-    refusals: Counter[str] = Counter()
+    """Judge `cases` seeds from `first` on; print each failure as it comes, and the table at the end or on Ctrl-C."""
+    started, table, said = time.monotonic(), Counter[str](), Counter[str]()
     chunks = [range(n, min(n + CHUNK, first + cases)) for n in range(first, first + cases, CHUNK)]
-    with ProcessPoolExecutor(workers) as pool:
-        each = pool.map if workers > 1 else map
-        for found in each(judged, [name] * len(chunks), chunks):
-            for seed, verdict in found:
-                table[verdict.kind] += 1
-                if verdict.kind in ("refused", "void"):
-                    refusals[f"{verdict.kind}: {verdict.what}"] += 1
-                elif verdict.is_bad:
-                    report(name, seed, verdict, small=seen[verdict.what] < SHOWN)
-                    seen[verdict.what] += 1
-    for text, times in refusals.most_common(12):
+    try:
+        with ProcessPoolExecutor(workers) as pool:
+            each = pool.map if workers > 1 else map
+            for found in each(judged, [name] * len(chunks), chunks):
+                for seed, verdict in found:
+                    table[verdict.kind] += 1
+                    if verdict.is_bad:
+                        report(name, seed, verdict, small=said[verdict.what] < SHOWN)
+                    said[verdict.what if verdict.is_bad else f"{verdict.kind}: {verdict.what}"] += 1
+    except KeyboardInterrupt:
+        print("interrupted")
+    for text, times in said.most_common(12):
         print(f"{times:6} {text}")
-    print(
-        f"{name}: seeds {first} to {first + cases - 1}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True
-    )
+    total = sum(table.values())
+    print(f"{name}: {total} seeds from {first}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True)
     return table
 
 
