@@ -40,6 +40,7 @@ class _Layers:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.given = graph, _given(graph)
         self.order = {node: place for place, node in enumerate(graph)}
+        self.before: dict[int, list[ir.Node]] = {}  # the copies that stand before the node of that place, in order
         self.own: dict[Path, list[ir.Node]] = defaultdict(list)  # what is computed with more than what is given
         for node in graph:
             scope = node.meta.get("scope", ())
@@ -63,11 +64,19 @@ class _Layers:
             return  # its own scope hands it on: one layer of a sequence
         for place, users in elsewhere.items():
             own = _copy(node, place)
-            first = min([user for user, _ in users] + self._counterpart(node, place), key=lambda user: self.order[user])
-            self.graph.insert_before(first, own)
-            self.order[own] = self.order[first]
+            self._insert(own, [user for user, _ in users] + self._counterpart(node, place))
             for user, index in users:
                 user.replace_input_with(index, own.outputs[0])
+
+    def _insert(self, own: ir.Node, users: list[ir.Node]) -> None:
+        """Put a copy before the first of its users, which may be copies that stand before one and the same node."""
+        place = min(self.order[user] for user in users)
+        here = [user for user in users if self.order[user] == place]
+        near = self.before.setdefault(place, [])
+        first = min(here, key=lambda user: near.index(user) if user in near else len(near))
+        self.graph.insert_before(first, own)
+        self.order[own] = place
+        near.insert(near.index(first) if first in near else len(near), own)
 
     def _counterpart(self, node: ir.Node, place: Path) -> list[ir.Node]:
         """Before which node of a layer it does what another does at `node`: layers that are equal stay so."""

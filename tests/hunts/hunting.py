@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.hunts.judge import Case, Unmade, Verdict, judge
 from tests.hunts.shrink import shrink
 
 HERE = Path(__file__).parent
-CHUNK = 50
+CHUNK = 20
 SHOWN = 2  # failures of one kind that are made small and printed
 
 
@@ -29,14 +30,15 @@ def maker(hunt: str) -> Callable[[int], Case]:
 def judged(hunt: str, seeds: Iterable[int]) -> list[tuple[int, Verdict]]:
     """The verdicts of seeds. What a hunt can't make, an exporter refused: such a seed is void."""
     torch.set_num_threads(1)
-    make, found = maker(hunt), []
+    make, found, known = maker(hunt), [], set(recorded(hunt, "known.txt"))
     for seed in seeds:
         try:
             case = make(seed)
         except Unmade as error:
             found.append((seed, Verdict("void", f"exporter: {error}"[:100])))
             continue
-        found.append((seed, judge(case)))
+        verdict = judge(case)
+        found.append((seed, replace(verdict, kind="known") if verdict.is_bad and seed in known else verdict))
     gc.collect()
     return found
 
@@ -49,23 +51,24 @@ def recorded(hunt: str, file: str) -> list[int]:
 
 
 def hunt(name: str, first: int, cases: int, workers: int) -> Counter[str]:
-    """Judge `cases` seeds from `first` on; print each failure as it comes, and the table at the end."""
-    started, table, seen = time.monotonic(), Counter[str](), Counter[str]()
-    refusals: Counter[str] = Counter()
+    """Judge `cases` seeds from `first` on; print each failure as it comes, and the table at the end or on Ctrl-C."""
+    started, table, said = time.monotonic(), Counter[str](), Counter[str]()
     chunks = [range(n, min(n + CHUNK, first + cases)) for n in range(first, first + cases, CHUNK)]
-    with ProcessPoolExecutor(workers) as pool:
-        each = pool.map if workers > 1 else map
-        for found in each(judged, [name] * len(chunks), chunks):
-            for seed, verdict in found:
-                table[verdict.kind] += 1
-                if verdict.kind in ("refused", "void"):
-                    refusals[f"{verdict.kind}: {verdict.what}"] += 1
-                elif verdict.is_bad:
-                    report(name, seed, verdict, small=seen[verdict.what] < SHOWN)
-                    seen[verdict.what] += 1
-    for text, times in refusals.most_common(12):
+    try:
+        with ProcessPoolExecutor(workers) as pool:
+            each = pool.map if workers > 1 else map
+            for found in each(judged, [name] * len(chunks), chunks):
+                for seed, verdict in found:
+                    table[verdict.kind] += 1
+                    if verdict.is_bad:
+                        report(name, seed, verdict, small=said[verdict.what] < SHOWN)
+                    said[verdict.what if verdict.is_bad else f"{verdict.kind}: {verdict.what}"] += 1
+    except KeyboardInterrupt:
+        print("interrupted")
+    for text, times in said.most_common(12):
         print(f"{times:6} {text}")
-    print(f"{name}: seeds {first} to {first + cases - 1}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True)
+    total = sum(table.values())
+    print(f"{name}: {total} seeds from {first}: {dict(table)}, {time.monotonic() - started:.0f} s", flush=True)
     return table
 
 

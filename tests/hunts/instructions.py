@@ -14,7 +14,10 @@ from tests.hunts.emitting import DTYPES, Emitter
 Attrs = dict[str, Any]
 Body = Callable[..., str]
 
-ELEMENTWISE = {"f": ("Relu", "Sigmoid", "Tanh", "Softplus", "Abs", "Neg", "Sin", "Identity"), "q": ("Abs", "Neg", "Sign")}
+ELEMENTWISE = {
+    "f": ("Relu", "Sigmoid", "Tanh", "Softplus", "Abs", "Neg", "Sin", "Identity"),
+    "q": ("Abs", "Neg", "Sign"),
+}
 BINARY = {"f": ("Add", "Mul", "Sub", "Div", "Max", "Min"), "q": ("Add", "Mul", "Sub", "Max", "Min")}
 
 

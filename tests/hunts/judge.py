@@ -44,7 +44,8 @@ class Verdict:
     """How a case went.
 
     Attributes:
-        kind: "right", "refused" (by onnxgen, with a problem of the file), "crash", "wrong", "void" (onnxruntime refused).
+        kind: "right", "refused" (by onnxgen, with a problem of the file), "crash", "wrong", "void" (onnxruntime
+            refused), "known" (it fails as recorded in `known.txt`).
         what: what failures have in common that have one cause: a message, or the place of an exception.
         detail: all there is to know of a failure.
     """

@@ -80,7 +80,9 @@ def pooling(d: Draw, shape: tuple[int, ...]) -> Recipe:
 def normalisation(d: Draw, shape: tuple[int, ...]) -> Recipe:
     c, kind = shape[1], d.randrange(6)
     if kind == 0 and len(shape) > 2:
-        return _module((nn.BatchNorm1d, nn.BatchNorm2d)[len(shape) - 3], c, affine=d.random() < 0.8, eps=d.choice((1e-5, 0.1)))
+        return _module(
+            (nn.BatchNorm1d, nn.BatchNorm2d)[len(shape) - 3], c, affine=d.random() < 0.8, eps=d.choice((1e-5, 0.1))
+        )
     if kind == 1:
         return _module(nn.GroupNorm, d.choice([g for g in (1, 2, c) if c % g == 0]), c, affine=d.random() < 0.7)
     if kind == 2 and len(shape) > 2:
@@ -97,8 +99,10 @@ def activation(d: Draw, shape: tuple[int, ...]) -> Recipe:
         (
             _module(nn.ReLU), _module(nn.ReLU6), _module(nn.LeakyReLU, 0.2), _module(nn.ELU, 0.5), _module(nn.GELU),
             _module(nn.GELU, approximate="tanh"), _module(nn.SiLU), _module(nn.Hardswish), _module(nn.Hardsigmoid),
-            _module(nn.Softplus, beta=2.0), _module(nn.PReLU, shape[1]), _module(nn.Mish), _module(nn.Hardtanh, -0.5, 2.0),
-            _module(nn.Softmax, dim=dim), _module(nn.LogSoftmax, dim=dim), _module(nn.Dropout, 0.3), _module(nn.CELU, 0.3),
+            _module(nn.Softplus, beta=2.0), _module(nn.PReLU, shape[1]), _module(nn.Mish),
+            _module(nn.Hardtanh, -0.5, 2.0),
+            _module(nn.Softmax, dim=dim), _module(nn.LogSoftmax, dim=dim), _module(nn.Dropout, 0.3),
+            _module(nn.CELU, 0.3),
             _module(nn.Softsign), _module(nn.Tanhshrink), _module(nn.Threshold, 0.1, -1.0), _module(nn.Identity),
             _call(F.relu), _call(F.leaky_relu, negative_slope=0.3), _call(torch.tanh), _call(F.softmax, dim=dim),
             _call(torch.clamp, min=-0.5), _call(torch.clamp, max=0.7), _call(torch.abs), _call(F.hardshrink, lambd=0.3),
@@ -144,9 +148,11 @@ def moving(d: Draw, shape: tuple[int, ...]) -> Recipe:
             _call(lambda x: x.unsqueeze(nb).squeeze(nb)), _call(torch.cumsum, na), _call(F.glu, na),
             _call(lambda x: x.reshape(x.shape[0], -1).reshape(x.shape)), _call(lambda x: x.std(na, keepdim=True) + x),
             _call(lambda x: x / (1 + x.norm(dim=na, keepdim=True))), _call(lambda x: x.repeat_interleave(2, na)),
-            _call(lambda x: torch.where(x > 0, x, x.exp())), _call(lambda x: x.unflatten(na, (-1, 1)).flatten(a, a + 1)),
+            _call(lambda x: torch.where(x > 0, x, x.exp())),
+            _call(lambda x: x.unflatten(na, (-1, 1)).flatten(a, a + 1)),
             _call(lambda x: x.masked_fill(x < 0, 0.25)), _call(lambda x: x.tril() if x.ndim > 2 else x),
-            _call(lambda x: x.logsumexp(na, keepdim=True) + x), _call(lambda x: torch.einsum("n...d,n...d->n...d", x, x)),
+            _call(lambda x: x.logsumexp(na, keepdim=True) + x),
+            _call(lambda x: torch.einsum("n...d,n...d->n...d", x, x)),
         )
     )  # fmt: skip
 

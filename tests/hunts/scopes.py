@@ -69,7 +69,9 @@ def _outputs(e: Emitter, rng: random.Random, last: str, made: list[str]) -> list
     return list(dict.fromkeys(outputs))
 
 
-def _model(e: Emitter, nodes: list[onnx.NodeProto], outputs: list[str], given: list[str], named: bool) -> onnx.ModelProto:
+def _model(
+    e: Emitter, nodes: list[onnx.NodeProto], outputs: list[str], given: list[str], named: bool
+) -> onnx.ModelProto:
     dims = ["N" if named and k == 0 else d for k, d in enumerate(e.shape)]
     inputs = [helper.make_tensor_value_info(n, DTYPES[e.dtype], dims) for n in given]
     inputs.append(helper.make_tensor_value_info(e.condition, TensorProto.BOOL, []))

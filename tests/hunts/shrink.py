@@ -69,7 +69,9 @@ def _pruned(case: Case) -> Case:
             kept.append(node)
             needed |= set(node.input)
             inner = [a.g for a in node.attribute if a.HasField("g")]
-            needed |= {i for g in inner for n in _all_nodes(g) for i in n.input} | {o.name for g in inner for o in g.output}
+            needed |= {i for g in inner for n in _all_nodes(g) for i in n.input} | {
+                o.name for g in inner for o in g.output
+            }
     stored = [t for t in graph.initializer if t.name in needed]
     for field, left in ((graph.node, kept[::-1]), (graph.initializer, stored)):
         del field[:]

@@ -1,0 +1,64 @@
+"""What the hunts found, as small graphs: each was a wrong answer or a crash."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+
+from tests.hunts.judge import Case, judge
+
+HEAD = '<ir_version: 9, opset_import: ["": 18]>'
+
+
+def held(text: str, *shape: int, kind: str = "float32", names: str = "x") -> None:
+    numbers = np.random.default_rng(0)
+    feed = {name: (numbers.standard_normal(shape) * 4).astype(kind) for name in names}
+    verdict = judge(Case(0, onnx.parser.parse_model(HEAD + text), [feed]))
+    assert verdict.kind == "right", verdict
+
+
+def test_a_layer_that_has_another_below_it_is_no_sequential() -> None:
+    """`net` and `net.2` are layers both: the call of one after the other is not a run of the items of `net`."""
+    held(
+        """
+        g (float[N,2,2,4] x) => (float[N,2,2,4] y)
+        <float[2,2,1,1] "net.2.weight" = {-0.6,-0.3,-0.1,0.6}, float[2,2,1,1] "onnx::w" = {-0.3,-0.2,-0.5,0.2},
+         float[2] "net.bias" = {0.3,0.5}>
+        { a = Conv<kernel_shape=[1,1]>(x, "net.2.weight")
+          y = Conv<kernel_shape=[1,1]>(a, "onnx::w", "net.bias") }
+        """,
+        2, 2, 2, 4,
+    )  # fmt: skip
+
+
+def test_an_optional_submodule_whose_name_is_a_number() -> None:
+    """Of two instances of a class one has the submodule `0`, beside a parameter of another name."""
+    held(
+        """
+        g (float[N,1,1] x) => (float[N,1,1] y)
+        <float[1] "net.0.body.scale" = {0.1}, float[1] "net.0.0.weight" = {0.6}, float[1] "net.0.0.bias" = {0.5},
+         float[1] "net.1.body.scale" = {0.2}>
+        { a = Add(x, "net.0.body.scale")
+          b = LayerNormalization<axis=-1, epsilon=0.001>(a, "net.0.0.weight", "net.0.0.bias")
+          y = Add(b, "net.1.body.scale") }
+        """,
+        2, 1, 1,
+    )  # fmt: skip
+
+
+def test_shared_nodes_are_copied_to_before_their_use() -> None:
+    """A chain of comparisons that two layers share: each copy stands before the copies that use it."""
+    held(
+        """
+        g (int64[2,4] x, int64[2,4] y) => (int64[2,4] z) <int64 zero = {0}>
+        { ["/s/s.0/Less"] a = Less(y, y)
+          ["/s/s.0/Where"] b = Where(a, y, y)
+          ["/s/s.0/Greater"] c = Greater(b, b)
+          ["/s/s.0/Where_1"] d = Where(c, b, b)
+          ["/s/s.0/fc/Less"] e = Less(d, zero)
+          ["/s/s.0/fc/Where"] f = Where(e, d, d)
+          ["/s/s.1/fc/Less"] h = Less(d, zero)
+          ["/s/s.1/fc/Where"] z = Where(h, f, d) }
+        """,
+        2, 4, kind="int64", names="xy",
+    )  # fmt: skip
