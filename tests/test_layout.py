@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from onnx import helper
 from torch import Tensor, nn
 
+from onnxgen.code.annotations import annotated
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
-from onnxgen.structure.annotations import annotated
 from tests.defaults import given_defaults
 from tests.real import imported
 
