@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from onnx import helper
 from torch import Tensor, nn
 
+from onnxgen.code import annotations
+from onnxgen.names import FileText
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
-from onnxgen.structure.annotations import annotated
 from tests.defaults import given_defaults
 from tests.real import imported
 
@@ -301,6 +302,10 @@ def test_annotations(tmp_path: Path) -> None:
     names = [node.name for node in onnx.load(tmp_path / "net.onnx").graph.node if node.op_type != "Constant"]
     assert [n for n in names if n not in comments and "Add" not in n] == [], comments
     assert all(comments.count(n) == 1 for n in names if re.search(r"/(Conv|Gemm|Sigmoid)$", n))
+
+
+def annotated(line: str, nodes: tuple[str, ...]) -> list[str]:
+    return annotations.annotated(line, tuple(map(FileText, nodes)))
 
 
 def test_many_nodes_in_one_line(tmp_path: Path) -> None:
