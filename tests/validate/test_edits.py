@@ -314,7 +314,7 @@ nn.BatchNorm2d(outputs, eps=0.001)|nn.BatchNorm2d(outputs, eps=0.001, affine=Tru
 if downsample:|if downsample is True:
 if downsample:|if stride != 1 or inputs != outputs:
 if downsample:|if stride == 2 and downsample:
-self.conv = nn.Conv2d(inputs, outputs, 3, stride, padding=1)|c = nn.Conv2d(inputs, outputs, 3, stride, padding=1)\n        self.conv = c
+self.scale = nn.Parameter(torch.ones(size))|s = nn.Parameter(torch.ones(size))\n        self.scale = s
 nn.Linear(size, size)|nn.Linear(size, size, bias=True)
 key = self.fc(x) - past|key = self.fc(x)\n        key = key - past
 return x * key / self.scale, key|result = (x * key / self.scale, key)\n        return result
