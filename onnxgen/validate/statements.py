@@ -184,11 +184,23 @@ class _Carried(Lazy):
         self.next: Value = UNDEFINED
 
     def read(self) -> Node:
-        if self.own is None:
-            program = self.program
-            self.own = program.number("carried", self.loop, program.node(self.start))
-            self._settle()
+        """Its node. What it starts with comes first, which may be what another loop left, and so on."""
+        waiting = [self] if self.own is None else []
+        while waiting and (before := waiting[-1]._before()) is not None:
+            waiting.append(before)
+        while waiting:
+            waiting.pop()._begin()
+        assert self.own is not None
         return self.own
+
+    def _before(self) -> _Carried | None:
+        start = self.start.carried if isinstance(self.start, _After) else self.start
+        return start if isinstance(start, _Carried) and start.own is None else None
+
+    def _begin(self) -> None:
+        if self.own is None:
+            self.own = self.program.number("carried", self.loop, self.program.node(self.start))
+            self._settle()
 
     def end(self, value: Value) -> None:
         """The turn is over, and left this value."""

@@ -1,4 +1,4 @@
-"""A few hundred drawn mutations of generated files (see `drawn`), and what such drawings and random graphs once found."""
+"""Drawn mutations of generated files (see `drawn`), and what such drawings and random graphs once found."""
 
 from __future__ import annotations
 

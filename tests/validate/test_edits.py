@@ -273,7 +273,7 @@ torch.rand_like(x) - torch.rand_like(x)|(lambda n: n - n)(torch.rand_like(x))
 noise = torch.rand_like(x)|noise = torch.rand_like(x)\n        noise = torch.rand_like(x)
 noise = torch.rand_like(x)|noise = torch.randn_like(x)
 self.out(self.drop(x)) + self.out(self.drop(noise))|self.out(self.drop(x)) + self.out(noise)
-o = self.out(self.drop(x)) + self.out(self.drop(noise))|n = self.out(self.drop(noise))\n        o = self.out(self.drop(x)) + n
+        o = self|        n = self.out(self.drop(noise))\n        o = self
 image.shape[2] // 2|image.shape[3] // 2
 image.shape[2] // 2|image.shape[2] // 3
 image.shape[2] // 2|-(-image.shape[2] // 2)
@@ -314,7 +314,7 @@ nn.BatchNorm2d(outputs, eps=0.001)|nn.BatchNorm2d(outputs, eps=0.001, affine=Tru
 if downsample:|if downsample is True:
 if downsample:|if stride != 1 or inputs != outputs:
 if downsample:|if stride == 2 and downsample:
-self.fc = nn.Linear(size, size)\n        self.scale = nn.Parameter(torch.ones(size))|self.scale = nn.Parameter(torch.ones(size))\n        self.fc = nn.Linear(size, size)
+self.scale = nn.Parameter(torch.ones(size))|s = nn.Parameter(torch.ones(size))\n        self.scale = s
 nn.Linear(size, size)|nn.Linear(size, size, bias=True)
 key = self.fc(x) - past|key = self.fc(x)\n        key = key - past
 return x * key / self.scale, key|result = (x * key / self.scale, key)\n        return result
@@ -331,7 +331,7 @@ nn.ModuleList([Step(8) for _ in range(2)])|nn.ModuleList(Step(8) for _ in range(
 self.pool(self.layer1(image))|F.relu(F.max_pool2d(self.layer1(image), 2))
 self.layer1(image)|self.layer1[1](self.layer1[0](image))
 zip(self.steps, (past0, past1))|zip(self.steps, [past0, past1])
-for step, past in zip(self.steps, (past0, past1)):|for i, past in enumerate((past0, past1)):\n            step = self.steps[i]
+step, past in zip(self.steps, (past0, past1)):|i, past in enumerate((past0, past1)):\n            step = self.steps[i]
 x, key = step(x, past)|both = step(x, past)\n            x, key = both
 keys.append(key)|keys.extend([key])
 torch.cat(keys, 1)|torch.cat([*keys], 1)
