@@ -11,7 +11,9 @@ from onnxgen.propagate.info import info, set_info
 
 def only_user(value: ir.Value) -> ir.Node | None:
     """The one node that uses a value, if it is used once and is no graph output."""
-    uses = value.uses()
+    # onnx_ir's own dict, where there is one: `uses()` copies it, and a value that every node reads is asked by each
+    uses = getattr(value, "_uses", None)
+    uses = value.uses() if uses is None else uses
     return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
 
 
