@@ -13,15 +13,10 @@ import onnx
 
 
 def drop_duplicates(proto: onnx.ModelProto) -> None:
-    """Take out of every graph and function the initializers and Constant nodes that are there already."""
-    _in_graph(proto.graph)
+    """Take out of every graph and function the Constant nodes that are there already."""
+    _in_nodes(proto.graph.node)
     for function in proto.functions:
         _in_nodes(function.node)
-
-
-def _in_graph(graph: onnx.GraphProto) -> None:
-    _drop(graph.initializer, ((i, t.name, t) for i, t in enumerate(graph.initializer)))
-    _in_nodes(graph.node)
 
 
 def _in_nodes(nodes: Any) -> None:
@@ -29,7 +24,7 @@ def _in_nodes(nodes: Any) -> None:
     for node in nodes:
         for attribute in node.attribute:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _in_graph(graph)
+                _in_nodes(graph.node)
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[int, str, Any]]:

@@ -82,7 +82,7 @@ def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | Non
             result = module(*arguments)
     except Exception as error:
         raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-    return list(result) if isinstance(result, tuple) and (count, len(result)) != (1, 1) else [result]
+    return [result] if not isinstance(result, tuple) or len(result) == count == 1 else list(result)
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

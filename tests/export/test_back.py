@@ -70,14 +70,13 @@ def test_without_training_the_bytes_are_the_same(mnist: Path) -> None:
     assert onnx.load(mnist / "mnist-tuned.onnx") == onnx.load(MNIST)
 
 
-@pytest.mark.parametrize("stored", ["node", "initializer"])
-def test_a_constant_that_is_there_twice(tmp_path: Path, stored: str) -> None:
+def test_a_constant_that_is_there_twice(tmp_path: Path) -> None:
     """onnxruntime loads the file; where both are alike they are one, which is trained."""
     w = onnx.numpy_helper.from_array(np.array([1, 2], np.float32), "w")
-    nodes = [onnx.helper.make_node("Constant", [], ["w"], value=w)] * 2 if stored == "node" else []
+    nodes = [onnx.helper.make_node("Constant", [], ["w"], value=w)] * 2
     nodes.append(onnx.helper.make_node("Mul", ["x", "w"], ["y"]))
     ports = [[onnx.helper.make_tensor_value_info(name, 1, ["n", 2])] for name in "xy"]
-    graph = onnx.helper.make_graph(nodes, "g", *ports, [] if nodes[1:] else [w, w])
+    graph = onnx.helper.make_graph(nodes, "g", *ports)
     path = tmp_path / "m.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     onnxgen.generate(path, tmp_path / "model.py")
