@@ -49,6 +49,11 @@ def imported(text: str) -> dict[str, tuple[str, str]]:
     return {name: source for name, source in _imports().items() if name in used and name not in own}
 
 
+def helper_source(name: str) -> str | None:
+    """The source of a helper; None if it is none."""
+    return _sources().get(name)
+
+
 def helper_names() -> frozenset[str]:
     """The names of all helpers: no local variable may be called so."""
     return frozenset(_sources())
