@@ -23,7 +23,7 @@ def signature(name: str) -> dict[str, object] | None:
         given = inspect.signature(found).parameters
     except ValueError:
         return None
-    return None if "kwargs" in given else {key: p.default for key, p in given.items() if key != "self"}
+    return None if "args" in given else {key: p.default for key, p in given.items() if key != "self"}
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(DEFAULTS) if signature(name)])
@@ -40,7 +40,10 @@ def test_defaults(name: str) -> None:
 def test_a_layer_is_its_function(row: tuple[str, str, str, str]) -> None:
     layer, function, own, order = row
     made = signature(layer)
-    assert made is not None and list(made)[: len(own.split())] == own.split()
+    if made is None:  # of no arguments at all
+        assert not own
+        return
+    assert list(made)[: len(own.split())] == own.split()
     called = signature(function)
     if called is None:
         return
