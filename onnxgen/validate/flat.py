@@ -84,7 +84,8 @@ class _Flat(Statements):
         super().__init__(graph)
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
-        if not module.inputs and not module.members:  # nothing that could be moved
+        inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
+        if not inputs and not any(m.kind != "module" or m.keys for m in module.members):  # nothing that could be moved
             self.device = self.node("cpu")
 
     def stays_whole(self, source: range) -> bool:
