@@ -85,8 +85,7 @@ class _Flat(Statements):
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
         inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
-        if not inputs and not any(m.kind != "module" or m.keys for m in module.members):  # nothing that could be moved
-            self.device = self.node("cpu")
+        self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
 
     def stays_whole(self, source: range) -> bool:
         if not source[FEW // self.turns :]:
