@@ -55,6 +55,11 @@ def helper_trees() -> dict[str, ast.stmt]:
     return {name: ast.parse(text).body[0] for name, text in _sources().items()}
 
 
+def helper_source(name: str) -> str | None:
+    """The source of a helper; None if it is none."""
+    return _sources().get(name)
+
+
 def helper_names() -> frozenset[str]:
     """The names of all helpers: no local variable may be called so."""
     return frozenset(_sources())

@@ -70,6 +70,7 @@ class Expressions:
         self.graph, self.make, self.building = graph, graph.make, False
         self.layers = Layers(graph)
         self.device = graph.make("device")
+        self.immovable = False  # no tensor is there that says what the device is: it is "cpu"
         self.draws = frozenset(map(graph.dotted, DRAWS))
         self.seen: Counter[Node | str] = Counter()
         self.bound = 0  # how many comprehensions and lambdas stand around
@@ -115,6 +116,8 @@ class Expressions:
         """A value as a node: what an operation is applied to."""
         if isinstance(value, Node):
             return value
+        if isinstance(value, str) and value == "cpu" and self.immovable:
+            return self.device
         if isinstance(value, CONCRETE):
             return self.make("constant", *constant(value))
         if isinstance(value, Sym):

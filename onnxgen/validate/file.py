@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 
+from onnxgen.code.copied import helper_source
 from onnxgen.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
 
@@ -28,6 +29,9 @@ def module_names(tree: ast.Module) -> frozenset[str]:
                 raise Unreadable("an import under the name of something else")
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.append(node.name)
+            original = helper_source(node.name)
+            if original is not None and _code(node) != _code(ast.parse(original).body[0]):
+                raise Unreadable(f"{node.name} is not the helper of that name")
         elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
@@ -35,6 +39,14 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     if len(set(names)) < len(names) or not PYTHONS.isdisjoint(names):
         raise Unreadable("a file defines what has a meaning already")
     return frozenset(names)
+
+
+def _code(definition: ast.stmt) -> str:
+    """What a function or class does: all of it but docstrings."""
+    for node in ast.walk(definition):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(definition)
 
 
 def _source(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:

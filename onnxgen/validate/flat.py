@@ -109,8 +109,8 @@ class _Flat(Statements):
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
-        if not module.inputs and not module.members:  # nothing that could be moved
-            self.device = self.node("cpu")
+        inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
+        self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if self.passed_by and function in self.passed_by and len(args) == 1 and not kwargs:

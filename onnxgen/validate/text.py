@@ -31,6 +31,7 @@ class Text(Statements):
     def __init__(self, tree: ast.Module, specification: Specification) -> None:
         super().__init__(specification.graph.copy())
         self.specification = specification
+        self.immovable = specification.program.immovable
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
         self.globals = module_names(tree)
@@ -161,12 +162,7 @@ class Text(Statements):
         """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
         name = function.attr
         if name == "requires_grad_" and ast.unparse(tree).endswith("(False)"):
-            of = self.evaluate(function.value, scope)
-            key = ""
-            if not isinstance(of, Leaf) and isinstance(function.value, ast.Attribute):
-                of, key = self.evaluate(function.value.value, scope), function.value.attr
-            if not isinstance(of, Leaf):
-                raise Unreadable("what is frozen is no parameter")
+            of, key = self._tensor(function.value, scope)
             of.frozen.add(key)
             return True
         if name in ("register_buffer", "add_module", "register_parameter"):
@@ -189,8 +185,10 @@ class Text(Statements):
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
         if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
+            if len(args) != (function[1] == "get_submodule") or kwargs:
+                raise Unreadable(f"{function[1]} with other arguments")
             children = function[0].children
-            return list(children.values()) if function[1] == "values" and not args else children[args[0]]
+            return children[args[0]] if args else list(children.values())
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
@@ -235,18 +233,20 @@ class Text(Statements):
                 continue
             if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
                 raise Unreadable("tie_weights does more than to tie")
-            kept, tied = self._tensor(statement.value, root), self._tensor(statement.targets[0], root)
+            scope = Scope({"self": root})
+            pair = self._tensor(statement.value, scope), self._tensor(statement.targets[0], scope)
+            kept, tied = (f"{of.path}.{key}" if key else str(of.path) for of, key in pair)
             self.ties.add((kept, tied))
 
-    def _tensor(self, tree: ast.expr, root: Holder) -> str:
-        """The path of a parameter: of its own, or of a layer's."""
-        keys: list[str] = []
-        while not isinstance(leaf := self.evaluate(tree, Scope({"self": root})), Leaf):
+    def _tensor(self, tree: ast.expr, scope: Scope) -> tuple[Leaf, str]:
+        """What a text calls a parameter: what is registered, and the key that the parameter has there."""
+        parts: list[str] = []
+        while not isinstance(found := self.evaluate(tree, scope), Leaf):
             if not isinstance(tree, ast.Attribute):
-                raise Unreadable("what is tied is no parameter")
-            keys.insert(0, tree.attr)
+                raise Unreadable("what is tied or frozen is no parameter")
+            parts.insert(0, tree.attr)
             tree = tree.value
-        return ".".join([leaf.path or "", *keys])
+        return found, ".".join(parts)
 
     # ------------------------------------------------------------------------------------------ calling modules
 

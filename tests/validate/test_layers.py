@@ -1,0 +1,53 @@
+"""What the checker knows of torch's layers and functions, held to the signatures that torch has."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from onnxgen.validate.layers import _ROWS, DEFAULTS
+
+PLACES = {"nn": nn, "F": F, "torch": torch}
+
+
+def signature(name: str) -> dict[str, object] | None:
+    """The defaults of a layer or function by its arguments in order; None where that is not written in Python."""
+    place, _, own = name.partition(".")
+    found = getattr(PLACES[place], own)
+    found = found.__init__ if inspect.isclass(found) else getattr(found, "__wrapped__", found)
+    try:
+        given = inspect.signature(found).parameters
+    except ValueError:
+        return None
+    return None if "args" in given else {key: p.default for key, p in given.items() if key != "self"}
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(DEFAULTS) if signature(name)])
+def test_defaults(name: str) -> None:
+    known = signature(name)
+    assert known is not None
+    wrong = {
+        k: v for k, v in DEFAULTS[name].items() if k not in known or known[k] != v or type(known[k]) is not type(v)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("row", _ROWS, ids=lambda row: row[0])
+def test_a_layer_is_its_function(row: tuple[str, str, str, str]) -> None:
+    layer, function, own, order = row
+    made = signature(layer)
+    if made is None:  # of no arguments at all
+        assert not own
+        return
+    assert list(made)[: len(own.split())] == own.split()
+    called = signature(function)
+    if called is None:
+        return
+    assert list(called)[1 : 1 + len((order or own).split())] == (order or own).split()
+    assert all(
+        made[name] == called[name] for name in own.split() if name in called and called[name] is not inspect._empty
+    )
