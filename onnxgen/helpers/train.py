@@ -23,6 +23,21 @@ def batch_norm_update(
     return y, mean * momentum + batch_mean * (1 - momentum), var * momentum + batch_var * (1 - momentum)
 
 
+def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
+    """In training all of a sample is zero with probability p, and scaled by 1 / (1 - p) if it is kept.
+
+    Huang et al. 2016, Deep Networks with Stochastic Depth (arXiv 1603.09382).
+
+    Args:
+        x: [batch, ...].
+        mode: "row" draws for each sample, "batch" once for all of them.
+    """
+    if not training:
+        return x
+    sizes = [x.shape[0] if mode == "row" else 1] + [1] * (x.dim() - 1)
+    return x * x.new_empty(sizes).bernoulli_(1 - p).div_(1 - p)
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
     """What numpy's generator of that seed draws first from [0, 1), float64 of that shape: the same at each call."""

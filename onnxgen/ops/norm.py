@@ -306,3 +306,9 @@ def rms_normalization(
         if module is not None:
             return b("m(x)", m=module, x=X)
     return b.call("F.rms_norm", X, shape, scale, eps=eps)
+
+
+@op("StochasticDepth", domain=DOMAIN)
+def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
+    """At work while training, as Dropout is."""
+    return b("stochastic_depth(x, p, mode, self.training)", x=x, p=shortest(p), mode=mode)

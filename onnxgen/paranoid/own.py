@@ -18,9 +18,21 @@ def own(function: Own) -> Own:
     return function
 
 
+# What every random number between 0 and 1 is. `number < keep` and `number + keep >= 1` both keep what is kept with a
+# chance over a half, so that both spellings of dropping agree; wherever their axes lie, all elements fare alike.
+RANDOM_NUMBER = 0.4999
+
+
 def dropped(x: Array, ratio: float) -> Array:
-    """Dropout as in training, of which nothing happens to be dropped: wherever its axes lie, it is the same."""
+    """Dropout as in training, where all random numbers are the same one."""
+    if 1 - ratio <= RANDOM_NUMBER:
+        return np.zeros_like(x)
     return x / x.dtype.type(1 - ratio) if ratio else x
+
+
+@own
+def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
+    return dropped(x, p)
 
 
 @own

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid import own_layers  # noqa: F401  # registers its operators
-from onnxgen.paranoid.own import OWN, dropped
+from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
@@ -146,9 +146,11 @@ def _dropout(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
-    """Random numbers are the lowest ones, by which nothing is dropped."""
-    low = step.attributes["low"].value if "low" in step.attributes else 0.0
-    return [np.full_like(inputs[0], low)]
+    """All random numbers are one (see `own.RANDOM_NUMBER`)."""
+    low, high = (
+        float(step.attributes[n].value) if n in step.attributes else d for n, d in (("low", 0.0), ("high", 1.0))
+    )
+    return [np.full_like(inputs[0], low + RANDOM_NUMBER * (high - low))]
 
 
 def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:

@@ -171,7 +171,7 @@ def _declared(name: str, value: Value, dynamic: bool | Container[int]) -> onnx.V
 def unformatted() -> Iterator[None]:
     """Without black: it costs more than all else and changes nothing that runs."""
     formatted = render._black
-    render._black = lambda source, templates: source
+    render._black = lambda source: source
     try:
         yield
     finally:
