@@ -41,6 +41,14 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     return frozenset(names)
 
 
+def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
+    """No method has a variable of a name that the file gives to something else: it would be unassigned before."""
+    for method in definition.body:
+        for node in ast.walk(method) if getattr(method, "name", "") != "from_pretrained" else ():
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in taken:
+                raise Unreadable(f"the variable {node.id} hides what the file calls so")
+
+
 def _code(definition: ast.stmt) -> str:
     """What a function or class does: all of it but docstrings."""
     for node in ast.walk(definition):

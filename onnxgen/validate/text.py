@@ -10,7 +10,7 @@ import ast
 from typing import Any, TypeGuard
 
 from onnxgen.names import MODULE_ATTRIBUTES
-from onnxgen.validate.file import check_body, module_names
+from onnxgen.validate.file import check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
@@ -35,6 +35,8 @@ class Text(Statements):
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
         self.globals = module_names(tree)
+        for made in self.classes.values():
+            check_variables(made.definition, self.globals)
         self.ties: set[tuple[str, str]] = set()
         self.tying: list[Value] = []
         self.leaves: dict[str, Leaf] = {}
@@ -64,11 +66,6 @@ class Text(Statements):
 
     def stays_whole(self, source: range) -> bool:
         return self.place(source) in self.specification.program.whole
-
-    def bind(self, name: str, value: Value, scope: Scope) -> None:
-        if name in self.globals:
-            raise Unreadable(f"the variable {name} hides what the file calls so")
-        super().bind(name, value, scope)
 
     def lend(self, values: list[Value]) -> list[Value]:
         self.lent.update((id(value), value) for value in values if isinstance(value, (list, Node)))
