@@ -9,10 +9,11 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 T, R = TypeVar("T"), TypeVar("R")
+AHEAD = 16  # calls that may have finished before the first has
 MEMORY = 6 << 30  # bytes of data that a process may have
 
 
@@ -33,7 +34,9 @@ def forked(function: Callable[[T], R], items: Iterable[T], jobs: int, limit: flo
             process.start()
             its.close()
             running.append((item, process, mine))
-            if len(running) >= jobs:
+            while len(busy := [pipe for *_, pipe in running if not pipe.poll()]) >= jobs or len(running) > AHEAD:
+                if not running[0][2].poll() and len(running) <= AHEAD and wait(busy, limit):
+                    continue  # one has finished, though not the first
                 yield _finished(*running.popleft(), limit)
         while running:
             yield _finished(*running.popleft(), limit)
