@@ -30,6 +30,7 @@ from onnxgen.places import settle
 from onnxgen.reader.origin import is_alias, siblings
 from onnxgen.stored import is_uniform, stored, viewed_from
 from onnxgen.twins import Twins
+from onnxgen.validate.constants import checked
 from onnxgen.wayback import WIDER, Source
 
 CPU = ast.Constant("cpu")
@@ -179,7 +180,7 @@ class Members:
         identity = (scope, dtype, array.shape, content)
         if identity not in self._buffers:
             clean = tuple(module_part(p) for p in scope)
-            made = tensor_literal(array, dtype, CPU)
+            made = _written(array, dtype)
             member = Member((*clean, _buffer_name(hint)), made or ast.Constant(None), "buffer", {}, set(), False)
             if made is None:
                 self._large[id(member)] = array  # its expression follows in `finish`, when it has its name
@@ -191,7 +192,7 @@ class Members:
         items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
         made = text_literal(items, array.shape)
         if made is not None:
-            return made
+            return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
             clean = tuple(module_part(p) for p in scope)
@@ -211,7 +212,7 @@ class Members:
             assert tensor is not None
             path = tuple(module_part(p) for p in self._homes.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
-            build = tensor_literal(tensor.numpy(), source.dtype, CPU) or ast.Constant(None)  # its key follows
+            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # its key follows
             named = path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
             made.append((scope, known))
@@ -281,6 +282,12 @@ class Members:
                 if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
         return pairs
+
+
+def _written(array: NDArray[Any], dtype: ir.DataType) -> ast.expr | None:
+    """The expression that makes a constant, computed again to be sure; None if it is large and has no form."""
+    made = tensor_literal(array, dtype, CPU)
+    return None if made is None else checked(made, array, dtype)
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:

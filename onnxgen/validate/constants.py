@@ -1,0 +1,140 @@
+"""A constant that is written as what it is, `torch.arange(n) * 0.5`, is computed again and must be its very elements.
+
+The rules compute with numpy what torch's documentation says of each function; an expression that has no rule is wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.validate.python import PYTHON
+from onnxgen.validate.values import WrongTranslation
+
+Array = NDArray[Any]
+DTYPES = {name: dtype.numpy() for dtype, name in reversed(TORCH_DTYPES.items())}  # of several the widest comes first
+DEFAULT = np.dtype(np.float32)  # of torch.ones, and of Python's floats
+
+
+def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
+    """`tree`, which makes the elements of `array`.
+
+    Args:
+        tree: the expression that `__init__` has.
+        array: what the file stores; text as an object array.
+        dtype: the type that torch is to have.
+
+    Raises:
+        WrongTranslation: it makes others, of another shape or type, or nobody knows what it makes.
+    """
+    try:
+        made = np.asarray(_value(tree))
+    except Exception as error:  # whatever it is, nothing has been shown
+        raise WrongTranslation(f"a constant is written as what nobody can compute: {error}") from error
+    wanted = np.dtype(object) if array.dtype == object else DTYPES[TORCH_DTYPES[dtype]]
+    expected = array.astype(wanted)
+    same = made.dtype == wanted and made.shape == array.shape
+    if not same or made.tolist() != expected.tolist() or _signs(made) != _signs(expected):
+        raise WrongTranslation(f"a constant of {dtype.name} {list(array.shape)} is written as other numbers")
+    return tree
+
+
+def _signs(array: Array) -> list[bool]:
+    """Which elements are negative, zeros too: -0.0 is another number than 0.0."""
+    return [] if array.dtype == object else np.signbit(array.astype(np.float64)).reshape(-1).tolist()
+
+
+def _value(tree: ast.expr) -> Any:
+    """What an expression comes to: a number, a tuple, a list, a numpy dtype or an array."""
+    if isinstance(tree, ast.Constant):
+        return tree.value
+    if isinstance(tree, (ast.List, ast.Tuple)):
+        items = [_value(item) for item in tree.elts]
+        return items if isinstance(tree, ast.List) else tuple(items)
+    if isinstance(tree, ast.UnaryOp):
+        return PYTHON[type(tree.op)](_value(tree.operand))
+    if isinstance(tree, ast.BinOp):
+        return _binary(PYTHON[type(tree.op)], _value(tree.left), _value(tree.right))
+    if isinstance(tree, ast.Subscript):
+        return _value(tree.value)[_index(tree.slice)]
+    if isinstance(tree, ast.Attribute):
+        return _limit(tree) if isinstance(tree.value, ast.Call) else DTYPES[tree.attr]
+    if isinstance(tree, ast.Call):
+        return _call(tree)
+    if isinstance(tree, ast.Name) and tree.id == "object":
+        return np.dtype(object)
+    raise ValueError(type(tree).__name__)
+
+
+def _binary(function: Callable[[Any, Any], Any], a: Array, b: Any) -> Array:
+    """An array and a number: torch computes in the array's type, of integers with a float in float32."""
+    kind = a.dtype if a.dtype.kind == "f" or not isinstance(b, float) else DEFAULT
+    return np.asarray(function(a.astype(kind), kind.type(b)))
+
+
+def _index(tree: ast.expr) -> Any:
+    parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    if not all(_is_whole(part) or (isinstance(part, ast.Constant) and part.value is None) for part in parts):
+        raise ValueError("an index that takes elements")
+    return tuple(slice(None) if isinstance(part, ast.Slice) else None for part in parts)
+
+
+def _is_whole(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Slice) and tree.lower is tree.upper is tree.step is None
+
+
+def _limit(tree: ast.Attribute) -> float:
+    """`torch.finfo(torch.float32).min`."""
+    assert isinstance(tree.value, ast.Call) and ast.unparse(tree.value.func) == "torch.finfo"
+    return float(getattr(np.finfo(_value(tree.value.args[0])), tree.attr))
+
+
+def _call(tree: ast.Call) -> Any:
+    given = {k.arg: _value(k.value) for k in tree.keywords if k.arg != "device"}
+    dtype, args = given.pop("dtype", None), [_value(a) for a in tree.args]
+    name = ast.unparse(tree.func)
+    if isinstance(tree.func, ast.Attribute) and isinstance(tree.func.value, (ast.Call, ast.Subscript)):
+        name, args = f".{tree.func.attr}", [_value(tree.func.value), *args]
+    if given or name not in FUNCTIONS:
+        raise ValueError(name)
+    return FUNCTIONS[name](dtype, *args)
+
+
+def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
+    array = np.array(values)
+    return array.astype(dtype if dtype is not None else DEFAULT if array.dtype.kind == "f" else array.dtype)
+
+
+def _full(dtype: np.dtype[Any] | None, shape: tuple[int, ...], value: Any) -> Array:
+    return np.broadcast_to(_of_numbers(dtype, value), shape)
+
+
+def _windows(dtype: None, height: int, width: int) -> Array:
+    """For each two tokens of a window the row of a table: by rows apart, then by columns apart."""
+    place = np.array([(y, x) for y in range(height) for x in range(width)])
+    apart = place[:, None] - place[None] + (height - 1, width - 1)
+    return np.asarray(apart[..., 0] * (2 * width - 1) + apart[..., 1])
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "torch.tensor": _of_numbers,
+    "torch.full": _full,
+    "torch.zeros": lambda dtype, *shape: np.zeros(shape, dtype or DEFAULT),
+    "torch.ones": lambda dtype, *shape: np.ones(shape, dtype or DEFAULT),
+    "torch.empty": lambda dtype, shape: np.empty(shape if 0 in shape else (), dtype or DEFAULT),
+    "torch.arange": lambda dtype, *bounds: np.arange(*bounds).astype(dtype or np.int64),
+    "torch.eye": lambda dtype, *sides: np.eye(*sides).astype(dtype or DEFAULT),
+    "relative_positions": _windows,
+    "float": lambda dtype, text: float(text),
+    "np.array": lambda dtype, values: np.array(values, dtype=object),
+    "np.empty": lambda dtype, shape: np.empty(shape if 0 in shape else (), dtype=object),
+    ".tril": lambda dtype, array, *diagonal: np.tril(array, *diagonal),
+    ".triu": lambda dtype, array, *diagonal: np.triu(array, *diagonal),
+    ".repeat": lambda dtype, array, *times: np.tile(array, times),
+}
