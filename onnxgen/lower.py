@@ -35,6 +35,7 @@ from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
 from onnxgen.stored import Views, folded_from, stored
 from onnxgen.unsupported import UNSUPPORTED, WAYS_OUT, Open
+from onnxgen.validate.values import WrongTranslation
 from onnxgen.wayback import Source
 
 
@@ -180,6 +181,8 @@ class Lowering:
                     self.problems.add(problem)
                 for output in node.outputs:
                     self.define(output)
+            except WrongTranslation:
+                raise
             except Exception as error:  # functions take for granted that a node makes sense
                 self.problems.add(Builder(self, node, self._opset(node)).problem(failed(error), BUG))
                 for output in node.outputs:

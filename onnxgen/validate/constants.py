@@ -107,7 +107,7 @@ def _call(tree: ast.Call) -> Any:
 
 
 def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
-    array = np.array(values)
+    array = np.array(values, dtype if dtype == np.uint64 else None)  # numpy takes 2**63 beside 1 for floats
     return array.astype(dtype if dtype is not None else DEFAULT if array.dtype.kind == "f" else array.dtype)
 
 

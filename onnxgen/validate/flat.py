@@ -132,6 +132,8 @@ class _Flat(Statements):
         return found
 
     def bind(self, name: str, value: Value, scope: Scope) -> None:
+        if isinstance(value, Node) and value.key[0] == "end":  # dims were those of a turn; from here on it has its own
+            self.graph.shapes.pop(value, None)
         self._note(name, value)
         scope.values[name] = value
 

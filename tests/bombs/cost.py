@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,26 +51,9 @@ def cost_of(data: bytes) -> Cost:
         out = folder / "out"
         out.mkdir()
         command = [sys.executable, "-m", "onnxgen", str(folder / "model.onnx"), "-o", str(out / "model.py"), "-q"]
-        with open(folder / "said", "w+b") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said)
-            status, used = _ended(process)
-            said.seek(0)
-            text = said.read(100_000).decode(errors="replace")
+        measured = [sys.executable, str(Path(__file__).with_name("measured.py")), str(6 * SECONDS), *command]
+        run = subprocess.run(measured, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        *said, last = run.stdout.decode(errors="replace").splitlines()
+        seconds, memory, code = json.loads(last)
         written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-        kilobytes = 1 if sys.platform == "darwin" else 1024
-        code = os.waitstatus_to_exitcode(status)
-        return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * kilobytes, written, code, text)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> tuple[int, os.struct_rusage]:
-    """The status and usage of the process, which is killed where it takes far too long for a busy machine, too."""
-    deadline = time.monotonic() + 6 * SECONDS
-    while True:
-        ended, status, used = os.wait4(process.pid, os.WNOHANG)
-        if ended:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return status, used
-        if time.monotonic() > deadline:
-            process.kill()
-            deadline = float("inf")
-        time.sleep(0.02)
+        return Cost(seconds, memory, written, code, "\n".join(said))

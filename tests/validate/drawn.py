@@ -47,17 +47,17 @@ class Drawing:
     feeds: Feeds
 
     def refused(self, source: str) -> bool:
-        return validate(self.wanted, source, self.name) is not None
+        return validate(self.wanted, ast.parse(source), self.name) is not None
 
 
 def drawing(path: Path, out: Path, feeds: Feeds, options: Options | None = None) -> Drawing | None:
     """The file that is generated for a graph; None where none is."""
-    found: list[tuple[Specification, str, str]] = []
+    found: list[tuple[Specification, str]] = []
     given = pipeline.validate
 
-    def noted(wanted: Specification, source: str, name: str) -> Any:
-        found.append((wanted, source, name))
-        return given(wanted, source, name)
+    def noted(wanted: Specification, tree: ast.Module, name: str) -> Any:
+        found.append((wanted, name))
+        return given(wanted, tree, name)
 
     pipeline.validate = noted  # type: ignore[attr-defined]
     try:
@@ -66,7 +66,7 @@ def drawing(path: Path, out: Path, feeds: Feeds, options: Options | None = None)
         return None
     finally:
         pipeline.validate = given  # type: ignore[attr-defined]
-    wanted, _, name = found[-1]
+    wanted, name = found[-1]
     return Drawing(wanted, out.read_text(encoding="utf-8"), name, out, feeds)
 
 

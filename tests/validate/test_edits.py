@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from onnxgen.validate import Difference, specify, validate
@@ -357,7 +359,7 @@ WHOLE = [
 def difference(text: str) -> Difference | None:
     dims = {"image": ["N", 3, "H", "W"], "past0": ["N", 8], "past1": ["N", 8], "tokens": ["N"]}
     module = flat(dims, MEMBERS, FLAT, ["embed.weight"], [("embed.weight", "out.weight")], ["mask"])
-    return validate(specify(module), text, "Net")
+    return validate(specify(module), ast.parse(text), "Net")
 
 
 def rows(table: str) -> list[tuple[str, str]]:
