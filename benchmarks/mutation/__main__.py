@@ -31,6 +31,7 @@ REPORT = Path(__file__).resolve().parents[1] / "MUTATION.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=300, help="how many that make a wrong module")
+    parser.add_argument("--minutes", type=float, default=600, help="after which it ends with those that it has")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--at", metavar="FILE:LINE", help="all mutants of one line instead: structure/loops.py:120")
@@ -49,7 +50,7 @@ def main() -> None:
         results.append((mutant, verdict))
         if verdict.is_counted or args.at:
             print(f"{verdict.outcome:<9} {mutant}  [{verdict.file}: {verdict.why or verdict.refusal}]", flush=True)
-        if sum(v.is_counted for _, v in results) >= args.mutants:
+        if sum(v.is_counted for _, v in results) >= args.mutants or time.monotonic() - began > 60 * args.minutes:
             break
     alarms = [reason for reason in made.left_out if "FALSE ALARM" in reason]
     text = report(results, len(made.entries), alarms, args.seed, time.monotonic() - began)

@@ -118,7 +118,7 @@ def tried(arguments: tuple[Mutant, list[Entry], bool]) -> Verdict:
             verdict = _of_file(entry, Path(folder, str(i)), found.is_counted)
             found = max(found, verdict, key=lambda v: list(OUTCOMES).index(v.outcome))
             errors += verdict.outcome == "error"
-            if found.outcome == "survived" or found.outcome == "error" and errors == ERRORS:
+            if found.outcome == "survived" or found.outcome == "error" and errors == ERRORS or "TooSlow" in verdict.why:
                 break
     return found
 
