@@ -64,6 +64,10 @@ class EditedError(OnnxgenError):
     exit_code = 3
 
 
+class WrongTranslation(Exception):
+    """The generated text does not do what the network does: a bug in onnxgen. Nothing is written."""
+
+
 class Problems:
     """Collects problems during one stage; `raise_if_any` ends the stage."""
 

@@ -17,7 +17,7 @@ from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, counted, failed
+from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
 from onnxgen.members import Members, is_named_buffer
 from onnxgen.names import FileText, class_name, printable
 from onnxgen.nodes import all_nodes
@@ -35,7 +35,6 @@ from onnxgen.propagate.info import Info, info, named_dims, shown_dims
 from onnxgen.roles import find_roles
 from onnxgen.stored import Views, folded_from, stored
 from onnxgen.unsupported import UNSUPPORTED, WAYS_OUT, Open
-from onnxgen.validate.values import WrongTranslation
 from onnxgen.wayback import Source
 
 

@@ -6,6 +6,7 @@ Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure-
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.stages import recorded, stage, uncollected
 from onnxgen.structure import Plain, structure
-from onnxgen.validate import Difference, Specification, specify, translated, validate
+from onnxgen.validate import Difference, Specification, hold, specify, stored_by, translated, validate
 
 DEFAULTS = Options()
 Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
@@ -55,6 +56,8 @@ def build(
     with plugged(options), uncollected():
         with timed(report, "read"):
             model = read(path, options)
+        with timed(report, "validate"):
+            stored = stored_by(model.graph)
         with timed(report, "simplify"):
             simplify(model, options)
             report.checked = str(model.meta.get(CHECKED, ""))
@@ -74,7 +77,10 @@ def build(
             with timed(report, "validate"):
                 return validate(wanted, generated.tree, module.name)
 
-        return translated(made, differs, report)
+        generated = translated(made, differs, report)
+        with timed(report, "validate"):
+            hold(stored, module, json.loads(generated.metadata["wayback"]), options)
+        return generated
 
 
 def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:

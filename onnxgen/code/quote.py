@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.code.numbers import held
 from onnxgen.propagate.dims import Sym
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def literal(value: Any) -> ast.expr:
     if isinstance(value, ir.DataType):
         return quote("torch." + TORCH_DTYPES[value])
     if isinstance(value, (int, float)):
-        return _number(value)
+        return held(_number(value), value)
     if isinstance(value, np.generic):
         return literal(value.item())
     if isinstance(value, list):

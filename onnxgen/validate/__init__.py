@@ -8,9 +8,11 @@ Nothing here is shared with `onnxgen/structure` or the printer. What it relies o
 words of a flat module (`code/module_def.py`, the placeholders of `code/quote.py`).
 """
 
+from onnxgen.errors import WrongTranslation
 from onnxgen.validate.check import Difference, validate
 from onnxgen.validate.fallback import STRICT, translated
 from onnxgen.validate.flat import Specification, specify
-from onnxgen.validate.values import WrongTranslation
+from onnxgen.validate.stored import hold, stored_by
 
-__all__ = ["STRICT", "Difference", "Specification", "WrongTranslation", "specify", "translated", "validate"]
+__all__ = ["STRICT", "Difference", "Specification", "WrongTranslation", "hold", "specify", "stored_by", "translated"]
+__all__ += ["validate"]

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.errors import WrongTranslation
 from onnxgen.validate.python import PYTHON
-from onnxgen.validate.values import WrongTranslation
 
 Array = NDArray[Any]
 DTYPES = {name: dtype.numpy() for dtype, name in reversed(TORCH_DTYPES.items())}  # of several the widest comes first

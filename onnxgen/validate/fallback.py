@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from onnxgen.errors import counted
+from onnxgen.errors import WrongTranslation, counted
 from onnxgen.generated import Generated, Report
 from onnxgen.validate.check import Difference
-from onnxgen.validate.values import WrongTranslation
 
 STRICT = "ONNXGEN_STRICT"  # in the environment: a difference is an error at once
 Path = tuple[str, ...]

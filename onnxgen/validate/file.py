@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Iterator
+from functools import cache
 
 from onnxgen.code.copied import helper_source
 from onnxgen.names import MODULE_ATTRIBUTES
@@ -22,6 +24,7 @@ MEANING |= {"np": "numpy", "math": "math", "json": "json", "Path": "pathlib.Path
 def module_names(tree: ast.Module) -> frozenset[str]:
     """What a file defines, each name once, and none of them Python's own or another module than everywhere."""
     names: list[str] = []
+    needed: set[str] = set()
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names += [alias.asname or alias.name for alias in node.names]
@@ -32,13 +35,46 @@ def module_names(tree: ast.Module) -> frozenset[str]:
             original = helper_source(node.name)
             if original is not None and _code(node) != _code(ast.parse(original).body[0]):
                 raise Unreadable(f"{node.name} is not the helper of that name")
+            if original is not None:
+                needed |= _helper_needs(node.name)
+            else:
+                parts = [node] if isinstance(node, ast.FunctionDef) else _not_followed(node)
+                needed.update(*map(_needs, parts))
         elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             raise Unreadable(f"a file with a {type(node).__name__}")
     if len(set(names)) < len(names) or not PYTHONS.isdisjoint(names):
         raise Unreadable("a file defines what has a meaning already")
+    if missing := needed.difference(names):
+        raise Unreadable(f"the file does not define {min(missing)}")
     return frozenset(names)
+
+
+@cache
+def _helper_needs(name: str) -> frozenset[str]:
+    return _needs(ast.parse(helper_source(name) or ""))
+
+
+def _needs(tree: ast.AST) -> frozenset[str]:
+    """What a function or class takes from the file that it stands in: names that it reads and does not define."""
+    nodes = list(ast.walk(tree))
+    own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    own |= {str(n.name) for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))}
+    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return frozenset(read - own - PYTHONS - {"__file__"})
+
+
+def _not_followed(node: ast.ClassDef) -> Iterator[ast.AST]:
+    """What of a network's class is not executed on symbols: how it is loaded, and what annotates its methods."""
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef):
+            yield method if method.name == "from_pretrained" else ast.Tuple(_annotations(method), ast.Load())
+
+
+def _annotations(method: ast.FunctionDef) -> list[ast.expr]:
+    return [tree for tree in (*(a.annotation for a in method.args.args), method.returns) if tree is not None]
 
 
 def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:

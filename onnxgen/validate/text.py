@@ -10,7 +10,7 @@ import ast
 from typing import Any, TypeGuard
 
 from onnxgen.names import MODULE_ATTRIBUTES
-from onnxgen.validate.file import check_body, check_variables, module_names
+from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
@@ -72,6 +72,8 @@ class Text(Statements):
         return values
 
     def known(self, name: str) -> Value:
+        if name not in self.globals and name not in PYTHONS:
+            raise Unreadable(f"the file does not define {name}")
         return self.classes.get(name) or self.make("name", name)
 
     # ------------------------------------------------------------------------------------------ making modules

@@ -24,10 +24,6 @@ class Unreadable(Exception):
     """A program does what the checker does not understand. It is then never taken for equal."""
 
 
-class WrongTranslation(Exception):
-    """The generated text does not do what the network does: a bug in onnxgen. Nothing is written."""
-
-
 class Node:
     """One operation and what it is applied to. `home`: the module whose `forward` did it first."""
 

@@ -1,0 +1,111 @@
+"""What a file stores is kept: a weight has its place in the module, is trained there, and has its way back.
+
+Which tensors are weights is read off the graph as it was read, before any pass, by rules of their own. They know less
+than `passes/trainable.py`: what they are silent on may be either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.code.module_def import ModuleDef
+from onnxgen.errors import WrongTranslation
+from onnxgen.options import Options
+
+FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+STANDARD = ("", "ai.onnx")
+# inputs of operators that a gradient passes; None: all of them
+DATA: dict[str, Collection[int] | None] = dict.fromkeys(
+    "Add Sub Mul Div Max Min MatMul Gemm Conv ConvTranspose Relu LeakyRelu PRelu Elu Selu Gelu Sigmoid Tanh Erf "
+    "Softplus HardSigmoid HardSwish Softmax LogSoftmax Exp Log Neg Sqrt Identity Transpose Flatten Concat MaxPool "
+    "AveragePool GlobalAveragePool GlobalMaxPool LayerNormalization InstanceNormalization LSTM GRU RNN".split()
+)
+DATA |= dict.fromkeys(
+    "Reshape Gather Expand Pad Slice Split Resize Upsample Clip Dropout ReduceMean ReduceSum Squeeze Unsqueeze "
+    "Pow".split(),
+    (0,),
+)
+DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2)}
+WEIGHTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (1,), "LSTM": (1, 2), "GRU": (1, 2)}
+WEIGHTS |= {"RNN": (1, 2)}
+FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Names in the file.
+
+    Attributes:
+        weights: initializers that are trained, unless an option says otherwise.
+        floats: initializers of floating point.
+    """
+
+    weights: frozenset[str]
+    floats: frozenset[str]
+
+
+def stored_by(graph: ir.Graph) -> Stored:
+    """What is stored in a graph as it was read."""
+    tensors = {v: v.const_value for v in graph.initializers.values()}
+    floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
+    reached = _reached(graph)
+    weights = (v.name or "" for v, tensor in floats.items() if v in reached and _is_weight(v, tensor, reached))
+    return Stored(frozenset(weights), frozenset(v.name or "" for v in floats))
+
+
+def _reached(graph: ir.Graph) -> set[ir.Value]:
+    """The values that an output of floating point depends on by nothing but operators of `DATA`."""
+    reached = {output for output in graph.outputs if output.dtype in FLOATS}
+    for node in reversed(graph):
+        if node.domain in STANDARD and node.op_type in DATA and not reached.isdisjoint(node.outputs):
+            taken = DATA[node.op_type]
+            reached.update(v for i, v in enumerate(node.inputs) if v is not None and (taken is None or i in taken))
+    return reached
+
+
+def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
+    if value.metadata_props.get(KIND) == "BUFFER":
+        return False
+    if re.search(r"\w\.(weight|bias)$", value.name or ""):
+        return True
+    uses = [use for use in value.uses() if use.idx in WEIGHTS.get(use.node.op_type, ())]
+    uses = [use for use in uses if use.node.domain in STANDARD and not reached.isdisjoint(use.node.outputs)]
+    if any(use.node.op_type != "MatMul" for use in uses):
+        return True
+    return bool(uses) and len(tensor.shape) == 2 and np.unique(tensor.numpy().reshape(-1)[:SOME]).size > FEW
+
+
+def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
+    """The flat module has what the file stores, trained or not as it is to be, and with its way back.
+
+    Args:
+        stored: by the file.
+        module: flat.
+        way_back: names of the tensors that can be made of the state dict again.
+        options: `trainable` and `frozen` decide for the names that they fit.
+
+    Raises:
+        WrongTranslation: something is lost, or a flag is wrong.
+    """
+    trained, frozen = set[str](), set[str]()
+    for member in module.members:
+        for key, source in member.keys.items():
+            is_trained = key not in member.frozen and member.kind != "buffer"
+            if is_trained and source.dtype not in FLOATS:
+                raise WrongTranslation(f"{'.'.join((*member.path, key))} is trained, and is {source.dtype.name}")
+            (trained if is_trained else frozen).update(source.names)
+    asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
+    barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
+    frozen -= trained | barred
+    if lost := barred & trained:
+        raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
+    if lost := frozen & (asked | stored.weights):
+        raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
+    if options.quantized == "keep" and (lost := set(stored.weights.difference(way_back))):
+        raise WrongTranslation(f"{min(lost)!r} is a weight, and has no way back")

@@ -1,0 +1,151 @@
+"""What a file stores is kept and trained: each wrong decision about a weight is a bug that stops the generator."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgen import generated, lower, pipeline
+from onnxgen.code import copied
+from onnxgen.code.numbers import held
+from onnxgen.errors import WrongTranslation
+from onnxgen.options import Options
+from onnxgen.wayback import way_back
+
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 17]>
+net (float[N, 3, 8, 8] x) => (float[N, 4] y) {
+  a = Conv <pads = [1, 1, 1, 1]> (x, "features.weight", "features.bias")
+  b = InstanceNormalization (a, "norm.weight", "norm.bias")
+  c = GlobalAveragePool (b)
+  d = Flatten (c)
+  e = MatMul (d, matrix)
+  y = Gemm <transB = 1> (e, "head.weight", "head.bias")
+}
+"""
+trainable = sys.modules["onnxgen.passes.trainable"]  # in its package the name is the function's
+SHAPES = {"features.weight": (6, 3, 3, 3), "features.bias": (6,), "norm.weight": (6,), "norm.bias": (6,)}
+SHAPES |= {"matrix": (6, 5), "head.weight": (4, 5), "head.bias": (4,)}
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    model = parser.parse_model(GRAPH)
+    draw = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        array = draw.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+def build(network: Path, **options: Any) -> None:
+    pipeline.build(network, Options(**options), network.with_suffix(".py"))
+
+
+def test_what_is_right_is_let_pass(network: Path) -> None:
+    build(network)
+    build(network, frozen="features")
+    build(network, frozen=".", trainable="head")
+    build(network, dtype="float64")
+
+
+def decides(change: Callable[[str, tuple[bool, str]], tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
+    """`trainable._decide`, changed."""
+    given = trainable._decide
+
+    def decided(value: Any, *rest: Any) -> tuple[bool, str]:
+        return change(value.name, given(value, *rest))
+
+    return decided
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_weight_that_is_not_trained(network: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = decides(lambda n, found: (False, "") if n == name else found)
+    monkeypatch.setattr(trainable, "_decide", wrong)
+    with pytest.raises(WrongTranslation, match=f"'{name}' is a weight, and is not trained"):
+        build(network)
+    build(network, frozen=name)
+
+
+@pytest.mark.parametrize(("option", "pattern"), [("frozen", "head"), ("trainable", "head")])
+def test_an_option_that_is_not_obeyed(
+    network: Path, option: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainable, "_decide", decides(lambda n, _: (option == "frozen", "")))
+    with pytest.raises(WrongTranslation):
+        build(network, **{option: pattern})
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_weight_without_a_way_back(network: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgets(*args: Any) -> dict[str, Any]:
+        return {key: entry for key, entry in way_back(*args).items() if key != name}
+
+    monkeypatch.setattr(generated, "way_back", forgets)
+    with pytest.raises(WrongTranslation, match=f"'{name}' is a weight, and has no way back"):
+        build(network)
+
+
+def test_integers_are_not_trained(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.load(network)
+    model.graph.initializer.append(numpy_helper.from_array(np.random.default_rng(0).integers(0, 8, 500), "places"))
+    model.graph.node.add(op_type="Gather", input=["x", "places"], output=["z"]).attribute.append(
+        onnx.helper.make_attribute("axis", 3)
+    )
+    model.graph.node[0].input[0] = "z"
+    model.graph.node.insert(0, model.graph.node.pop())
+    onnx.save(model, network)
+    build(network)
+    given = lower.lower
+
+    def wrong(*args: Any) -> Any:
+        module = given(*args)
+        for member in module.members:
+            member.kind = "parameter" if member.kind == "buffer" else member.kind
+        assert any(source.dtype.name == "INT64" for m in module.members for source in m.keys.values())
+        return module
+
+    monkeypatch.setattr(pipeline, "lower", wrong)
+    with pytest.raises(WrongTranslation, match="is INT64"):
+        build(network)
+
+
+def test_a_helper_that_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 17]>
+    net (uint64[N] x, uint64[N] y) => (uint64[N] z) { z = Div (x, y) }
+    """
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    build(tmp_path / "net.onnx")
+    given = copied._sources()
+    first_only = {name: source for name, source in given.items() if name in ("uint64_div",)}
+    assert "ordered(" in first_only["uint64_div"]
+    monkeypatch.setattr(copied, "_sources", lambda: first_only)
+    with pytest.raises(WrongTranslation, match="the file does not define"):
+        build(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, -7, 0.0, -0.0, 1.5, -2.5e-9, math.inf, -math.inf, math.nan, 3.4028234663852886e38]
+)
+def test_numbers(number: float) -> None:
+    from onnxgen.code.quote import literal
+
+    held(literal(number), number)
+    for other in (1, 1.0, 0.0, -0.0, math.inf, -math.inf, -3.4028234663852886e38):
+        if repr(other) != repr(number):
+            with pytest.raises(WrongTranslation):
+                held(literal(other), number)
+    with pytest.raises(WrongTranslation):
+        held(ast.parse("f(1)", mode="eval").body, number)
