@@ -138,9 +138,7 @@ def instance_normalization(
     eps = unless(shortest(epsilon), 1e-5)
     dims = {3: 1, 4: 2, 5: 3}.get(input.known_rank)
     if input.shape is not None and all(d == 1 for d in input.shape[2:]):
-        ones = tuple([1] * (input.known_rank - 2))
-        weights = [b("w.reshape(s)", w=w, s=(-1, *ones)) for w in (scale, B)]
-        return b("F.layer_norm(x, s) * w + b", x=input, s=ones, w=weights[0], b=weights[1])
+        return _of_single_elements(b, input, scale, B)
     if is_plain(scale, B):
         return b.call("F.instance_norm", input, eps=eps)
     if dims is not None and scale.source is not None and B.source is not None:
@@ -151,14 +149,20 @@ def instance_normalization(
     return b.call("F.instance_norm", input, weight=scale, bias=B, eps=eps)
 
 
+def _of_single_elements(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
+    ones = tuple([1] * (x.known_rank - 2))
+    weights = [b("w.reshape(s)", w=w, s=(-1, *ones)) for w in (scale, bias)]
+    return b("F.layer_norm(x, s) * w + b", x=x, s=ones, w=weights[0], b=weights[1])
+
+
 @op("GroupNormalization", since=18)
 def group_normalization(
     b: Builder, X: Arg, scale: Arg, bias: Arg, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> ast.expr:
     """From opset 21 on scale and bias are per channel; in opset 18 they were per group."""
     eps = unless(shortest(epsilon), 1e-5)
-    if X.shape is not None and X.shape[1] == num_groups and all(d == 1 for d in (X.shape[0], *X.shape[2:])):
-        return b.call("torch.group_norm", X, num_groups, scale, bias, eps=eps)  # F's refuses groups of one element
+    if X.shape is not None and X.shape[1] == num_groups and all(d == 1 for d in X.shape[2:]):
+        return _of_single_elements(b, X, scale, bias)  # torch refuses such groups in a batch of one
     if is_plain(scale, bias):
         return b.call("F.group_norm", X, num_groups, eps=eps)
     if b.opset < 21:

@@ -216,9 +216,10 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
         else:
             break
     member = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(member, MemberRef) or member.member.path[-1].isdigit():
+    path = member.member.path if isinstance(member, MemberRef) else ()  # the root's, where it is a Sequential, is ()
+    if not path or path[-1].isdigit():
         return weak, []
-    last = identifier(member.member.path[-1])
+    last = identifier(path[-1])
     if last in SHORTCUTS:
         return [*weak, "identity" if last.startswith("down") else last.removesuffix("_conv")], []
     word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last)

@@ -19,6 +19,7 @@ from functools import partial
 
 from onnxgen.code import printer
 from onnxgen.names import Namer, identifier
+from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot
 
@@ -196,6 +197,8 @@ class Parameters:
         for text in usual:
             if 2 * counts[text] >= total:  # what torch takes, unless most uses differ
                 common, has_default = text, True
+        if has_default and any(kind.startswith("list") for kind in kinds):
+            raise Differ("a list as a default, which all calls would share")
         return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
 
     def made(self, name: str, instance: int) -> ast.Call:

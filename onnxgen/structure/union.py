@@ -13,7 +13,7 @@ import ast
 from collections import deque
 from collections.abc import Callable
 
-from onnxgen.code.module_def import Assign, Member, Path
+from onnxgen.code.module_def import Assign, Member, Path, is_statistic
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, outline, parts, reachable
 
@@ -263,7 +263,7 @@ class _Trees:
             self.unite(mine[0], its[0])
             a.below = {"0": mine[0]}
             return
-        if a.uniform is not None or any(p.place.member is not None and p.place.member.frozen for p in (*mine, *its)):
+        if a.uniform is not None or any(_is_held(p.place.member) for p in (*mine, *its)):
             raise Differ("lists")
         merged: list[Part] = []
         for left, right in _aligned(mine, its):
@@ -277,9 +277,15 @@ class _Trees:
 
 
 def _is_uniform(items: list[Part]) -> bool:
-    """All items are made alike, in each instance."""
+    """All items are made alike, in each instance, and in one expression: of none is a part not trained."""
+    if any(_is_held(p.place.member) for item in items for p in parts(item)):
+        return False
     first = _whole(items[0])
     return all(_whole(item) == first for item in items[1:])
+
+
+def _is_held(member: Member | None) -> bool:
+    return member is not None and not all(map(is_statistic, member.frozen))
 
 
 def _whole(part: Part) -> object:

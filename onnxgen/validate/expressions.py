@@ -64,7 +64,12 @@ class Lazy:
 
 
 class Expressions:
-    """Evaluates expressions; `building`: in `__init__`, where calls make modules."""
+    """Evaluates expressions.
+
+    Attributes:
+        building: in `__init__`, where calls make modules.
+        repeatable: the members of which two calls on the same values are one.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.make, self.building = graph, graph.make, False
@@ -73,6 +78,7 @@ class Expressions:
         self.immovable = False  # no tensor is there that says what the device is: it is "cpu"
         self.draws = frozenset(map(graph.dotted, DRAWS))
         self.seen: Counter[Node | str] = Counter()
+        self.repeatable: frozenset[Node] = frozenset()
         self.bound = 0  # how many comprehensions and lambdas stand around
         self.loop = graph.make("no loop")
         self.under: tuple[Node, ...] = ()  # tests of the branches around
@@ -378,7 +384,8 @@ class Expressions:
         given = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
         made = self.operation("call", function, tuple(map(self.node, args)), given)
         what: Node | str = "random" if function in self.draws else function
-        if self.building or not (what == "random" or function.key[0] == "member"):
+        counts = what == "random" or (function.key[0] == "member" and function not in self.repeatable)
+        if self.building or not counts:
             return made
         self.seen[what] += 1
         return self.make("again", made, self.seen[what], self.loop, self.under)

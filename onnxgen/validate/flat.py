@@ -95,6 +95,9 @@ def _frozen(member: Member) -> list[str]:
     return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
 
 
+# layers whose calls keep nothing and draw nothing: two on the same values are one
+FUNCTIONS = frozenset(("nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"))
+FUNCTIONS |= {f"nn.{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)}
 FEW = 8  # turns of a loop over a range that are executed one by one, those of loops in it multiplied
 
 
@@ -110,6 +113,8 @@ class _Flat(Statements):
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
+        layers = (m for m in module.members if isinstance(m.build, ast.Call) and ast.unparse(m.build.func) in FUNCTIONS)
+        self.repeatable = frozenset(graph.make("member", ".".join(m.path)) for m in layers)
         inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
         self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
 
