@@ -99,7 +99,9 @@ def test_a_weight_without_a_way_back(network: Path, name: str, monkeypatch: pyte
 
 def test_integers_are_not_trained(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.load(network)
-    model.graph.initializer.append(numpy_helper.from_array(np.random.default_rng(0).integers(0, 8, 500), "table.places"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.random.default_rng(0).integers(0, 8, 500), "table.places")
+    )
     model.graph.node.add(op_type="Gather", input=["x", "table.places"], output=["z"]).attribute.append(
         onnx.helper.make_attribute("axis", 3)
     )
