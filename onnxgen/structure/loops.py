@@ -197,12 +197,14 @@ class _Run:
 
         x = attention(x) + x; x = feed_forward(x) + x
         """
-        body = loop.body
+        body, all_carried = loop.body, set(map(self._name, self.starts))
         for carried in map(self._name, self.starts):
             made = next(i for i, s in enumerate(body) if carried in s.targets)
             free = max(i for i, s in enumerate(body) if carried in used(s))
             for i, statement in enumerate(body[:made]):
                 name = statement.targets[0] if len(statement.targets) == 1 else ""
+                if name in all_carried:
+                    continue
                 users = [j for j, s in enumerate(body) if name in used(s)]
                 alone = self.uses[name] == 1 and users == [i + 1] and not _calls_item(body[i + 1])
                 if i >= free and users and users[-1] <= made and not alone and self._is_alike(name, carried):
