@@ -122,6 +122,8 @@ class _Nesting:
             return False
         if isinstance(outer, Ref):
             return True
+        if not _called(inner).isdisjoint(_called_before(outer, name)):
+            return False
         merged = _inline(outer, name, inner)
         deep, many = _layers(merged)
         return depth(merged) <= MAX_DEPTH and deep <= layers and many <= SIDE_BY_SIDE and self._width(merged) <= room
@@ -135,6 +137,26 @@ class _Nesting:
         if isinstance(node, Ref):
             return ast.Name(self.roles.get(node.value, "x"), ast.Load())
         return as_reached(node, len(self.scope.path))
+
+
+def _called(tree: ast.AST) -> set[int]:
+    """The layers that are called: the order of one's calls matters to what it measures or draws."""
+    calls = (node.func for node in walk(tree) if isinstance(node, ast.Call))
+    return {id(function.member) for function in calls if isinstance(function, MemberRef)}
+
+
+def _called_before(tree: ast.AST, name: str) -> set[int]:
+    """The layers that an expression calls before it reads a value."""
+    found: set[int] = set()
+    while not isinstance(tree, Ref):
+        for part in ast.iter_child_nodes(tree):
+            if any(isinstance(node, Ref) and node.value == name for node in walk(part)):
+                tree = part
+                break
+            found |= _called(part)
+        else:
+            break
+    return found
 
 
 def as_reached(node: ast.AST, level: int) -> ast.expr | None:

@@ -69,6 +69,7 @@ class Expressions:
     Attributes:
         building: in `__init__`, where calls make modules.
         repeatable: the members of which two calls on the same values are one.
+        measuring: those that keep statistics of what they are called on.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -79,6 +80,7 @@ class Expressions:
         self.draws = frozenset(map(graph.dotted, DRAWS))
         self.seen: Counter[Node | str] = Counter()
         self.repeatable: frozenset[Node] = frozenset()
+        self.measuring: frozenset[Node] = frozenset()
         self.bound = 0  # how many comprehensions and lambdas stand around
         self.loop = graph.make("no loop")
         self.under: tuple[Node, ...] = ()  # tests of the branches around
@@ -388,4 +390,7 @@ class Expressions:
         if self.building or not counts:
             return made
         self.seen[what] += 1
+        if function in self.measuring:  # what a layer measures depends on the order of its calls, its results do not
+            self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
+            return made
         return self.make("again", made, self.seen[what], self.loop, self.under)

@@ -62,6 +62,7 @@ def _needs(tree: ast.AST) -> frozenset[str]:
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     own |= {str(n.name) for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler))}
+    own |= {a.asname or a.name for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     return frozenset(read - own - PYTHONS - {"__file__"})
 

@@ -98,6 +98,7 @@ def _frozen(member: Member) -> list[str]:
 # layers whose calls keep nothing and draw nothing: two on the same values are one
 FUNCTIONS = frozenset(("nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"))
 FUNCTIONS |= {f"nn.{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)}
+STATISTICS = frozenset(f"nn.BatchNorm{n}d" for n in (1, 2, 3))
 FEW = 8  # turns of a loop over a range that are executed one by one, those of loops in it multiplied
 
 
@@ -113,8 +114,11 @@ class _Flat(Statements):
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
-        layers = (m for m in module.members if isinstance(m.build, ast.Call) and ast.unparse(m.build.func) in FUNCTIONS)
-        self.repeatable = frozenset(graph.make("member", ".".join(m.path)) for m in layers)
+        layers = [(m, ast.unparse(m.build.func)) for m in module.members if isinstance(m.build, ast.Call)]
+        self.repeatable, self.measuring = (
+            frozenset(graph.make("member", ".".join(m.path)) for m, kind in layers if kind in kinds)
+            for kinds in (FUNCTIONS, STATISTICS)
+        )
         inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
         self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)
 

@@ -149,8 +149,27 @@ class Statements(Expressions):
     def _symbolic(
         self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
     ) -> None:
-        """A loop of which nobody knows how many turns it takes."""
-        loop = self.number("loop", self.loop, self.under, source)
+        """A loop of which nobody knows how many turns it takes.
+
+        Loops that go through the same are told apart by what a turn does, not by which comes first: a text may have
+        two that do not need each other in another order. So each is executed on trial before.
+        """
+        like = self.make("loop", self.loop, self.under, source)
+        kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
+        trial = self._turn(like, target, stop, body, scope)[1]
+        began = (own for own in trial.values() if own.start is not self.undefined)  # others are no values of a turn
+        does = frozenset((own.own, self.nexts.get(own.own)) for own in began if own.own is not None)
+        self.seen, self._like, self.nexts, self.stops, self.effects = kept
+        loop = self.number("loop", like, does)
+        inner, carried = self._turn(loop, target, stop, body, scope)
+        for name in inner.values:
+            last = _After(self, carried[name]) if name in carried else self.make("last turn", loop, name)
+            self.bind(name, last, scope)
+
+    def _turn(
+        self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+    ) -> tuple[Scope, dict[str, _Carried]]:
+        """One turn of a loop: the variables at its end, and those that it may carry."""
         inner, around = Scope({}, scope), (self.loop, self.under)
         carried = {name: _Carried(self, loop, name, scope) for name in dict.fromkeys(_assigned(body))}
         inner.values.update(carried)
@@ -163,9 +182,7 @@ class Statements(Expressions):
         self.loop, self.under = around
         for name, own in carried.items():
             own.end(inner.values[name])
-        for name in inner.values:
-            last = _After(self, carried[name]) if name in carried else self.make("last turn", loop, name)
-            self.bind(name, last, scope)
+        return inner, carried
 
     def number(self, *key: object) -> Node:
         """A node of its own for each of several equal ones: the first, the second, ..."""

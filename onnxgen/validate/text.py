@@ -32,7 +32,7 @@ class Text(Statements):
         super().__init__(specification.graph.copy())
         self.specification = specification
         self.immovable = specification.program.immovable
-        self.repeatable = specification.program.repeatable
+        self.repeatable, self.measuring = specification.program.repeatable, specification.program.measuring
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
         self.globals = module_names(tree)
