@@ -1,0 +1,240 @@
+"""The pass `quantized` held to what a quantised graph stands for (see `stands`).
+
+Both graphs are computed, before and after, and must make the same numbers. What numbers cannot tell is looked at: that
+no operator on integers is left which need not be, that each stored tensor of integers is one of floats now, under its
+name, and, of fake quantisation, that each of these is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.dequantised import TABLE, Dequantised
+from onnxgen.paranoid.compare import unlike
+from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
+from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.paranoid.region import Cone, Untold
+from onnxgen.paranoid.run import DOMAIN
+from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.stands import RULES, Stands
+from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
+from onnxgen.propagate.dims import symbols
+from onnxgen.propagate.info import info
+
+ELEMENTS = 40_000_000  # of all values, past which nothing is computed
+EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
+# how far a sum in float32 may be from another order of it, as a part of the largest number; the wave that a wrong
+# rounding moves is a tenth of a step, of which there are 255 between the least and the largest
+NEAR = 1e-4
+# what remains of integers by itself, where these are none that a quantiser made
+REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
+ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
+# what quantisers put behind a tensor's name
+BEHIND = ("_quantized", "_quant", "_DQ_Q", "_Q", "_Bnb4", "_int8", "_nt8", "_q8", "_uint8", "_DequantizeLinear_Output")
+
+
+class Quantised:
+    """Both sides of the pass.
+
+    Attributes:
+        untold: for each output of which nothing is said, why.
+    """
+
+    def __init__(self, before: Picture, after: Picture, single: Single, rounds: bool) -> None:
+        self.before, self.after, self.single, self.rounds = before, after, single, rounds
+        self.untold: dict[str, str] = {}
+
+    def fault(self) -> str:
+        """What is wrong; "" if nothing is known to be."""
+        return next(iter(self._structure()), "") or self._numbers()
+
+    # ---- numbers -------------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> str:
+        """Both graphs on drawn inputs, of sizes that the first one takes."""
+        pairs = self._outputs()
+        told: set[int] = set()
+        for numbers in self._sizes():
+            for style in STYLES:
+                self.untold.clear()
+                try:
+                    sides = self._computed(numbers, style)
+                except Untold as error:
+                    self.untold.update({self.before.names[a]: str(error) for a, _ in pairs})
+                    break
+                if found := next(iter(self._unlike(*sides, pairs, told)), ""):
+                    return f"{found} ({style.name} inputs)"
+            if told:
+                break
+        for i in told:
+            self.untold.pop(self.before.names[pairs[i][0]], None)
+        return ""
+
+    def _outputs(self) -> list[tuple[ir.Value, ir.Value]]:
+        main = next(iter(self.before.graphs))
+        return list(zip(self.before.graphs[main][1], self.after.graphs[main][1]))
+
+    def _inputs(self) -> list[ir.Value]:
+        main = next(iter(self.before.graphs))
+        return [v for v in self.before.graphs[main][0] if v not in self.before.stored]
+
+    def _sizes(self) -> Iterator[dict[str, int]]:
+        names: dict[str, None] = {}
+        for value in self._inputs():
+            for dim in info(value).shape or ():
+                names.update(dict.fromkeys(symbols(dim)))
+        for row in SIZES if names else SIZES[:1]:
+            yield {name: row[i % len(row)] for i, name in enumerate(names)}
+
+    def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
+        if _weight(self.after, numbers) > ELEMENTS:
+            raise Untold(f"more than {ELEMENTS:,} elements")
+        cone = Cone(self.before, self._inputs()[0]) if self._inputs() else None
+        given = {}
+        for i, value in enumerate(self._inputs()):
+            assert cone is not None
+            given[value] = drawn(facts_of(cone, value), numbers, style, True, i)
+        sides = [Stands(p, self.single, numbers, self.rounds) for p in (self.before, self.after)]
+        for side in sides:
+            side.compute(given)
+        return sides[0], sides[1]
+
+    def _unlike(
+        self, before: Stands, after: Stands, pairs: list[tuple[ir.Value, ir.Value]], told: set[int]
+    ) -> Iterator[str]:
+        for i, (old, new) in enumerate(pairs):
+            name = self.before.names[old]
+            if old in before.why or new in after.why:
+                self.untold[name] = str(before.why.get(old) or after.why[new])
+                continue
+            found = _unlike(before, after, old, new)
+            if found:
+                yield f"it changed {name!r}: {found}"
+            told.add(i)
+        yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
+        yield from self._lost(before)
+
+    # ---- stored tensors ------------------------------------------------------------------------------------------
+
+    def _lost(self, before: Stands) -> Iterator[str]:
+        """Every stored tensor that is dequantised is a tensor of floats, of the same numbers."""
+        made: dict[str, list[Any]] = {}
+        for value, how in self.weights():
+            made.setdefault(how.tensor, []).append(self.after.stored[value].numpy())
+        for value, expected in before.floats.items():
+            name = self.before.names[value]
+            for floats in expected:
+                if not any(_same(floats, one) for one in made.get(name, ())):
+                    yield f"nothing stored is what {name!r} stands for, so it has no way back"
+
+    def weights(self) -> Iterator[tuple[ir.Value, Dequantised]]:
+        """Every stored tensor of floats that the file has as integers, and how."""
+        for value, tensor in self.after.stored.items():
+            how = getattr(tensor, "how", None)
+            if isinstance(how, Dequantised) and hasattr(tensor, "stored"):
+                yield value, how
+
+    # ---- structure -----------------------------------------------------------------------------------------------
+
+    def _structure(self) -> Iterator[str]:
+        for made in self.after.nodes.values():
+            if made.op in RULES and made.domain != DOMAIN and made.op not in REMAINS:
+                yield f"{made.name!r} is still a {made.op}"
+            if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
+                yield f"{made.name!r} rounds, in a graph of floats"
+            if made.op in ("MatMulInteger", "ConvInteger") and self._is_product(made):
+                yield f"{made.name!r} is a product of floats, but is still one of integers"
+        for value, how in self.weights():
+            name = self.after.names[value]
+            yield from self._misnamed(name, how)
+            if self.rounds:
+                yield from self._unrounded(value, name, how)
+
+    def _misnamed(self, name: str, how: Dequantised) -> Iterator[str]:
+        """A tensor has the name that it had before it was quantised: what its integers are called, but for the end."""
+        begin = name if how.tensor.startswith(name) else name.rstrip("_")
+        rest = how.tensor[len(begin) :]
+        if how.tensor and not (how.tensor.startswith(begin) and (not rest or rest.startswith(BEHIND))):
+            yield f"the floats of {how.tensor!r} are called {name!r}"
+
+    def _unrounded(self, value: ir.Value, name: str, how: Dequantised) -> Iterator[str]:
+        """Each tensor is rounded wherever it is used, but for biases and codes of a table."""
+        tensor = getattr(self.after.stored[value], "stored")[how.tensor]
+        if how.form == TABLE or tensor.dtype == ir.DataType.INT32:
+            return
+        for made in self.after.nodes.values():
+            if value in made.inputs and not (made.op == "FakeQuantize" and made.inputs.index(value) == 0):
+                yield f"{made.name!r} uses {name!r}, which is not rounded"
+        if any(value is new for _, new in self._outputs()):
+            yield f"the output {name!r} is not rounded"
+
+    def _is_product(self, made: Made) -> bool:
+        """Whether a product of integers is cast and multiplied by the scales of both operands, and used nowhere else."""
+        cast = self._only_user(made.outputs[0], "Cast")
+        scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
+        quantiser = self.after.maker.get(made.inputs[0]) if made.inputs[0] is not None else None
+        if cast is None or scaled is None or quantiser is None or made.inputs[1] is None:
+            return False
+        if not ir.DataType(int(cast.attributes["to"].value)).is_floating_point():
+            return False
+        factors = [f for v in scaled.inputs if v is not None and v is not cast.outputs[0] for f in self._factors(v)]
+        own = quantiser[0].outputs[1] if quantiser[0].op == "DynamicQuantizeLinear" else quantiser[0].inputs[1]
+        if quantiser[0].op not in ("DynamicQuantizeLinear", "QuantizeLinear") or own not in factors or len(factors) != 2:
+            return False
+        scale = self.after.stored.get(own) if own is not None else None
+        other = factors[1 - factors.index(own)]
+        single = quantiser[0].op == "DynamicQuantizeLinear" or scale is not None and scale.size == 1
+        return single and other in self.after.stored
+
+    def _only_user(self, value: ir.Value, op: str) -> Made | None:
+        users = [made for made in self.after.nodes.values() if value in made.inputs]
+        outputs = {v for _, ends in self.after.graphs.values() for v in ends}
+        return users[0] if len(users) == 1 and users[0].op == op and value not in outputs else None
+
+    def _factors(self, value: ir.Value) -> list[ir.Value]:
+        maker = self.after.maker.get(value)
+        if maker is None or maker[0].op != "Mul":
+            return [value]
+        return [f for v in maker[0].inputs if v is not None for f in self._factors(v)]
+
+
+def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value) -> str:
+    """How an output differs: of integers of 8 or 16 bits that were quantised by one scale, it is what they stand for."""
+    kinds = before.kinds.get(old), after.kinds.get(new)
+    expected, got = before.values[old], after.values[new]
+    types = [None if k is None else k.dtype for k in kinds]
+    grid = None if kinds[0] is None else kinds[0].grid
+    if types[0] in EIGHTS and grid is not None and grid.is_single and grid.stored:
+        expected, types[0] = grid.real(expected), None
+    if types[0] != types[1]:
+        names = ["floats" if t is None else t.name for t in types]
+        return f"it was to be {names[0]} and is {names[1]}"
+    found = unlike(expected, got, wide=True, exact=False)
+    if not found or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
+        return found
+    gap, size = np.abs(np.nan_to_num(expected - got)).max(initial=0), np.abs(np.nan_to_num(expected)).max(initial=0)
+    return found if gap > NEAR * size + 1e-9 else ""
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a.size != b.size:
+        return False
+    a, b = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
+    return bool(np.allclose(a, b, 2e-3 if b.size == 0 else 1e-6, 1e-6 * np.abs(a).max(initial=0)))
+
+
+def _weight(picture: Picture, numbers: Mapping[str, int]) -> int:
+    """About how many elements all values have."""
+    from onnxgen.propagate.dims import evaluate
+
+    total = 0
+    for value in picture.maker:
+        try:
+            total += int(np.prod([evaluate(d, numbers) for d in info(value).shape or ()], dtype=np.int64))
+        except (KeyError, ArithmeticError):
+            continue
+    return total
