@@ -74,7 +74,12 @@ def build(
             with timed(report, "validate"):
                 return validate(wanted, generated.tree, module.name)
 
-        return translated(made, differs, report)
+        generated = translated(made, differs, report)
+        if CHECKED in model.meta:
+            from onnxgen.paranoid.check import hold_way_back
+
+            hold_way_back(model, generated)
+        return generated
 
 
 def _specified(module: ModuleDef, options: Options, report: Report) -> Specification:

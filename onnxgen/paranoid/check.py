@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
+from onnxgen.paranoid.back import lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
@@ -33,6 +36,7 @@ MOVES = frozenset(
     "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
     "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
 )
+TRAINABLE = "trainable"
 QUANTIZED = "quantized"  # makes floats of integers, which are not the same numbers (see `quantised`)
 
 
@@ -76,12 +80,16 @@ class Checker:
         self.counts = Counts()
         self.single = Single()
         self.known: set[str] = set()
+        self.learns: Learns | None = None
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
         """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
         before = take(model)
         step(model, options)
         start = time.perf_counter()
+        if self.learns is not None and _name(step) == TRAINABLE:
+            for fault in self.learns.faults(before):
+                raise WrongRewrite(f"the pass {TRAINABLE} is wrong: {fault}")
         found = difference(before, take(model))
         if found is not None:
             self._check(_name(step), found, options)
@@ -103,6 +111,7 @@ class Checker:
         if fault := held.fault():
             raise WrongRewrite(f"the pass {QUANTIZED} is wrong: {fault}")
         self.counts.untold.update(held.untold.values())
+        self.learns = Learns(held, options)
 
     def _sweep(self, name: str, found: Difference) -> bool:
         """Compare the values of every claim; whether some were given up, so that others are to be compared."""
@@ -162,6 +171,12 @@ class Checker:
             if key is not None:
                 self.known.add(key)
         return verdict
+
+
+def hold_way_back(model: ir.Model, generated: Generated) -> None:
+    """What was generated of a quantised file has the file's integers. Raises `WrongRewrite`."""
+    for fault in lost(model, generated):
+        raise WrongRewrite(f"the way back is wrong: {fault}")
 
 
 class Comparison:

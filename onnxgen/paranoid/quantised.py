@@ -148,8 +148,12 @@ class Quantised:
                 yield f"{made.name!r} rounds, in a graph of floats"
             if made.op in ("MatMulInteger", "ConvInteger") and self._is_product(made):
                 yield f"{made.name!r} is a product of floats, but is still one of integers"
+        file = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
         for value, how in self.weights():
             name = self.after.names[value]
+            for part, tensor in getattr(self.after.stored[value], "stored").items():
+                if file.get(part, tensor) is not tensor:
+                    yield f"{name!r} has another tensor for the file's {part!r}"
             yield from self._misnamed(name, how)
             if self.rounds:
                 yield from self._unrounded(value, name, how)
