@@ -20,7 +20,7 @@ from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.learns import Learns
-from onnxgen.paranoid.picture import Made, take
+from onnxgen.paranoid.picture import Made, Picture, take
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
@@ -86,28 +86,29 @@ class Checker:
         """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
         before = take(model)
         step(model, options)
-        start = time.perf_counter()
-        if self.learns is not None and _name(step) == TRAINABLE:
+        start, name, after = time.perf_counter(), _name(step), take(model)
+        if self.learns is not None and name == TRAINABLE:
             for fault in self.learns.faults(before):
                 raise WrongRewrite(f"the pass {TRAINABLE} is wrong: {fault}")
-        found = difference(before, take(model))
+        found = difference(before, after)
         if found is not None:
-            self._check(_name(step), found, options)
+            self._check(name, found)
+        if name == QUANTIZED and options.quantized != "keep":
+            self._check_quantised(before, after, options)
         self.counts.seconds += time.perf_counter() - start
 
-    def _check(self, name: str, found: Difference, options: Options) -> None:
+    def _check(self, name: str, found: Difference) -> None:
         for fault in found.faults:
             raise WrongRewrite(f"the pass {name} is wrong: {fault}")
         if name == QUANTIZED:
-            self._check_quantised(found, options)
             return
         parted = True
         while parted:
             parted = self._sweep(name, found)
 
-    def _check_quantised(self, found: Difference, options: Options) -> None:
+    def _check_quantised(self, before: Picture, after: Picture, options: Options) -> None:
         """Integers that became floats are not the same numbers, but what those stand for."""
-        held = Quantised(found.before, found.after, self.single, rounds=options.quantized != "float")
+        held = Quantised(before, after, self.single, rounds=options.quantized != "float")
         if fault := held.fault():
             raise WrongRewrite(f"the pass {QUANTIZED} is wrong: {fault}")
         self.counts.untold.update(held.untold.values())

@@ -26,7 +26,7 @@ SMOOTH = frozenset(
 )
 VIEWS = frozenset("FakeQuantize Transpose Reshape Unsqueeze Squeeze Identity".split())
 WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
-# where operators have what they quantise by: for each tensor of integers its place and that of its scale; -1 is the output
+# what operators quantise: for each tensor of integers its place and that of its scale; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
     "QuantizeLinear": ((-1, 1),), "DequantizeLinear": ((0, 1),), "MatMulIntegerToFloat": ((0, 2), (1, 3)),
     "DynamicQuantizeMatMul": ((1, 2),), "MatMulNBits": ((1, 2),), "QAttention": ((0, 3), (1, 4)),
@@ -104,10 +104,10 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                     scales[before.names[root]].add(scale)
         if made.op not in OPERANDS and made.op not in CARRIES:
             unsure |= _of_integers(before, made)
-    for value, how in held.weights():
+    for value, tensor in held.weights():
         for made in held.after.nodes.values():
             if made.op == "FakeQuantize" and made.inputs[0] is value and made.inputs[1] is not None:
-                tensors[made.inputs[1]].add(how.tensor)
+                tensors[made.inputs[1]].add(tensor.how.tensor)
     return tensors, scales, unsure
 
 
@@ -167,4 +167,3 @@ def _as_weights(picture: Picture) -> set[ir.Value]:
         if made.op in VIEWS and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
             found.add(made.inputs[0])
     return found
-

@@ -8,12 +8,14 @@ name, and, of fake quantisation, that each of these is rounded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.dequantised import TABLE, Dequantised
+from onnxgen.dequantised import TABLE, DequantisedTensor
+from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
 from onnxgen.paranoid.compare import unlike
 from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.picture import Made, Picture
@@ -21,7 +23,6 @@ from onnxgen.paranoid.region import Cone, Untold
 from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.stands import RULES, Stands
-from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
 from onnxgen.propagate.dims import symbols
 from onnxgen.propagate.info import info
 
@@ -59,7 +60,7 @@ class Quantised:
         pairs = self._outputs()
         told: set[int] = set()
         for numbers in self._sizes():
-            for style in STYLES:
+            for style in self._styles():
                 self.untold.clear()
                 try:
                     sides = self._computed(numbers, style)
@@ -81,6 +82,11 @@ class Quantised:
     def _inputs(self) -> list[ir.Value]:
         main = next(iter(self.before.graphs))
         return [v for v in self.before.graphs[main][0] if v not in self.before.stored]
+
+    def _styles(self) -> list[Style]:
+        """Kernels outside the standard take positions and lengths on trust: those that are drawn must be small."""
+        trusts = any(made.domain not in ("", DOMAIN) for made in self.before.nodes.values())
+        return [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
 
     def _sizes(self) -> Iterator[dict[str, int]]:
         names: dict[str, None] = {}
@@ -123,20 +129,19 @@ class Quantised:
     def _lost(self, before: Stands) -> Iterator[str]:
         """Every stored tensor that is dequantised is a tensor of floats, of the same numbers."""
         made: dict[str, list[Any]] = {}
-        for value, how in self.weights():
-            made.setdefault(how.tensor, []).append(self.after.stored[value].numpy())
+        for _, tensor in self.weights():
+            made.setdefault(tensor.how.tensor, []).append(tensor.numpy())
         for value, expected in before.floats.items():
             name = self.before.names[value]
             for floats in expected:
                 if not any(_same(floats, one) for one in made.get(name, ())):
                     yield f"nothing stored is what {name!r} stands for, so it has no way back"
 
-    def weights(self) -> Iterator[tuple[ir.Value, Dequantised]]:
-        """Every stored tensor of floats that the file has as integers, and how."""
+    def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
+        """Every stored tensor of floats that the file has as integers."""
         for value, tensor in self.after.stored.items():
-            how = getattr(tensor, "how", None)
-            if isinstance(how, Dequantised) and hasattr(tensor, "stored"):
-                yield value, how
+            if isinstance(tensor, DequantisedTensor):
+                yield value, tensor
 
     # ---- structure -----------------------------------------------------------------------------------------------
 
@@ -149,26 +154,25 @@ class Quantised:
             if made.op in ("MatMulInteger", "ConvInteger") and self._is_product(made):
                 yield f"{made.name!r} is a product of floats, but is still one of integers"
         file = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
-        for value, how in self.weights():
+        for value, tensor in self.weights():
             name = self.after.names[value]
-            for part, tensor in getattr(self.after.stored[value], "stored").items():
-                if file.get(part, tensor) is not tensor:
+            for part, one in tensor.stored.items():
+                if file.get(part, one) is not one:
                     yield f"{name!r} has another tensor for the file's {part!r}"
-            yield from self._misnamed(name, how)
+            yield from self._misnamed(name, tensor.how.tensor)
             if self.rounds:
-                yield from self._unrounded(value, name, how)
+                yield from self._unrounded(value, name, tensor)
 
-    def _misnamed(self, name: str, how: Dequantised) -> Iterator[str]:
+    def _misnamed(self, name: str, file: str) -> Iterator[str]:
         """A tensor has the name that it had before it was quantised: what its integers are called, but for the end."""
-        begin = name if how.tensor.startswith(name) else name.rstrip("_")
-        rest = how.tensor[len(begin) :]
-        if how.tensor and not (how.tensor.startswith(begin) and (not rest or rest.startswith(BEHIND))):
-            yield f"the floats of {how.tensor!r} are called {name!r}"
+        begin = name if file.startswith(name) else name.rstrip("_")
+        rest = file[len(begin) :]
+        if file and not (file.startswith(begin) and (not rest or rest.startswith(BEHIND))):
+            yield f"the floats of {file!r} are called {name!r}"
 
-    def _unrounded(self, value: ir.Value, name: str, how: Dequantised) -> Iterator[str]:
+    def _unrounded(self, value: ir.Value, name: str, tensor: DequantisedTensor) -> Iterator[str]:
         """Each tensor is rounded wherever it is used, but for biases and codes of a table."""
-        tensor = getattr(self.after.stored[value], "stored")[how.tensor]
-        if how.form == TABLE or tensor.dtype == ir.DataType.INT32:
+        if tensor.how.form == TABLE or tensor.stored[tensor.how.tensor].dtype == ir.DataType.INT32:
             return
         for made in self.after.nodes.values():
             if value in made.inputs and not (made.op == "FakeQuantize" and made.inputs.index(value) == 0):
@@ -177,7 +181,7 @@ class Quantised:
             yield f"the output {name!r} is not rounded"
 
     def _is_product(self, made: Made) -> bool:
-        """Whether a product of integers is cast and multiplied by the scales of both operands, and used nowhere else."""
+        """Whether a product of integers is cast and multiplied by the scales of both operands, and used so alone."""
         cast = self._only_user(made.outputs[0], "Cast")
         scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
         quantiser = self.after.maker.get(made.inputs[0]) if made.inputs[0] is not None else None
@@ -187,7 +191,11 @@ class Quantised:
             return False
         factors = [f for v in scaled.inputs if v is not None and v is not cast.outputs[0] for f in self._factors(v)]
         own = quantiser[0].outputs[1] if quantiser[0].op == "DynamicQuantizeLinear" else quantiser[0].inputs[1]
-        if quantiser[0].op not in ("DynamicQuantizeLinear", "QuantizeLinear") or own not in factors or len(factors) != 2:
+        if (
+            quantiser[0].op not in ("DynamicQuantizeLinear", "QuantizeLinear")
+            or own not in factors
+            or len(factors) != 2
+        ):
             return False
         scale = self.after.stored.get(own) if own is not None else None
         other = factors[1 - factors.index(own)]
@@ -207,7 +215,7 @@ class Quantised:
 
 
 def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value) -> str:
-    """How an output differs: of integers of 8 or 16 bits that were quantised by one scale, it is what they stand for."""
+    """How an output differs; that of integers of 8 or 16 bits which one scale quantised is what they stand for."""
     kinds = before.kinds.get(old), after.kinds.get(new)
     expected, got = before.values[old], after.values[new]
     types = [None if k is None else k.dtype for k in kinds]

