@@ -38,12 +38,14 @@ OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
     "QLinearConcat": ((-1, 0), *((i, i + 1) for i in range(2, 96, 3))),
 }  # fmt: skip
 
+FIXED = {"QLinearSoftmax": 3}  # onnxruntime has the nearest whole number to its inverse instead
+
 
 class Learns:
     """What is to be trained, as both sides of the pass `quantized` say.
 
     Attributes:
-        own, shared: the stored scales of fake quantisation of one tensor of integers, and of several.
+        own, shared: the stored scales of fake quantisation of one tensor of integers; and of several, or never learned.
         weights: the stored tensors of floats.
     """
 
@@ -53,11 +55,13 @@ class Learns:
         self.own: set[ir.Value] = set()
         self.shared: set[ir.Value] = set()
         tensors, scales, unsure = _uses(held)
+        nodes = held.before.nodes.values()
+        fixed = {made.inputs[FIXED[made.op]] for made in nodes if made.op in FIXED}
         for made in held.after.nodes.values():
             scale = made.inputs[1] if made.op == "FakeQuantize" and made.domain == DOMAIN else None
             if scale is None or scale not in held.after.stored or not tensors[scale]:
                 continue
-            if len(tensors[scale]) > 1:
+            if len(tensors[scale]) > 1 or scale in fixed:
                 self.shared.add(scale)
             elif scale not in unsure and all(scales[tensor] <= {scale} for tensor in tensors[scale]):
                 self.own.add(scale)
@@ -102,6 +106,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 tensors[scale].add(before.names[root])
                 if root in before.maker:
                     scales[before.names[root]].add(scale)
+                    unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
         if made.op not in OPERANDS and made.op not in CARRIES:
             unsure |= _of_integers(before, made)
     for value, tensor in held.weights():
