@@ -104,7 +104,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 continue
             for root in _roots(before, integers):
                 tensors[scale].add(before.names[root])
-                if root in before.maker:
+                if root in before.maker and before.maker[root][0].op != "Constant":
                     scales[before.names[root]].add(scale)
                     unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
         if made.op not in OPERANDS and made.op not in CARRIES:

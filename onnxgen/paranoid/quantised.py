@@ -19,7 +19,7 @@ from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operato
 from onnxgen.paranoid.compare import unlike
 from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Cone, Untold
+from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.stands import RULES, Stands
@@ -33,9 +33,11 @@ EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.D
 NEAR = 1e-4
 # what remains of integers by itself, where these are none that a quantiser made
 REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
+PRODUCTS = ("MatMulInteger", "ConvInteger")
 ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
-# what quantisers put behind a tensor's name
-BEHIND = ("_quantized", "_quant", "_DQ_Q", "_Q", "_Bnb4", "_int8", "_nt8", "_q8", "_uint8", "_DequantizeLinear_Output")
+# what quantisers put behind a tensor's name, perhaps with a number
+ENDS = ("_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
+NUMBERED = ("_DQ_Q", "_Q")
 
 
 class Quantised:
@@ -43,11 +45,13 @@ class Quantised:
 
     Attributes:
         untold: for each output of which nothing is said, why.
+        broken: for each output, by its place, why the second side has none on inputs on which the first one has.
     """
 
     def __init__(self, before: Picture, after: Picture, single: Single, rounds: bool) -> None:
         self.before, self.after, self.single, self.rounds = before, after, single, rounds
         self.untold: dict[str, str] = {}
+        self.broken: dict[int, str] = {}
 
     def fault(self) -> str:
         """What is wrong; "" if nothing is known to be."""
@@ -73,7 +77,7 @@ class Quantised:
                 break
         for i in told:
             self.untold.pop(self.before.names[pairs[i][0]], None)
-        return ""
+        return next((text for i, text in self.broken.items() if i not in told), "")
 
     def _outputs(self) -> list[tuple[ir.Value, ir.Value]]:
         main = next(iter(self.before.graphs))
@@ -116,6 +120,8 @@ class Quantised:
             name = self.before.names[old]
             if old in before.why or new in after.why:
                 self.untold[name] = str(before.why.get(old) or after.why[new])
+                if old not in before.why and isinstance(after.why[new], Broken):
+                    self.broken[i] = f"{name!r} can no longer be computed: {after.why[new]}"
                 continue
             found = _unlike(before, after, old, new)
             if found:
@@ -123,6 +129,7 @@ class Quantised:
             told.add(i)
         yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
         yield from self._lost(before)
+        yield from self._of_products()
 
     # ---- stored tensors ------------------------------------------------------------------------------------------
 
@@ -136,6 +143,15 @@ class Quantised:
             for floats in expected:
                 if not any(_same(floats, one) for one in made.get(name, ())):
                     yield f"nothing stored is what {name!r} stands for, so it has no way back"
+
+    def _of_products(self) -> Iterator[str]:
+        """What a product of integers multiplied with is stored as floats, if it is no such product any more."""
+        made = {tensor.how.tensor for _, tensor in self.weights()}
+        for node, step in self.before.nodes.items():
+            if step.op in PRODUCTS and node not in self.after.nodes and len(step.inputs) > 1:
+                weight = step.inputs[1]
+                if weight in self.before.stored and weight is not None and self.before.names[weight] not in made:
+                    yield f"nothing stored is what {self.before.names[weight]!r} stands for, so it has no way back"
 
     def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
         """Every stored tensor of floats that the file has as integers."""
@@ -151,13 +167,15 @@ class Quantised:
                 yield f"{made.name!r} is still a {made.op}"
             if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
                 yield f"{made.name!r} rounds, in a graph of floats"
-            if made.op in ("MatMulInteger", "ConvInteger") and self._is_product(made):
+            if made.op in PRODUCTS and self._is_product(made):
                 yield f"{made.name!r} is a product of floats, but is still one of integers"
-        file = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
+        file: dict[str, Any] = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
+        constants = [made.outputs[0] for made in self.before.nodes.values() if made.op == "Constant"]
+        file.update({self.before.names[value]: None for value in constants})
         for value, tensor in self.weights():
             name = self.after.names[value]
             for part, one in tensor.stored.items():
-                if file.get(part, one) is not one:
+                if part not in file or file[part] not in (None, one):
                     yield f"{name!r} has another tensor for the file's {part!r}"
             yield from self._misnamed(name, tensor.how.tensor)
             if self.rounds:
@@ -167,7 +185,8 @@ class Quantised:
         """A tensor has the name that it had before it was quantised: what its integers are called, but for the end."""
         begin = name if file.startswith(name) else name.rstrip("_")
         rest = file[len(begin) :]
-        if file and not (file.startswith(begin) and (not rest or rest.startswith(BEHIND))):
+        known = rest in ("", *ENDS) or rest.startswith(NUMBERED)
+        if file and not (file.startswith(begin) and known) or not rest and begin.endswith(ENDS) and begin not in ENDS:
             yield f"the floats of {file!r} are called {name!r}"
 
     def _unrounded(self, value: ir.Value, name: str, tensor: DequantisedTensor) -> Iterator[str]:

@@ -251,7 +251,8 @@ class Stands(Side):
         """Steps with a wave between whole ones, saturated; without a wave what lies on whole ones already."""
         steps = x / given.scale
         if not is_rounded:
-            steps = steps - WAVE * np.sin(2 * np.pi * steps)
+            turn = 2 * np.pi * steps  # no simple fraction of a step stays where it is
+            steps = steps - WAVE * (np.sin(turn) + (1 - np.cos(turn)) / 2)
         return np.clip(steps + given.zero, given.grid.low, given.grid.high)
 
     def maker(self, value: ir.Value | None) -> str:
