@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgen.dequantised import TABLE, DequantisedTensor
 from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
-from onnxgen.paranoid.compare import unlike
+from onnxgen.paranoid.compare import TINY, gap_of, unlike
 from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
@@ -247,8 +247,11 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value) -> str:
     found = unlike(expected, got, wide=True, exact=False)
     if not found or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
         return found
-    gap, size = np.abs(np.nan_to_num(expected - got)).max(initial=0), np.abs(np.nan_to_num(expected)).max(initial=0)
-    return found if gap > NEAR * size + 1e-9 else ""
+    finite = np.isfinite(expected)
+    if expected.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(got)):
+        return found
+    gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
+    return found if gap > NEAR * size + TINY else ""
 
 
 def _same(a: Any, b: Any) -> bool:
