@@ -21,9 +21,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Broken, Untold
+from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import CONTROL, DOMAIN, Side, Values
-from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.single import NARROW, Single
 
 WAVE = 0.08  # of a step: far more than what float64 rounds, and its slope is between 1/2 and 3/2
 SIX, NEAR_SIX = 6.0, 6e-3  # a quantiser ends where 255 steps of a stored scale do, which is seldom 6 to the last bit
@@ -115,13 +115,10 @@ class Stands(Side):
         """Every value of the main graph, as far as it goes."""
         graph = next(iter(self.picture.graphs))
         self.values.update(drawn)
-        for step in self.picture.members.get(graph, ()):
+        for step in self._live(graph):
             try:
-                for value in step.inputs:
+                for value in uses(self.picture, step):
                     self._need(value)
-                for body in step.bodies:
-                    for value in body.initializers.values():
-                        self._need(value)
                 with np.errstate(all="ignore"):
                     self._steps([step], self.values)
             except Untold as error:
@@ -129,6 +126,15 @@ class Stands(Side):
         for value in self.picture.graphs[graph][1]:
             if value not in self.values and value not in self.why:
                 self._need(value)
+
+    def _live(self, graph: ir.Graph) -> list[Made]:
+        """The nodes of a graph that its outputs depend on."""
+        wanted, found = set(self.picture.graphs[graph][1]), []
+        for step in reversed(self.picture.members.get(graph, [])):
+            if not wanted.isdisjoint(step.outputs):
+                wanted.update(uses(self.picture, step))
+                found.append(step)
+        return found[::-1]
 
     def _need(self, value: ir.Value | None) -> None:
         if value in self.why:
@@ -272,13 +278,17 @@ class Stands(Side):
         x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
         given = self.scales(x, scale, zero, LIKE, axis, block)
         made = (x.astype(np.float64) - given.zero) * given.scale
-        self.note(values[0], made, all(self.is_stored(v) for v in values))
-        return made
+        return self.note(values[0], made, values[1:])
 
-    def note(self, value: ir.Value | None, floats: Any, stored: bool) -> None:
-        """Remember what a stored tensor stands for."""
-        if value is not None and value not in self.kinds and stored:
-            self.floats.setdefault(value, []).append(floats)
+    def note(self, value: ir.Value | None, floats: Any, by: Sequence[ir.Value | None]) -> Any:
+        """Remember what a stored tensor stands for, if scale and zero point are stored: floats of the scale's type."""
+        if value is None or value in self.kinds or not all(self.is_stored(v) for v in (value, *by)):
+            return floats
+        tensor = self.picture.stored.get(by[0]) if by[0] is not None else None
+        if tensor is not None and int(tensor.dtype) in NARROW:
+            floats = floats.astype(tensor.dtype.numpy()).astype(np.float64)
+        self.floats.setdefault(value, []).append(floats)
+        return floats
 
     def dtype(self, value: ir.Value | None, x: Any) -> ir.DataType:
         """The type of integers that a value has in the file."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made
-from onnxgen.paranoid.region import Untold
+from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.stands import LIKE, Kind, Stands, attribute, rule
 
 INT32 = ir.DataType.INT32
@@ -53,6 +53,8 @@ def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
         ir.DataType(asked) if asked and zero is None else side.dtype(step.inputs[2] if zero is not None else None, zero)
     )
     axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
+    if dtype == ir.DataType.DOUBLE:
+        raise Broken("a zero point of floats")
     given = side.scales(x, inputs[1], zero, dtype, axis, block)
     kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
     stored = all(side.is_stored(v) for v in step.inputs[1:])
@@ -69,8 +71,9 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
     source, zero = step.inputs[0], _at(inputs, 2)
     kind = side.kinds.get(source) if source is not None else None
-    asked = "output_dtype" in step.attributes
-    if asked:
+    if (kind is None or kind.dtype is None) and inputs[0].dtype == np.float64:
+        raise Broken("floats are dequantised")
+    if "output_dtype" in step.attributes:
         given = side.scales(inputs[0], inputs[1], zero, LIKE, axis, block)
         return [(inputs[0].astype(np.float64) - given.zero) * given.scale]
     made = side.dequantised(step, inputs, (0, 1, 2), axis, block)
@@ -143,9 +146,7 @@ def _bias(side: Stands, step: Made, inputs: list[Any], at: int, scales: tuple[in
         return None
     first, second = (inputs[i].astype(np.float64).reshape(-1) for i in scales)
     scale = first * second
-    made = inputs[at].astype(np.float64) * scale
-    side.note(stored[0], made, all(side.is_stored(v) for v in stored))
-    return made
+    return side.note(stored[0], inputs[at].astype(np.float64) * scale, stored[1:])
 
 
 @rule("MatMulInteger")
@@ -227,10 +228,10 @@ def matmul_bnb4(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _note_product(side: Stands, step: Made, inputs: list[Any], attributes: dict[str, ir.Attr]) -> None:
-    stored = all(side.is_stored(v) for v in step.inputs[1:4])
-    if stored and not side.floats.get(step.inputs[1]):  # type: ignore[arg-type]
+    if not side.floats.get(step.inputs[1]):  # type: ignore[arg-type]
         one = [np.eye(int(step.attributes["K"].value)), *inputs[1:4]]
-        side.note(step.inputs[1], side.plain(replace(step, attributes=attributes), one)[0].T, stored)
+        made = side.plain(replace(step, attributes=attributes), one)[0].T
+        side.note(step.inputs[1], made, step.inputs[2:4])
 
 
 # ---- one or two operands ---------------------------------------------------------------------------------------------
