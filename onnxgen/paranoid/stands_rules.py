@@ -116,6 +116,8 @@ def fake_dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x, zero, to = inputs[0], _at(inputs, 2), int(attribute(step, "to", 0))
     axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block", 0))
+    if to and not ir.DataType(to).is_floating_point():
+        raise Broken("it rounds to a type of floats that is none")
     given = side.scales(x, inputs[1], zero, ir.DataType(to) if to else LIKE, axis, block)
     if not to:
         limits = float(attribute(step, "low", -128)), float(attribute(step, "high", 127))

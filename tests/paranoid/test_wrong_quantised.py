@@ -25,9 +25,9 @@ from onnxgen.pipeline import build
 from tests.paranoid.test_wrong_rewrites import Harm, another, passed_on, put, without
 
 # the package has functions by the names of its modules
-package, fakes, pairs, products, weights = (
+package, fakes, pairs, products, weights, moved = (
     importlib.import_module(f"onnxgen.passes.quantized{name}")
-    for name in ("", ".fakes", ".pairs", ".products", ".weights")
+    for name in ("", ".fakes", ".pairs", ".products", ".weights", ".moved")
 )
 Wrong = Callable[[pytest.MonkeyPatch], None]
 FLOAT, QAT, LEARNED = "float", "qat", "qat-learned"
@@ -65,6 +65,18 @@ GRAPHS = {  # the nodes, and what is stored
     "shared": (INPUT + WEIGHT + "v = DequantizeLinear(v_quantized, sw, zw) p = MatMul(d, w) "
                "o = MatMul(p, v) y = Relu(o)",
                f"{W}, int8[4,4] v_quantized = {NUMBERS}"),
+    "no zero point": (INPUT + WEIGHT + "p = MatMul(d, w) r = QuantizeLinear<output_dtype=3>(p, sy) "
+                      "y = DequantizeLinear(r, sy)", W),
+    "chain": (INPUT + "a = Neg(d) q2 = QuantizeLinear(a, sw, zx) t = Transpose<perm=[1,0]>(q2) "
+              "u = Reshape(t, flat) e = DequantizeLinear(u, sw, zx) y = Tanh(e)", SCALES + ", int64[1] flat = {16}"),
+    "pad": ("q = QuantizeLinear(x, sx, zx) p = Pad(q, one) y = DequantizeLinear(p, sx, zx)",
+            SCALES + ", int64[4] one = {0,1,0,1}"),
+    "joined": ("a = Neg(x) q = QuantizeLinear(x, sx, zx) r = QuantizeLinear(a, sw, zx) c = Concat<axis=1>(q, r) "
+               "y = DequantizeLinear(c, sx, zx)", SCALES),
+    "unused": ("w = DequantizeLinear(w_quantized, sw, zw) y = Tanh(x)", W),
+    "halves": ("h = Cast<to=10>(x) q = QuantizeLinear(h, hx, zx) d = DequantizeLinear(q, hx, zx) "
+               "w = DequantizeLinear(w_quantized, hw, zw) f = MatMul(d, w) y = Cast<to=1>(f)",
+               W + ", float hx = {0.02}, float hw = {0.01}"),
     "bits": ("y = com.microsoft.MatMulNBits<K=4,N=4,bits=4,block_size=16>(x, b, s)",
              "uint8[4,1,8] b = {" + ",".join(str(i * 37 % 256) for i in range(32)) + "}, float[4] s = {1,2,3,4}"),
 }  # fmt: skip
@@ -198,6 +210,12 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
      patched(fakes, "_node", lambda *a, _right=fakes._node, **k: _right(*a[:3], LEARNED, *a[4:], **k)), "is trained"),
     ("a weight that is forgotten", FLOAT, "layer", after("MatMul", forgotten, "trainable"), "'w' is not trained"),
     ("integers that are forgotten", FLOAT, "layer", nothing(onnxgen.generated, "quantised", {}), "of which integers"),
+    ("a ReLU of a type with a sign", FLOAT, "no zero point", patched(pairs, "limits", lambda _: (0.0, 9.0)),
+     "changed 'y'"),
+    ("what was moved still counts", LEARNED, "chain", patched(fakes, "_is_of_one_scale", lambda _: False),
+     "not trained"),
+    ("padded with another number", FLOAT, "pad", patched(moved, "_zero", lambda *_: None), "changed 'y'"),
+    ("types that are mixed up", QAT, "layer", after("FakeQuantize", put(to=2)), "no longer be computed"),
     ("other integers", FLOAT, "layer", patched(Dequantised, "integers", other_numbers), "other integers"),
 ]  # fmt: skip
 
@@ -209,6 +227,10 @@ def model_of(name: str, folder: Path) -> Path:
     model.graph.output[0].type.tensor_type.ClearField("shape")
     if name == "integers":
         model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    for tensor in model.graph.initializer if name == "halves" else ():
+        if tensor.name in ("hx", "hw"):
+            halves = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(halves, tensor.name))
     onnx.save(model, folder / "m.onnx")
     return folder / "m.onnx"
 
