@@ -7,6 +7,7 @@ name, and, of fake quantisation, that each of these is rounded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,16 +15,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.dequantised import TABLE, DequantisedTensor
+from onnxgen.dequantised import BITS, TABLE, DequantisedTensor
 from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
 from onnxgen.paranoid.compare import NEAR as NARROW
 from onnxgen.paranoid.compare import TINY, gap_of, unlike
 from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
+from onnxgen.paranoid.own import OWN
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.stands import RULES, Stands
+from onnxgen.paranoid.stands import RULES, Stands, attribute, spread
 from onnxgen.propagate.dims import symbols
 from onnxgen.propagate.info import info
 
@@ -136,6 +138,10 @@ class Quantised:
         self.is_looked_at = True  # stored tensors are the same on every draw
         yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
         yield from self._lost(before)
+        for value, tensor in self.weights() if self.rounds else ():
+            for made in self.after.nodes.values():
+                if made.op == "FakeQuantize" and made.inputs[0] is value and not _as_stored(made, after, tensor):
+                    yield f"{self.after.names[value]!r} is not rounded as the file's numbers are"
 
     # ---- stored tensors ------------------------------------------------------------------------------------------
 
@@ -254,6 +260,33 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
         return found
     gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
     return found if gap > near * size + TINY else ""
+
+
+def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
+    """Whether a weight that training moved, perhaps past its range, is rounded to what the file may store for it."""
+    how, numbers = tensor.how, tensor.stored[tensor.how.tensor]
+    dtype, low, high = ir.DataType(numbers.dtype), attribute(made, "low", -128), attribute(made, "high", 127)
+    if how.form == BITS:
+        begin = 0 if how.zero else -(2 ** (how.bits - 1))
+        return (low, high) == (begin, begin + 2**how.bits - 1) and "to" not in made.attributes
+    if dtype.is_floating_point():
+        return int(attribute(made, "to", 0)) == int(dtype)
+    if "to" in made.attributes:
+        return False
+    if made.inputs[1] not in after.values or (len(made.inputs) > 2 and made.inputs[2] not in after.values):
+        return True
+    scale = math.prod(np.asarray(tensor.stored[name].numpy(), np.float64) for name in how.scales)
+    zero = np.asarray(tensor.stored[how.zero].numpy() if how.zero else 0).astype(np.float64)
+    whole = np.asarray(numbers.numpy()).astype(np.float64)
+    steps, shift = (spread(np.asarray(v), whole, how.axis, how.block) for v in (scale, zero))
+    reach = 0.6 * (int(dtype.max) - int(dtype.min))
+    trained = whole + np.random.default_rng(0).uniform(-reach, reach, whole.shape)
+    expected = (np.clip(np.round(trained - shift) + shift, int(dtype.min), int(dtype.max)) - shift) * steps
+    given = [after.values[v] for v in made.inputs[1:] if v is not None]
+    options = {name: one.value for name, one in made.attributes.items()}
+    with np.errstate(all="ignore"):
+        got = np.where(steps == 0, expected, OWN["FakeQuantize"]((trained - shift) * steps, *given, **options))
+    return bool(np.allclose(got, expected, 1e-6, 1e-9))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -255,7 +255,7 @@ class Stands(Side):
 
     def stepped(self, x: Any, given: Scales, is_rounded: bool) -> Any:
         """Steps with a wave between whole ones, saturated; without a wave what lies on whole ones already."""
-        steps = x / given.scale
+        steps = np.divide(x, given.scale, where=given.scale != 0, out=np.zeros(np.shape(x)))  # by a scale of 0 all is 0
         if not is_rounded:
             turn = 2 * np.pi * steps  # no simple fraction of a step stays where it is
             steps = steps - WAVE * (np.sin(turn) + (1 - np.cos(turn)) / 2)
