@@ -25,6 +25,8 @@ from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
+from onnxgen.propagate import propagate
+from onnxgen.propagate.info import info
 
 Pass = Callable[[ir.Model, Options], None]
 SHOWN = 6  # nodes that an error names
@@ -94,6 +96,8 @@ class Checker:
         if found is not None:
             self._check(name, found)
         if name == QUANTIZED and options.quantized != "keep":
+            if any(info(value).dtype is None for value in model.graph.inputs):
+                propagate(model.graph, options)  # which the pass does, if it is right
             self._check_quantised(before, after, options)
         self.counts.seconds += time.perf_counter() - start
 

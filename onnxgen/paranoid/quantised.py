@@ -201,6 +201,16 @@ class Quantised:
         known = rest in ("", *ENDS) or rest.startswith(NUMBERED)
         if file and not (file.startswith(begin) and known) or not rest and begin.endswith(ENDS) and begin not in ENDS:
             yield f"the floats of {file!r} are called {name!r}"
+        elif begin != name and not self._is_taken(begin, file):
+            yield f"the floats of {file!r} are called {name!r}, although there is no other {begin!r}"
+
+    def _is_taken(self, begin: str, file: str) -> bool:
+        """Whether another tensor has a name: none of the integers, nor of the floats as they were computed."""
+        for value, one in self.before.names.items():
+            maker = self.before.maker.get(value)
+            if one == begin != file and not (maker is not None and maker[0].op == "DequantizeLinear"):
+                return True
+        return any(self.after.names[value] == begin for value, _ in self.weights())
 
     def _unrounded(self, value: ir.Value, name: str, tensor: DequantisedTensor) -> Iterator[str]:
         """Each tensor is rounded wherever it is used, but for biases and codes of a table."""

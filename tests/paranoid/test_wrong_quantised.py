@@ -153,6 +153,14 @@ def another_axis(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(products, "_dequantised", lambda at, x, scale, zero, _: right(at, x, scale, zero, 0))
 
 
+def without_pass(patch: pytest.MonkeyPatch) -> None:
+    """The pass does nothing."""
+
+    def quantized(model: ir.Model, options: Options) -> None: ...
+
+    patch.setattr(onnxgen.passes, "PASSES", [quantized if p.__name__ == "quantized" else p for p in PASSES])
+
+
 def half(scale: ir.Value) -> list[ir.Value]:
     """Of a product the first factor alone."""
     node = scale.producer()
@@ -193,6 +201,9 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("weights of integers", FLOAT, "layer", nothing(package, "weights"), "need not be of integers|way back"),
     ("a name of no file", FLOAT, "layer", nothing(weights._Names, "take_over", "weight"), "are called 'weight'"),
     ("another tensor of the file", FLOAT, "layer", how(tensor="w_quantised"), "for the file's 'w_quantised'"),
+    ("a name with a line behind it", FLOAT, "layer", nothing(weights._Names, "take_over", "w_"),
+     "are called 'w_'"),
+    ("nothing at all", FLOAT, "layer", without_pass, "need not be of integers"),
     ("a weight that is not rounded", QAT, "layer", patched(weights, "fake_weight", lambda _, w, *__: w), "not rounded"),
     ("no weight is rounded", QAT, "layer", patched(package, "weights", as_float), "is not rounded"),
     ("an input that is not rounded", QAT, "layer", patched(pairs, "fake", lambda _, x, __: x), "changed 'y'"),
