@@ -16,7 +16,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.run import DOMAIN
-from onnxgen.paranoid.stands import CARRIES
+from onnxgen.paranoid.stands import CARRIES, roots
 
 # operators that hand a gradient on from each of their inputs of floats
 SMOOTH = frozenset(
@@ -102,7 +102,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
             integers = made.outputs[0] if at < 0 else made.inputs[at] if at < len(made.inputs) else None
             if scale is None or integers is None:
                 continue
-            for root in _roots(before, integers):
+            for root in roots(before, integers):
                 tensors[scale].add(before.names[root])
                 if root in before.maker and before.maker[root][0].op != "Constant":
                     scales[before.names[root]].add(scale)
@@ -120,27 +120,10 @@ def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
     """The scales of integers that something else uses, which go with them."""
     found: set[ir.Value] = set()
     for value in made.inputs:
-        for root in _roots(before, value) if value is not None else ():
+        for root in roots(before, value) if value is not None else ():
             maker = before.maker.get(root)
             places = OPERANDS.get(maker[0].op, ()) if maker is not None else ()
             found |= {s for at, by in places if at < 0 and by < len(maker[0].inputs) if (s := maker[0].inputs[by])}  # type: ignore[index]
-    return found
-
-
-def _roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
-    """The tensors that the elements of a value are of."""
-    found, stack, seen = [], [value], set()
-    while stack:
-        one = stack.pop()
-        maker = picture.maker.get(one)
-        if one in seen:
-            continue
-        seen.add(one)
-        if maker is None or maker[0].op not in CARRIES or maker[0].domain:
-            found.append(one)
-            continue
-        places = CARRIES[maker[0].op] or range(len(maker[0].inputs))
-        stack += [v for i in places if i < len(maker[0].inputs) and (v := maker[0].inputs[i]) is not None]
     return found
 
 

@@ -300,6 +300,23 @@ class Stands(Side):
         return LIKE if x is None else ir.DataType.from_numpy(x.dtype)
 
 
+def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
+    """The tensors that the elements of a value are of."""
+    found, stack, seen = [], [value], set()
+    while stack:
+        one = stack.pop()
+        maker = picture.maker.get(one)
+        if one in seen:
+            continue
+        seen.add(one)
+        if maker is None or maker[0].op not in CARRIES or maker[0].domain:
+            found.append(one)
+            continue
+        places = CARRIES[maker[0].op] or range(len(maker[0].inputs))
+        stack += [v for i in places if i < len(maker[0].inputs) and (v := maker[0].inputs[i]) is not None]
+    return found
+
+
 def spread(numbers: Any, x: Any, axis: int, block: int) -> Any:
     """Numbers of a scale so that they go with a tensor: one for all, one an index of an axis, or one a block of it."""
     if numbers.size == 1:

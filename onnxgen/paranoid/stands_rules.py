@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Untold
-from onnxgen.paranoid.stands import LIKE, Kind, Stands, attribute, rule
+from onnxgen.paranoid.stands import LIKE, Kind, Stands, attribute, roots, rule
 
 INT32 = ir.DataType.INT32
 
@@ -78,8 +78,10 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
         return [(inputs[0].astype(np.float64) - given.zero) * given.scale]
     made = side.dequantised(step, inputs, (0, 1, 2), axis, block)
     grid = side.scales(made, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
-    if kind is None and source is not step.inputs[1] and all(side.is_stored(v) for v in step.inputs):
-        side.needless.append(step.name)
+    if kind is None and source not in (None, step.inputs[1]) and all(side.is_stored(v) for v in step.inputs[1:]):
+        ends = [source] if side.is_stored(source) or not grid.is_single else roots(side.picture, source)
+        if all(side.is_stored(v) for v in ends):  # perhaps moved since
+            side.needless.append(step.name)
     if kind is not None and kind.grid == grid:
         side.needless.append(step.name)
         side.kinds[step.outputs[0]] = Kind(None, kind.grid)

@@ -73,6 +73,8 @@ GRAPHS = {  # the nodes, and what is stored
             SCALES + ", int64[4] one = {0,1,0,1}"),
     "joined": ("a = Neg(x) q = QuantizeLinear(x, sx, zx) r = QuantizeLinear(a, sw, zx) c = Concat<axis=1>(q, r) "
                "y = DequantizeLinear(c, sx, zx)", SCALES),
+    "table": ("i = Cast<to=7>(x) j = Abs(i) k = Clip(j, n0, n3) g = Gather(w_quantized, k) "
+              "y = DequantizeLinear(g, sw, zw)", W + ", int64 n0 = {0}, int64 n3 = {3}"),
     "unused": ("w = DequantizeLinear(w_quantized, sw, zw) y = Tanh(x)", W),
     "halves": ("h = Cast<to=10>(x) q = QuantizeLinear(h, hx, zx) d = DequantizeLinear(q, hx, zx) "
                "w = DequantizeLinear(w_quantized, hw, zw) f = MatMul(d, w) y = Cast<to=1>(f)",
@@ -203,6 +205,7 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("another tensor of the file", FLOAT, "layer", how(tensor="w_quantised"), "for the file's 'w_quantised'"),
     ("a name with a line behind it", FLOAT, "layer", nothing(weights._Names, "take_over", "w_"),
      "are called 'w_'"),
+    ("a table of integers", FLOAT, "table", nothing(package, "dequantise_first"), "need not be of integers"),
     ("nothing at all", FLOAT, "layer", without_pass, "need not be of integers"),
     ("a weight that is not rounded", QAT, "layer", patched(weights, "fake_weight", lambda _, w, *__: w), "not rounded"),
     ("no weight is rounded", QAT, "layer", patched(package, "weights", as_float), "is not rounded"),
