@@ -80,6 +80,10 @@ def build(
         generated = translated(made, differs, report)
         with timed(report, "validate"):
             hold(stored, module, json.loads(generated.metadata["wayback"]), options)
+        if CHECKED in model.meta:
+            from onnxgen.paranoid.check import hold_way_back
+
+            hold_way_back(model, generated)
         return generated
 
 

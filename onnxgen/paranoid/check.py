@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
+from onnxgen.paranoid.back import lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gap_of, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
-from onnxgen.paranoid.picture import Made, take
+from onnxgen.paranoid.learns import Learns
+from onnxgen.paranoid.picture import Made, Picture, take
+from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
+from onnxgen.propagate import propagate
+from onnxgen.propagate.info import info
 
 Pass = Callable[[ir.Model, Options], None]
 SHOWN = 6  # nodes that an error names
@@ -32,7 +38,8 @@ MOVES = frozenset(
     "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
     "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
 )
-APPROXIMATES = {"quantized": "it makes floats of integers, which is not the same network"}
+TRAINABLE = "trainable"
+QUANTIZED = "quantized"  # makes floats of integers, which are not the same numbers (see `quantised`)
 
 
 class WrongRewrite(Exception):
@@ -75,26 +82,41 @@ class Checker:
         self.counts = Counts()
         self.single = Single()
         self.known: set[str] = set()
+        self.learns: Learns | None = None
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
         """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
         before = take(model)
         step(model, options)
-        start = time.perf_counter()
-        found = difference(before, take(model))
+        start, name, after = time.perf_counter(), _name(step), take(model)
+        if self.learns is not None and name == TRAINABLE:
+            for fault in self.learns.faults(before):
+                raise WrongRewrite(f"the pass {TRAINABLE} is wrong: {fault}")
+        found = difference(before, after)
         if found is not None:
-            self._check(_name(step), found)
+            self._check(name, found)
+        if name == QUANTIZED and options.quantized != "keep":
+            if any(info(value).dtype is None for value in model.graph.inputs):
+                propagate(model.graph, options)  # which the pass does, if it is right
+            self._check_quantised(before, after, options)
         self.counts.seconds += time.perf_counter() - start
 
     def _check(self, name: str, found: Difference) -> None:
-        if name in APPROXIMATES:
-            self.counts.untold[APPROXIMATES[name]] += 1
-            return
         for fault in found.faults:
             raise WrongRewrite(f"the pass {name} is wrong: {fault}")
+        if name == QUANTIZED:
+            return
         parted = True
         while parted:
             parted = self._sweep(name, found)
+
+    def _check_quantised(self, before: Picture, after: Picture, options: Options) -> None:
+        """Integers that became floats are not the same numbers, but what those stand for."""
+        held = Quantised(before, after, self.single, rounds=options.quantized != "float")
+        if fault := held.fault():
+            raise WrongRewrite(f"the pass {QUANTIZED} is wrong: {fault}")
+        self.counts.untold.update(held.untold.values())
+        self.learns = Learns(held, options)
 
     def _sweep(self, name: str, found: Difference) -> bool:
         """Compare the values of every claim; whether some were given up, so that others are to be compared."""
@@ -154,6 +176,12 @@ class Checker:
             if key is not None:
                 self.known.add(key)
         return verdict
+
+
+def hold_way_back(model: ir.Model, generated: Generated) -> None:
+    """What was generated of a quantised file has the file's integers. Raises `WrongRewrite`."""
+    for fault in lost(model, generated):
+        raise WrongRewrite(f"the way back is wrong: {fault}")
 
 
 class Comparison:

@@ -89,13 +89,14 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
         for value, key in cone.cuts.items():
             facts = facts_of(cone, value)
             if key not in made:
-                made[key] = _drawn(facts, numbers, style, wide, len(made))
+                made[key] = drawn(facts, numbers, style, wide, len(made))
             elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
                 raise Untold("a value of two shapes")
     return made
 
 
-def _drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:
+def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:
+    """An array of what is known of a value. Raises `Untold`."""
     if facts.kind != "tensor" or facts.dtype is None:
         raise Untold(f"a {facts.kind} is given" if facts.kind != "tensor" else "a value of unknown type")
     shape = shape_of(facts, numbers)

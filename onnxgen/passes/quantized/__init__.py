@@ -50,6 +50,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     inputs, ranges = input_ranges(model, roundings), output_ranges(model)
     products(model)
     dequantise_first(model)
+    _drop_unused(model)  # else what was moved would count as a further user of the integers
     propagate(model.graph, options)
     note_products(model)
     notes = [f"output {printable(name)} is float: what the file's integers stand for" for name in outputs]

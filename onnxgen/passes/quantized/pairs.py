@@ -97,7 +97,7 @@ def limits(quantise: ir.Node) -> tuple[float, float] | None:
     if quantise.op_type != "QuantizeLinear" or not (scaled := Scaled.of(quantise)).is_single:
         return None
     scale, zero = stored(scaled.scale), stored(scaled.zero)
-    dtype = zero.dtype if zero is not None else ir.DataType.UINT8
+    dtype = zero.dtype if zero is not None else info(quantise.outputs[0]).dtype or ir.DataType.UINT8
     if scale is None or dtype.is_floating_point():
         return None
     at = 0.0 if zero is None else float(zero.numpy().reshape(-1)[0])

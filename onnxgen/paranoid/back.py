@@ -1,0 +1,62 @@
+"""The way back of a quantised file's weights: what nobody trained is the very integers of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.dequantised import KEY, Dequantised, DequantisedTensor
+from onnxgen.generated import Generated
+from onnxgen.wayback import Source, rebuild
+
+NEAR = 1e-2  # what 8 bits of a mantissa keep
+
+
+def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
+    """Of each tensor of floats that the file has as integers: why these would not be written again.
+
+    One that is not trained may have no way back: it is a constant of the module.
+    """
+    record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
+    trained = generated.report.trainable
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if not isinstance(tensor, DequantisedTensor):
+            continue
+        name = value.name or ""
+        if name in record:
+            if name not in how or Dequantised.of_record(how[name]) != tensor.how:
+                yield f"{name!r}: the weights do not say of which integers it is"
+            elif why := _changed(tensor, name, record, generated):
+                yield f"{name!r} {why}"
+        elif trained.get(name, (False, ""))[0]:
+            yield f"{name!r} is trained, and has no way back"
+
+
+def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], generated: Generated) -> str:
+    """How an export of what is not trained would differ."""
+    read: list[Any] = []
+
+    def state(key: str) -> Any:
+        found = generated.tensors[key]
+        read.append(found.numpy() if isinstance(found, Source) else found)
+        return read[-1]
+
+    def stored(key: str) -> Any:
+        return tensor.stored[key].numpy()
+
+    original = np.asarray(tensor.numpy())
+    floats = np.asarray(rebuild(record, name, state, original))
+    if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by --dtype: what comes back is near
+        near = floats.shape == original.shape and np.allclose(floats, original, NEAR, NEAR * np.abs(original).max())
+        return "" if near else "comes back as other floats"
+    if floats.shape != original.shape or not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):
+        return "comes back as other floats"
+    before = stored(tensor.how.tensor)
+    made = tensor.how.integers(floats, stored, stored)
+    same = made.shape == before.shape and made.dtype == before.dtype and made.tobytes() == before.tobytes()
+    return "" if same else "comes back as other integers"

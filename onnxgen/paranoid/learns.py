@@ -1,0 +1,157 @@
+"""What of a quantised file is trained: the weights that its integers stand for, and the scales that are to be learned.
+
+A scale is learned if it is of one tensor of integers alone: what quantises that tensor has it, and all that dequantises
+it. Of several tensors it is not, since the file has it once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.paranoid.quantised import Quantised
+from onnxgen.paranoid.run import DOMAIN
+from onnxgen.paranoid.stands import CARRIES, roots
+
+# operators that hand a gradient on from each of their inputs of floats
+SMOOTH = frozenset(
+    "Conv ConvTranspose MatMul Gemm Linear Add Sub Mul Div Relu LeakyRelu Clip Sigmoid Tanh Softmax Gelu Erf Identity "
+    "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
+    "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
+)
+VIEWS = frozenset("FakeQuantize Transpose Reshape Unsqueeze Squeeze Identity".split())
+WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
+# what operators quantise: for each tensor of integers its place and that of its scale; -1 is the output
+OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
+    "QuantizeLinear": ((-1, 1),), "DequantizeLinear": ((0, 1),), "MatMulIntegerToFloat": ((0, 2), (1, 3)),
+    "DynamicQuantizeMatMul": ((1, 2),), "MatMulNBits": ((1, 2),), "QAttention": ((0, 3), (1, 4)),
+    "QGemm": ((0, 1), (3, 4), (-1, 7)), "QLinearWhere": ((1, 2), (4, 5), (-1, 7)),
+    **dict.fromkeys("QLinearConv QLinearMatMul QLinearAdd QLinearMul".split(), ((0, 1), (3, 4), (-1, 6))),
+    **dict.fromkeys(
+        "QLinearSigmoid QLinearLeakyRelu QLinearAveragePool QLinearGlobalAveragePool".split(), ((0, 1), (-1, 3))
+    ),
+    "QLinearConcat": ((-1, 0), *((i, i + 1) for i in range(2, 96, 3))),
+}  # fmt: skip
+
+FIXED = {"QLinearSoftmax": 3}  # onnxruntime has the nearest whole number to its inverse instead
+
+
+class Learns:
+    """What is to be trained, as both sides of the pass `quantized` say.
+
+    Attributes:
+        own, shared: the stored scales of fake quantisation of one tensor of integers; and of several, or never learned.
+        weights: the stored tensors of floats.
+    """
+
+    def __init__(self, held: Quantised, options: Options) -> None:
+        self.options = options
+        self.weights = [value for value, _ in held.weights()]
+        self.own: set[ir.Value] = set()
+        self.shared: set[ir.Value] = set()
+        tensors, scales, unsure = _uses(held)
+        nodes = held.before.nodes.values()
+        fixed = {made.inputs[FIXED[made.op]] for made in nodes if made.op in FIXED}
+        for made in held.after.nodes.values():
+            scale = made.inputs[1] if made.op == "FakeQuantize" and made.domain == DOMAIN else None
+            if scale is None or scale not in held.after.stored or not tensors[scale]:
+                continue
+            if len(tensors[scale]) > 1 or scale in fixed:
+                self.shared.add(scale)
+            elif scale not in unsure and all(scales[tensor] <= {scale} for tensor in tensors[scale]):
+                self.own.add(scale)
+
+    def faults(self, picture: Picture) -> Iterator[str]:
+        """What the pass `trainable` decided otherwise; `picture`: the graph that it saw."""
+        reached, as_weights = _reached(picture), _as_weights(picture)
+        learned = self.options.quantized == "qat-learned"
+        for scale in (*self.own, *self.shared):
+            is_trained, why = scale.meta.get("trainable", (False, "nobody decided"))
+            wanted = learned and scale in self.own
+            if is_trained and not wanted and not self._is_asked(scale, self.options.trainable):
+                yield f"the scale {scale.name!r} is trained"
+            if wanted and scale in reached and not is_trained and not self._is_asked(scale, self.options.frozen):
+                yield f"the scale {scale.name!r} is not trained: {why}"
+        for value in self.weights:
+            is_trained, why = value.meta.get("trainable", (False, "nobody decided"))
+            unreached = "no output depends" in why or "nobody" in why
+            if value in reached and not is_trained and not self._is_asked(value, self.options.frozen):
+                if unreached or value in as_weights:
+                    yield f"{value.name!r} is not trained: {why}"
+
+    @staticmethod
+    def _is_asked(value: ir.Value, pattern: str | None) -> bool:
+        return bool(pattern and re.search(pattern, value.name or ""))
+
+
+def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.Value]], set[ir.Value]]:
+    """Of each scale, the tensors of integers that it is of; of each that is quantised, its scales; and the scales of
+    which nothing is said."""
+    tensors: dict[ir.Value, set[str]] = defaultdict(set)
+    scales: dict[str, set[ir.Value]] = defaultdict(set)
+    unsure: set[ir.Value] = set()
+    before = held.before
+    for made in before.nodes.values():
+        for at, by in OPERANDS.get(made.op, ()):
+            scale = made.inputs[by] if by < len(made.inputs) else None
+            integers = made.outputs[0] if at < 0 else made.inputs[at] if at < len(made.inputs) else None
+            if scale is None or integers is None:
+                continue
+            for root in roots(before, integers):
+                tensors[scale].add(before.names[root])
+                if root in before.maker and before.maker[root][0].op != "Constant":
+                    scales[before.names[root]].add(scale)
+                    unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
+        if made.op not in OPERANDS and made.op not in CARRIES:
+            unsure |= _of_integers(before, made)
+    for value, tensor in held.weights():
+        for made in held.after.nodes.values():
+            if made.op == "FakeQuantize" and made.inputs[0] is value and made.inputs[1] is not None:
+                tensors[made.inputs[1]].add(tensor.how.tensor)
+    return tensors, scales, unsure
+
+
+def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
+    """The scales of integers that something else uses, which go with them."""
+    found: set[ir.Value] = set()
+    for value in made.inputs:
+        for root in roots(before, value) if value is not None else ():
+            maker = before.maker.get(root)
+            places = OPERANDS.get(maker[0].op, ()) if maker is not None else ()
+            found |= {s for at, by in places if at < 0 and by < len(maker[0].inputs) if (s := maker[0].inputs[by])}  # type: ignore[index]
+    return found
+
+
+def _reached(picture: Picture) -> set[ir.Value]:
+    """Values that some output of floats depends on by operators that hand gradients on."""
+    main = next(iter(picture.graphs))
+    found = {v for v in picture.graphs[main][1] if _is_float(picture, v)}
+    for made in reversed(picture.nodes.values()):
+        if made.op not in SMOOTH or made.graph is not main or found.isdisjoint(made.outputs):
+            continue
+        places = range(2) if made.op == "FakeQuantize" else range(1) if made.op == "Clip" else range(len(made.inputs))
+        found.update(v for i in places if (v := made.inputs[i]) is not None and _is_float(picture, v))
+    return found
+
+
+def _is_float(picture: Picture, value: ir.Value) -> bool:
+    dtype = picture.facts[value].dtype
+    dtype = dtype if dtype is not None else value.dtype
+    return dtype is not None and dtype.is_floating_point() and dtype.itemsize > 1
+
+
+def _as_weights(picture: Picture) -> set[ir.Value]:
+    """What is a layer's weight or bias, perhaps seen another way."""
+    found = {
+        v for made in picture.nodes.values() for i in WEIGHTS.get(made.op, ()) if i < len(made.inputs)
+        if (v := made.inputs[i]) is not None
+    }  # fmt: skip
+    for made in reversed(picture.nodes.values()):
+        if made.op in VIEWS and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
+            found.add(made.inputs[0])
+    return found

@@ -1,0 +1,319 @@
+"""The pass `quantized` held to what a quantised graph stands for (see `stands`).
+
+Both graphs are computed, before and after, and must make the same numbers. What numbers cannot tell is looked at: that
+no operator on integers is left which need not be, that each stored tensor of integers is one of floats now, under its
+name, and, of fake quantisation, that each of these is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.dequantised import BITS, TABLE, DequantisedTensor
+from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
+from onnxgen.paranoid.compare import NEAR as NARROW
+from onnxgen.paranoid.compare import TINY, gap_of, unlike
+from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
+from onnxgen.paranoid.own import OWN
+from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.paranoid.region import Broken, Cone, Untold
+from onnxgen.paranoid.run import DOMAIN
+from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.stands import RULES, Stands, attribute, spread
+from onnxgen.propagate.dims import symbols
+from onnxgen.propagate.info import info
+
+ELEMENTS = 40_000_000  # of all values, past which nothing is computed
+EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
+# how far a sum in float32 may be from another order of it, as a part of the largest number; the wave that a wrong
+# rounding moves is a tenth of a step, of which there are 255 between the least and the largest
+NEAR = 1e-4
+# what remains of integers by itself, where these are none that a quantiser made
+REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
+PRODUCTS = ("MatMulInteger", "ConvInteger")
+ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
+# what quantisers put behind a tensor's name, perhaps with a number
+ENDS = ("_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
+NUMBERED = ("_DQ_Q", "_Q")
+
+
+class Quantised:
+    """Both sides of the pass.
+
+    Attributes:
+        untold: for each output of which nothing is said, why.
+        broken: for each output, by its place, why the second side has none on inputs on which the first one has.
+    """
+
+    def __init__(self, before: Picture, after: Picture, single: Single, rounds: bool) -> None:
+        self.before, self.after, self.single, self.rounds = before, after, single, rounds
+        self.untold: dict[str, str] = {}
+        self.broken: dict[int, str] = {}
+        self.is_looked_at = False
+        # what is stored in 16 bits lies beside the numbers that its integers stand for
+        self.near = max([NEAR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
+
+    def fault(self) -> str:
+        """What is wrong; "" if nothing is known to be."""
+        return next(iter(self._structure()), "") or self._numbers()
+
+    # ---- numbers -------------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> str:
+        """Both graphs on drawn inputs, of sizes that the first one takes."""
+        pairs = self._outputs()
+        told: set[int] = set()
+        for numbers in self._sizes():
+            for style in self._styles():
+                self.untold.clear()
+                try:
+                    sides = self._computed(numbers, style)
+                except Untold as error:
+                    self.untold.update({self.before.names[a]: str(error) for a, _ in pairs})
+                    break
+                if found := next(iter(self._unlike(*sides, pairs, told)), ""):
+                    return f"{found} ({style.name} inputs)"
+            if told:
+                break
+        for i in told:
+            self.untold.pop(self.before.names[pairs[i][0]], None)
+        return next((text for i, text in self.broken.items() if i not in told), "")
+
+    def _outputs(self) -> list[tuple[ir.Value, ir.Value]]:
+        main = next(iter(self.before.graphs))
+        return list(zip(self.before.graphs[main][1], self.after.graphs[main][1]))
+
+    def _inputs(self) -> list[ir.Value]:
+        main = next(iter(self.before.graphs))
+        return [v for v in self.before.graphs[main][0] if v not in self.before.stored]
+
+    def _styles(self) -> list[Style]:
+        """Kernels outside the standard take positions and lengths on trust: those that are drawn must be small."""
+        trusts = any(made.domain not in ("", DOMAIN) for made in self.before.nodes.values())
+        return [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
+
+    def _sizes(self) -> Iterator[dict[str, int]]:
+        names: dict[str, None] = {}
+        for value in self._inputs():
+            for dim in info(value).shape or ():
+                names.update(dict.fromkeys(symbols(dim)))
+        for row in SIZES if names else SIZES[:1]:
+            yield {name: row[i % len(row)] for i, name in enumerate(names)}
+
+    def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
+        if _weight(self.after, numbers) > ELEMENTS:
+            raise Untold(f"more than {ELEMENTS:,} elements")
+        cone = Cone(self.before, self._inputs()[0]) if self._inputs() else None
+        given = {}
+        for i, value in enumerate(self._inputs()):
+            assert cone is not None
+            given[value] = drawn(facts_of(cone, value), numbers, style, True, i)
+        sides = [Stands(p, self.single, numbers, self.rounds) for p in (self.before, self.after)]
+        for side in sides:
+            side.compute(given)
+        return sides[0], sides[1]
+
+    def _unlike(
+        self, before: Stands, after: Stands, pairs: list[tuple[ir.Value, ir.Value]], told: set[int]
+    ) -> Iterator[str]:
+        for i, (old, new) in enumerate(pairs):
+            name = self.before.names[old]
+            if old in before.why or new in after.why:
+                self.untold[name] = str(before.why.get(old) or after.why[new])
+                if old not in before.why and isinstance(after.why[new], Broken):
+                    self.broken[i] = f"{name!r} can no longer be computed: {after.why[new]}"
+                continue
+            found = _unlike(before, after, old, new, self.near)
+            if found:
+                yield f"it changed {name!r}: {found}"
+            told.add(i)
+        if self.is_looked_at or not told:
+            return
+        self.is_looked_at = True  # stored tensors are the same on every draw
+        yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
+        yield from self._lost(before)
+        for value, tensor in self.weights() if self.rounds else ():
+            for made in self.after.nodes.values():
+                if made.op == "FakeQuantize" and made.inputs[0] is value and not _as_stored(made, after, tensor):
+                    yield f"{self.after.names[value]!r} is not rounded as the file's numbers are"
+
+    # ---- stored tensors ------------------------------------------------------------------------------------------
+
+    def _lost(self, before: Stands) -> Iterator[str]:
+        """Every stored tensor that is dequantised is a tensor of floats, of the same numbers."""
+        made: dict[str, list[Any]] = {}
+        for _, tensor in self.weights():
+            made.setdefault(tensor.how.tensor, []).append(tensor.numpy())
+        for value, expected in before.floats.items():
+            name = self.before.names[value]
+            for floats in expected:
+                if not any(_same(floats, one) for one in made.get(name, ())):
+                    yield f"nothing stored is what {name!r} stands for, so it has no way back"
+
+    def _of_products(self) -> Iterator[str]:
+        """What a product of integers multiplied with is stored as floats, if it is no such product any more."""
+        made = {tensor.how.tensor for _, tensor in self.weights()}
+        for node, step in self.before.nodes.items():
+            if step.op in PRODUCTS and node not in self.after.nodes and len(step.inputs) > 1:
+                weight = step.inputs[1]
+                if weight in self.before.stored and weight is not None and self.before.names[weight] not in made:
+                    yield f"nothing stored is what {self.before.names[weight]!r} stands for, so it has no way back"
+
+    def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
+        """Every stored tensor of floats that the file has as integers."""
+        for value, tensor in self.after.stored.items():
+            if isinstance(tensor, DequantisedTensor):
+                yield value, tensor
+
+    # ---- structure -----------------------------------------------------------------------------------------------
+
+    def _structure(self) -> Iterator[str]:
+        for made in self.after.nodes.values():
+            if made.op in RULES and made.domain != DOMAIN and made.op not in REMAINS:
+                yield f"{made.name!r} is still a {made.op}"
+            if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
+                yield f"{made.name!r} rounds, in a graph of floats"
+            if made.op in PRODUCTS and self._is_product(made):
+                yield f"{made.name!r} is a product of floats, but is still one of integers"
+        file: dict[str, Any] = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
+        constants = [made.outputs[0] for made in self.before.nodes.values() if made.op == "Constant"]
+        file.update({self.before.names[value]: None for value in constants})
+        for value, tensor in self.weights():
+            name = self.after.names[value]
+            for part, one in tensor.stored.items():
+                if part not in file and one.size > 1 or file.get(part, one) not in (None, one):  # one: what a Pad has
+                    yield f"{name!r} has another tensor for the file's {part!r}"
+            yield from self._misnamed(name, tensor.how.tensor)
+            if self.rounds:
+                yield from self._unrounded(value, name, tensor)
+        yield from self._of_products()
+
+    def _misnamed(self, name: str, file: str) -> Iterator[str]:
+        """A tensor has the name that it had before it was quantised: what its integers are called, but for the end."""
+        begin = name if file.startswith(name) else name.rstrip("_")
+        rest = file[len(begin) :]
+        known = rest in ("", *ENDS) or rest.startswith(NUMBERED)
+        if file and not (file.startswith(begin) and known) or not rest and begin.endswith(ENDS) and begin not in ENDS:
+            yield f"the floats of {file!r} are called {name!r}"
+        elif begin != name and not self._is_taken(begin, file):
+            yield f"the floats of {file!r} are called {name!r}, although there is no other {begin!r}"
+
+    def _is_taken(self, begin: str, file: str) -> bool:
+        """Whether another tensor has a name: none of the integers, nor of the floats as they were computed."""
+        for value, one in self.before.names.items():
+            maker = self.before.maker.get(value)
+            if one == begin != file and not (maker is not None and maker[0].op == "DequantizeLinear"):
+                return True
+        return any(self.after.names[value] == begin for value, _ in self.weights())
+
+    def _unrounded(self, value: ir.Value, name: str, tensor: DequantisedTensor) -> Iterator[str]:
+        """Each tensor is rounded wherever it is used, but for biases and codes of a table."""
+        if tensor.how.form == TABLE or tensor.stored[tensor.how.tensor].dtype == ir.DataType.INT32:
+            return
+        for made in self.after.nodes.values():
+            if value in made.inputs and not (made.op == "FakeQuantize" and made.inputs.index(value) == 0):
+                yield f"{made.name!r} uses {name!r}, which is not rounded"
+        if any(value is new for _, new in self._outputs()):
+            yield f"the output {name!r} is not rounded"
+
+    def _is_product(self, made: Made) -> bool:
+        """Whether a product of integers is cast and multiplied by the scales of both operands, and used so alone."""
+        cast = self._only_user(made.outputs[0], "Cast")
+        scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
+        maker = self.after.maker.get(made.inputs[0]) if made.inputs[0] is not None else None
+        quantiser = maker[0] if maker is not None else made
+        if cast is None or scaled is None or quantiser.op not in ("DynamicQuantizeLinear", "QuantizeLinear"):
+            return False
+        is_dynamic = quantiser.op == "DynamicQuantizeLinear"
+        own = quantiser.outputs[1] if is_dynamic else quantiser.inputs[1]
+        factors = [f for v in scaled.inputs if v is not None and v is not cast.outputs[0] for f in self._factors(v)]
+        if not ir.DataType(int(cast.attributes["to"].value)).is_floating_point() or len(factors) != 2:
+            return False
+        if own is None or own not in factors or factors[1 - factors.index(own)] not in self.after.stored:
+            return False
+        return is_dynamic or own in self.after.stored and self.after.stored[own].size == 1
+
+    def _only_user(self, value: ir.Value, op: str) -> Made | None:
+        users = [made for made in self.after.nodes.values() if value in made.inputs]
+        outputs = {v for _, ends in self.after.graphs.values() for v in ends}
+        return users[0] if len(users) == 1 and users[0].op == op and value not in outputs else None
+
+    def _factors(self, value: ir.Value) -> list[ir.Value]:
+        maker = self.after.maker.get(value)
+        if maker is None or maker[0].op != "Mul":
+            return [value]
+        return [f for v in maker[0].inputs if v is not None for f in self._factors(v)]
+
+
+def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: float) -> str:
+    """How an output differs; that of integers of 8 or 16 bits which one scale quantised is what they stand for."""
+    kinds = before.kinds.get(old), after.kinds.get(new)
+    expected, got = before.values[old], after.values[new]
+    types = [None if k is None else k.dtype for k in kinds]
+    grid = None if kinds[0] is None else kinds[0].grid
+    if types[0] in EIGHTS and grid is not None and grid.is_single and grid.stored:
+        expected, types[0] = grid.real(expected), None
+    if types[0] != types[1]:
+        names = ["floats" if t is None else t.name for t in types]
+        return f"it was to be {names[0]} and is {names[1]}"
+    found = unlike(expected, got, wide=True, exact=False)
+    if not found or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
+        return found
+    finite = np.isfinite(expected)
+    if expected.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(got)):
+        return found
+    gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
+    return found if gap > near * size + TINY else ""
+
+
+def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
+    """Whether a weight that training moved, perhaps past its range, is rounded to what the file may store for it."""
+    how, numbers = tensor.how, tensor.stored[tensor.how.tensor]
+    dtype, low, high = ir.DataType(numbers.dtype), attribute(made, "low", -128), attribute(made, "high", 127)
+    if how.form == BITS:
+        begin = 0 if how.zero else -(2 ** (how.bits - 1))
+        return (low, high) == (begin, begin + 2**how.bits - 1) and "to" not in made.attributes
+    if dtype.is_floating_point():
+        return int(attribute(made, "to", 0)) == int(dtype)
+    if "to" in made.attributes:
+        return False
+    if made.inputs[1] not in after.values or (len(made.inputs) > 2 and made.inputs[2] not in after.values):
+        return True
+    scale = math.prod(np.asarray(tensor.stored[name].numpy(), np.float64) for name in how.scales)
+    zero = np.asarray(tensor.stored[how.zero].numpy() if how.zero else 0).astype(np.float64)
+    whole = np.asarray(numbers.numpy()).astype(np.float64)
+    steps, shift = (spread(np.asarray(v), whole, how.axis, how.block) for v in (scale, zero))
+    reach = 0.6 * (int(dtype.max) - int(dtype.min))
+    trained = whole + np.random.default_rng(0).uniform(-reach, reach, whole.shape)
+    expected = (np.clip(np.round(trained - shift) + shift, int(dtype.min), int(dtype.max)) - shift) * steps
+    given = [after.values[v] for v in made.inputs[1:] if v is not None]
+    options = {name: one.value for name, one in made.attributes.items()}
+    with np.errstate(all="ignore"):
+        got = np.where(steps == 0, expected, OWN["FakeQuantize"]((trained - shift) * steps, *given, **options))
+    return bool(np.allclose(got, expected, 1e-6, 1e-9))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a.size != b.size:
+        return False
+    a, b = np.asarray(a, np.float64).reshape(-1), np.asarray(b, np.float64).reshape(-1)
+    return bool(np.allclose(a, b, 2e-3 if b.size == 0 else 1e-6, 1e-6 * np.abs(a).max(initial=0)))
+
+
+def _weight(picture: Picture, numbers: Mapping[str, int]) -> int:
+    """About how many elements all values have."""
+    from onnxgen.propagate.dims import evaluate
+
+    total = 0
+    for value in picture.maker:
+        try:
+            total += int(np.prod([evaluate(d, numbers) for d in info(value).shape or ()], dtype=np.int64))
+        except (KeyError, ArithmeticError):
+            continue
+    return total

@@ -1,0 +1,345 @@
+"""What a quantised graph stands for, computed node by node: the numbers behind its integers, without rounding.
+
+Of `QuantizeLinear`, what is `round(x / scale) + zero` is here `bend(x / scale) + zero`, in float64:
+
+- for a graph of floats, `bend` is the identity, and nothing saturates, but where that is a ReLU;
+- for fake quantisation it is a line with a wave in it, which goes through every whole number, and saturates. A scale or
+  a zero point that is another one, or a rounding that is lost, moves what comes out, as rounding itself would. Yet it
+  is continuous: no two ways to compute one number end in neighbouring steps.
+
+Whatever moves integers moves these numbers, and sums and products are theirs. Other operators on integers are given
+whole ones. Nothing here knows how the pass rewrites: both graphs are computed so, before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.picture import Made, Picture
+from onnxgen.paranoid.region import Broken, Untold, uses
+from onnxgen.paranoid.run import CONTROL, DOMAIN, Side, Values
+from onnxgen.paranoid.single import NARROW, Single
+
+WAVE = 0.08  # of a step: far more than what float64 rounds, and its slope is between 1/2 and 3/2
+SIX, NEAR_SIX = 6.0, 6e-3  # a quantiser ends where 255 steps of a stored scale do, which is seldom 6 to the last bit
+# operators that make the same elements, or some of the same; which inputs are their data (None: all)
+CARRIES: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(
+        "Identity Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather GatherElements GatherND Split Expand Tile "
+        "DepthToSpace SpaceToDepth MaxPool GlobalMaxPool ReduceMax ReduceMin Resize Upsample".split(),
+        (0,),
+    ),
+    "Pad": (0, 2), "Where": (1, 2), "Concat": None, "Max": None, "Min": None,
+}  # fmt: skip
+WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # of whole numbers these are whole, too
+FLAT = frozenset("Reshape Transpose Flatten Squeeze Unsqueeze Identity".split())
+# layers that quantisers fuse a ReLU into; the last ones are some of them and quantisation in one
+FUSES = frozenset(
+    "Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization MatMulNBits MatMulBnb4 "
+    "MatMulIntegerToFloat DynamicQuantizeMatMul".split()
+)
+# kernels that onnxruntime has for float32 alone, and onnx's evaluator is slow at
+SINGLE = frozenset("Conv ConvTranspose AveragePool GlobalAveragePool Resize Upsample LRN".split())
+LIKE = ir.DataType.UINT8
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The steps of a quantiser: scale and zero point (the bytes of their numbers), along which axis, and its range.
+
+    One number for all has no axis. `stored`: whether the scale is no result of the network's own.
+    """
+
+    scale: bytes
+    zero: bytes
+    axis: int
+    block: int
+    low: float
+    high: float
+    stored: bool = field(default=True, compare=False)
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.scale) == 8
+
+    def real(self, steps: Any) -> Any:
+        """What steps of one scale stand for."""
+        zero = np.frombuffer(self.zero)
+        return (steps - (zero[0] if zero.size else 0.0)) * np.frombuffer(self.scale)[0]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the numbers of a value are: of which type of integers, None for floats; and on which grid they lie."""
+
+    dtype: ir.DataType | None
+    grid: Grid | None = None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scale and zero point as arrays that are spread over a tensor, and their grid."""
+
+    scale: Any
+    zero: Any
+    grid: Grid
+
+
+class Stands(Side):
+    """Computes a whole graph.
+
+    Args:
+        rounds: whether there is fake quantisation; else it is a graph of floats.
+
+    Attributes:
+        values: all that could be computed, and of the rest the reason why not.
+        floats: each stored tensor that was dequantised by stored scales, and all that it stood for.
+        needless: names of operators that dequantise what lies on the very same grid, or what is stored.
+    """
+
+    def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], rounds: bool) -> None:
+        super().__init__(picture, single, sizes, wide=True)
+        self.rounds = rounds
+        self.kinds: dict[ir.Value, Kind] = {}
+        self.values: Values = {}
+        self.why: dict[ir.Value, Untold] = {}
+        self.floats: dict[ir.Value, list[Any]] = {}
+        self.needless: list[str] = []
+
+    def compute(self, drawn: Mapping[ir.Value, Any]) -> None:
+        """Every value of the main graph, as far as it goes."""
+        graph = next(iter(self.picture.graphs))
+        self.values.update(drawn)
+        for step in self._live(graph):
+            try:
+                for value in uses(self.picture, step):
+                    self._need(value)
+                with np.errstate(all="ignore"):
+                    self._steps([step], self.values)
+            except Untold as error:
+                self.why.update(dict.fromkeys(step.outputs, error))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # shapes that clash
+                self.why.update(dict.fromkeys(step.outputs, Broken(f"{step.op}: {error}")))
+        for value in self.picture.graphs[graph][1]:
+            if value not in self.values and value not in self.why:
+                self._need(value)
+
+    def _live(self, graph: ir.Graph) -> list[Made]:
+        """The nodes of a graph that its outputs depend on."""
+        wanted, found = set(self.picture.graphs[graph][1]), []
+        for step in reversed(self.picture.members.get(graph, [])):
+            if not wanted.isdisjoint(step.outputs):
+                wanted.update(uses(self.picture, step))
+                found.append(step)
+        return found[::-1]
+
+    def _need(self, value: ir.Value | None) -> None:
+        if value in self.why:
+            raise self.why[value]
+        if value is not None and value not in self.values:
+            if value not in self.picture.stored and not self.picture.is_known(value):
+                raise Untold(f"{value.name} has no elements")
+            self.values[value] = self.constant(value)
+
+    def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
+        """The outputs of a subgraph, whole where they are integers."""
+        made = super().body(graph, given, values)
+        return [self._whole(v, self.kinds.get(o)) for o, v in zip(self.picture.graphs[graph][1], made)]
+
+    def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
+        for value in step.outputs:
+            self.kinds.pop(value, None)
+        rule = RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
+        if rule is not None:
+            return rule(self, step, inputs)
+        kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
+        if step.domain == "" and any(kinds) and not step.bodies:
+            if step.op in CARRIES:
+                return self._carried(step, inputs, kinds)
+            if step.op in WHOLE_SUMS and any(k is not None and k.dtype is not None for k in kinds):
+                self.kinds[step.outputs[0]] = Kind(next(k.dtype for k in kinds if k is not None and k.dtype))
+                return self.plain(step, [v if v is None else v.astype(np.float64) for v in inputs])
+            if step.op == "Cast" and kinds[0] is not None:
+                return self._cast(step, inputs[0], kinds[0])
+        whole = [self._whole(v, kind) for v, kind in zip(inputs, kinds)]
+        if step.domain == "" and step.op in CONTROL:
+            return super()._made(step, whole, values)
+        return self.plain(step, whole, values)
+
+    def plain(self, step: Made, inputs: list[Any], values: Values | None = None) -> Sequence[Any]:
+        """A node of floats: in float64, or what has kernels of float32 alone in that."""
+        if step.domain == "" and step.op not in SINGLE or step.domain == DOMAIN:
+            return super()._made(step, inputs, {} if values is None else values)
+        narrow = [v.astype(np.float32) if getattr(v, "dtype", None) == np.float64 else v for v in inputs]
+        return [self.widened(v) if isinstance(v, np.ndarray) else v for v in self.single.run(step, narrow, False)]
+
+    def _carried(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any]:
+        """A node that moves elements, or takes the largest: what comes out lies on the grid of its first data."""
+        places = CARRIES[step.op] or range(len(inputs))
+        if step.op == "Resize" and attribute(step, "mode", "nearest") != "nearest":
+            return self.plain(step, [self._whole(v, kind) for v, kind in zip(inputs, kinds)])
+        data = [i for i in places if i < len(inputs) and inputs[i] is not None]
+        first = kinds[data[0]]
+        integers = next((k.dtype for i in data if (k := kinds[i]) is not None and k.dtype is not None), None)
+        grid = first.grid if first is not None and first.grid is not None and first.grid.is_single else None
+        given = [v.astype(np.float64) if i in data and integers is not None else v for i, v in enumerate(inputs)]
+        indices = step.op == "MaxPool"
+        for value in step.outputs[: 1 if indices else None]:
+            self.kinds[value] = Kind(integers, grid)
+        if step.op in SINGLE:  # which elements these are is exact in float32, other than steps of a wave
+            numbers = np.arange(given[0].size, dtype=np.float64).reshape(given[0].shape)
+            return [given[0].reshape(-1)[self.plain(step, [numbers, *given[1:]])[0].astype(np.int64)]]
+        return self.plain(step, given)
+
+    def _cast(self, step: Made, x: Any, kind: Kind) -> list[Any]:
+        wanted = ir.DataType(int(step.attributes["to"].value))
+        if wanted.is_floating_point():
+            self.kinds[step.outputs[0]] = Kind(None, kind.grid if kind.dtype is None else None)
+            return [x]
+        if kind.dtype is None or not wanted.is_integer():
+            return list(self.plain(step, [self._whole(x, kind)]))
+        self.kinds[step.outputs[0]] = Kind(wanted)
+        return [x]
+
+    def _whole(self, x: Any, kind: Kind | None) -> Any:
+        """Integers as they are in the file: whole, and in their range."""
+        if kind is None or kind.dtype is None or not isinstance(x, np.ndarray):
+            return x
+        if not kind.dtype.is_integer():
+            raise Untold(f"{kind.dtype.name} that something computes with")
+        return np.clip(np.rint(x), float(kind.dtype.min), float(kind.dtype.max)).astype(kind.dtype.numpy())
+
+    # ---- quantising and its inverse --------------------------------------------------------------------------------
+
+    def is_stored(self, value: ir.Value | None) -> bool:
+        """Whether the network has the same elements, whatever it is given."""
+        if value is None or value in self.picture.stored or self.picture.is_known(value):
+            return True
+        maker = self.picture.maker.get(value)
+        if maker is None or maker[0].op not in ("Constant", "Mul"):
+            return False
+        return maker[0].op == "Constant" or all(self.is_stored(v) for v in maker[0].inputs)
+
+    def scales(self, x: Any, scale: Any, zero: Any, dtype: ir.DataType, axis: int = 0, block: int = 0) -> Scales:
+        """Scale and zero point of a tensor."""
+        wide, shift = (
+            np.asarray(v if v is not None else 0).astype(np.float64) for v in (scale, zero)
+        )  # one may be several where the other is one
+        single = wide.size == 1 and shift.size == 1
+        axis, block = (0, 0) if single else (axis % max(1, x.ndim), block)
+        zeros = shift.tobytes() if shift.any() else b""
+        limits = (float(dtype.min), float(dtype.max))
+        grid = Grid(wide.tobytes(), zeros, axis, block, *limits)
+        return Scales(spread(wide, x, axis, block), spread(shift, x, axis, block), grid)
+
+    def quantised(
+        self, made: ir.Value, x: Any, given: Scales, dtype: ir.DataType, was: Grid | None, maker: str, stored: bool
+    ) -> Any:
+        """The steps that floats lie at; `maker`: the operator that makes these, "" if nobody knows."""
+        self.kinds[made] = Kind(dtype, replace(given.grid, stored=stored))
+        if self.rounds:
+            return self.stepped(x, given, dtype.is_floating_point() or was == given.grid)
+        steps = x / given.scale + given.zero
+        grid = given.grid
+        zero = float(given.zero) if np.ndim(given.zero) == 0 else np.nan
+        if dtype.is_floating_point() or not stored or not grid.is_single or grid.low != zero or maker not in FUSES:
+            return steps
+        if abs((grid.high - zero) * float(given.scale) - SIX) >= NEAR_SIX:
+            return np.maximum(steps, zero)
+        if np.min(x, initial=0) >= 0 and np.max(x, initial=0) > SIX:
+            raise Untold("a ReLU6 of what may never be negative")
+        return np.clip(steps, zero, zero + SIX / given.scale)
+
+    def stepped(self, x: Any, given: Scales, is_rounded: bool) -> Any:
+        """Steps with a wave between whole ones, saturated; without a wave what lies on whole ones already."""
+        steps = np.divide(x, given.scale, where=given.scale != 0, out=np.zeros(np.shape(x)))  # by a scale of 0 all is 0
+        if not is_rounded:
+            turn = 2 * np.pi * steps  # no simple fraction of a step stays where it is
+            steps = steps - WAVE * (np.sin(turn) + (1 - np.cos(turn)) / 2)
+        return np.clip(steps + given.zero, given.grid.low, given.grid.high)
+
+    def maker(self, value: ir.Value | None) -> str:
+        """The operator that makes a value, whatever its shape."""
+        while value is not None and value in self.picture.maker:
+            step = self.picture.maker[value][0]
+            if step.op not in FLAT or step.domain:
+                return step.op
+            value = step.inputs[0]
+        return ""
+
+    def dequantised(
+        self, step: Made, inputs: list[Any], at: tuple[int, int, int], axis: int = 0, block: int = 0
+    ) -> Any:
+        """An input of a node as the floats that it stands for; `at`: where it is, its scale and its zero point."""
+        values = [step.inputs[i] if i < len(step.inputs) else None for i in at]
+        x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
+        given = self.scales(x, scale, zero, LIKE, axis, block)
+        made = (x.astype(np.float64) - given.zero) * given.scale
+        return self.note(values[0], made, values[1:])
+
+    def note(self, value: ir.Value | None, floats: Any, by: Sequence[ir.Value | None]) -> Any:
+        """Remember what a stored tensor stands for, if scale and zero point are stored: floats of the scale's type."""
+        if value is None or value in self.kinds or not all(self.is_stored(v) for v in (value, *by)):
+            return floats
+        tensor = self.picture.stored.get(by[0]) if by[0] is not None else None
+        if tensor is not None and int(tensor.dtype) in NARROW:
+            floats = floats.astype(tensor.dtype.numpy()).astype(np.float64)
+        self.floats.setdefault(value, []).append(floats)
+        return floats
+
+    def dtype(self, value: ir.Value | None, x: Any) -> ir.DataType:
+        """The type of integers that a value has in the file."""
+        kind = None if value is None else self.kinds.get(value)
+        if kind is not None and kind.dtype is not None:
+            return kind.dtype
+        return LIKE if x is None else ir.DataType.from_numpy(x.dtype)
+
+
+def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
+    """The tensors that the elements of a value are of."""
+    found, stack, seen = [], [value], set()
+    while stack:
+        one = stack.pop()
+        maker = picture.maker.get(one)
+        if one in seen:
+            continue
+        seen.add(one)
+        if maker is None or maker[0].op not in CARRIES or maker[0].domain:
+            found.append(one)
+            continue
+        places = CARRIES[maker[0].op] or range(len(maker[0].inputs))
+        stack += [v for i in places if i < len(maker[0].inputs) and (v := maker[0].inputs[i]) is not None]
+    return found
+
+
+def spread(numbers: Any, x: Any, axis: int, block: int) -> Any:
+    """Numbers of a scale so that they go with a tensor: one for all, one an index of an axis, or one a block of it."""
+    if numbers.size == 1:
+        return numbers.reshape(())
+    if block:
+        wide = np.repeat(numbers, block, axis)
+        return wide[tuple(slice(n) for n in x.shape)]
+    return numbers.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+def attribute(step: Made, name: str, default: Any) -> Any:
+    return step.attributes[name].value if name in step.attributes else default
+
+
+Rule = Callable[[Stands, Made, list[Any]], Sequence[Any]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register what some operators compute, in whatever domain."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register

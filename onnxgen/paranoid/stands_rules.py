@@ -1,0 +1,290 @@
+"""Quantised operators as what they stand for (see `stands`): dequantise, an operator of floats, quantise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.region import Broken, Untold
+from onnxgen.paranoid.stands import LIKE, Kind, Stands, attribute, roots, rule
+
+INT32 = ir.DataType.INT32
+
+
+def _like(step: Made, op: str, version: int, without: str = "", **given: Any) -> Made:
+    """A node of the standard with the attributes of another one, but for those that only that one has."""
+    kept = {k: a for k, a in step.attributes.items() if k not in without.split()}
+    kept |= {k: ir.convenience.convert_attribute(k, v) for k, v in given.items()}
+    return replace(step, domain="", op=op, version=version, attributes=kept, outputs=step.outputs[:1])
+
+
+def _run(side: Stands, made: Made, *inputs: Any) -> Any:
+    return side.plain(made, list(inputs))[0]
+
+
+def _at(inputs: list[Any], index: int) -> Any:
+    return inputs[index] if index < len(inputs) else None
+
+
+def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, int, int], op: str) -> list[Any]:
+    """Quantise what a node made; `at`: its scale, its zero point, and an input of the same type."""
+    s, z, like = at
+    zero = _at(inputs, z)
+    dtype = side.dtype(
+        step.inputs[z] if zero is not None else step.inputs[like], inputs[like] if zero is None else zero
+    )
+    given = side.scales(x, inputs[s], zero, dtype)
+    stored = all(side.is_stored(step.inputs[i]) for i in (s, z) if i < len(step.inputs))
+    return [side.quantised(step.outputs[0], x, given, dtype, None, op, stored)]
+
+
+# ---- quantisers ------------------------------------------------------------------------------------------------------
+
+
+@rule("QuantizeLinear")
+def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x, zero = inputs[0].astype(np.float64), _at(inputs, 2)
+    asked = int(attribute(step, "output_dtype", 0))
+    dtype = (
+        ir.DataType(asked) if asked and zero is None else side.dtype(step.inputs[2] if zero is not None else None, zero)
+    )
+    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
+    if dtype == ir.DataType.DOUBLE:
+        raise Broken("a zero point of floats")
+    given = side.scales(x, inputs[1], zero, dtype, axis, block)
+    kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
+    stored = all(side.is_stored(v) for v in step.inputs[1:])
+    made = step.outputs[0]
+    steps = side.quantised(made, x, given, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
+    if dtype.is_floating_point() and not attribute(step, "saturate", 1):  # what is too large is no number
+        side.kinds[made] = Kind(dtype)
+        return [x / given.scale]
+    return [steps]
+
+
+@rule("DequantizeLinear")
+def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block_size", 0))
+    source, zero = step.inputs[0], _at(inputs, 2)
+    kind = side.kinds.get(source) if source is not None else None
+    if (kind is None or kind.dtype is None) and inputs[0].dtype == np.float64:
+        raise Broken("floats are dequantised")
+    if "output_dtype" in step.attributes:
+        given = side.scales(inputs[0], inputs[1], zero, LIKE, axis, block)
+        return [(inputs[0].astype(np.float64) - given.zero) * given.scale]
+    made = side.dequantised(step, inputs, (0, 1, 2), axis, block)
+    grid = side.scales(made, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
+    if kind is None and source not in (None, step.inputs[1]) and all(side.is_stored(v) for v in step.inputs[1:]):
+        ends = [source] if side.is_stored(source) or not grid.is_single else roots(side.picture, source)
+        if all(side.is_stored(v) for v in ends):  # perhaps moved since
+            side.needless.append(step.name)
+    if kind is not None and kind.grid == grid:
+        side.needless.append(step.name)
+        side.kinds[step.outputs[0]] = Kind(None, kind.grid)
+    return [made]
+
+
+def _range(x: Any) -> tuple[Any, Any]:
+    """The scale and the zero point of 255 steps over all that there is, and 0."""
+    low, high = min(x.min(initial=0), 0.0), max(x.max(initial=0), 0.0)
+    scale = np.float64((high - low) / 255 or 1.0)
+    return scale, np.float64(-low / scale)
+
+
+@rule("DynamicQuantizeLinear")
+def dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x = inputs[0].astype(np.float64)
+    scale, zero = _range(x)
+    given = side.scales(x, scale, zero, LIKE)
+    made = [side.quantised(step.outputs[0], x, given, LIKE, None, "", False), scale, zero]
+    if len(step.outputs) > 2:
+        side.kinds[step.outputs[2]] = Kind(LIKE)
+    return made[: len(step.outputs)]
+
+
+@rule("FakeQuantizeDynamic")
+def fake_dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    scale, zero = _range(inputs[0])
+    given = side.scales(inputs[0], scale, zero, LIKE)
+    side.kinds[step.outputs[0]] = Kind(None, given.grid)
+    return [(side.stepped(inputs[0], given, False) - zero) * scale]
+
+
+@rule("FakeQuantize")
+def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x, zero, to = inputs[0], _at(inputs, 2), int(attribute(step, "to", 0))
+    axis, block = int(attribute(step, "axis", 1)), int(attribute(step, "block", 0))
+    if to and not ir.DataType(to).is_floating_point():
+        raise Broken("it rounds to a type of floats that is none")
+    given = side.scales(x, inputs[1], zero, ir.DataType(to) if to else LIKE, axis, block)
+    if not to:
+        limits = float(attribute(step, "low", -128)), float(attribute(step, "high", 127))
+        given = replace(given, grid=replace(given.grid, low=limits[0], high=limits[1]))
+    kind = side.kinds.get(step.inputs[0]) if step.inputs[0] is not None else None
+    side.kinds[step.outputs[0]] = Kind(None, given.grid)
+    steps = side.stepped(x, given, bool(to) or kind is not None and kind.grid == given.grid)
+    return [(steps - given.zero) * given.scale]
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+def _wide(inputs: list[Any]) -> tuple[Any, Any, Any, Any]:
+    """Two operands and their zero points."""
+    a, b, *zeros = (None if v is None else v.astype(np.float64) for v in [*inputs, None, None][:4])
+    return a, b, zeros[0], zeros[1]
+
+
+def _columns(side: Stands, step: Made, inputs: list[Any], at: tuple[int, int, int]) -> Any:
+    return side.dequantised(step, inputs, at, inputs[at[0]].ndim - 1)
+
+
+def _bias(side: Stands, step: Made, inputs: list[Any], at: int, scales: tuple[int, int]) -> Any:
+    """A bias in the scale of a product."""
+    stored = [step.inputs[i] for i in (at, *scales)] if len(step.inputs) > at else []
+    if not stored or stored[0] is None:
+        return None
+    first, second = (inputs[i].astype(np.float64).reshape(-1) for i in scales)
+    scale = first * second
+    return side.note(stored[0], inputs[at].astype(np.float64) * scale, stored[1:])
+
+
+@rule("MatMulInteger")
+def matmul_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    a, b, a_zero, b_zero = _wide(inputs)
+    a_zero = a_zero.reshape(-1, 1) if a_zero is not None and a_zero.ndim == 1 and a_zero.size > 1 else a_zero
+    side.kinds[step.outputs[0]] = Kind(INT32)
+    return [np.matmul(a - (0 if a_zero is None else a_zero), b - (0 if b_zero is None else b_zero))]
+
+
+@rule("ConvInteger")
+def conv_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x, w, x_zero, w_zero = _wide(inputs)
+    if w_zero is not None:
+        w = w - (w_zero.reshape(-1, *[1] * (w.ndim - 1)) if w_zero.size > 1 else w_zero.reshape(()))
+    side.kinds[step.outputs[0]] = Kind(INT32)
+    return [_run(side, _like(step, "Conv", 11), x - (0 if x_zero is None else x_zero.reshape(())), w)]
+
+
+@rule("QLinearConv")
+def qlinear_conv(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x, w = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5))
+    bias, last = _bias(side, step, inputs, 8, (1, 4)), bool(attribute(step, "channels_last", 0))
+    made = _run(side, _like(step, "Conv", 11, "channels_last"), np.moveaxis(x, -1, 1) if last else x, w, bias)
+    return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (6, 7, 0), "Conv")
+
+
+@rule("QLinearMatMul")
+def qlinear_matmul(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    made = np.matmul(side.dequantised(step, inputs, (0, 1, 2)), _columns(side, step, inputs, (3, 4, 5)))
+    return _close(side, step, inputs, made, (6, 7, 0), "MatMul")
+
+
+@rule("QGemm")
+def qgemm(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    turned = [bool(attribute(step, name, 0)) for name in ("transA", "transB")]
+    a, b = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5), 0 if turned[1] else 1)
+    bias = _bias(side, step, inputs, 6, (1, 4))
+    made = (a.T if turned[0] else a) @ (b.T if turned[1] else b) * float(attribute(step, "alpha", 1.0))
+    made = made if bias is None else made + bias
+    return [made] if _at(inputs, 7) is None else _close(side, step, inputs, made, (7, 8, 0), "Gemm")
+
+
+@rule("MatMulIntegerToFloat")
+def matmul_integer_to_float(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    made = np.matmul(side.dequantised(step, inputs, (0, 2, 4)), _columns(side, step, inputs, (1, 3, 5)))
+    return [made if _at(inputs, 6) is None else made + inputs[6].astype(np.float64)]
+
+
+@rule("DynamicQuantizeMatMul")
+def dynamic_quantize_matmul(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x = inputs[0].astype(np.float64)
+    scale, zero = _range(x)
+    if side.rounds:
+        x = (side.stepped(x, side.scales(x, scale, zero, LIKE), False) - zero) * scale
+    made = np.matmul(x, _columns(side, step, inputs, (1, 2, 3)))
+    return [made if _at(inputs, 4) is None else made + inputs[4].astype(np.float64)]
+
+
+@rule("QAttention")
+def qattention(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    x, w = side.dequantised(step, inputs, (0, 3, 6)), _columns(side, step, inputs, (1, 4, 7))
+    plain = replace(step, op="Attention")
+    return list(side.plain(plain, [x, w, inputs[2], _at(inputs, 5), _at(inputs, 8)]))
+
+
+@rule("MatMulNBits")
+def matmul_nbits(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    """As onnxruntime computes it, but in floats; the weight is what it makes of the identity."""
+    kept = {name: a for name, a in step.attributes.items() if name != "accuracy_level"}
+    _note_product(side, step, inputs, kept)
+    return list(side.plain(replace(step, attributes=kept), inputs))
+
+
+@rule("MatMulBnb4")
+def matmul_bnb4(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    _note_product(side, step, inputs, step.attributes)
+    return list(side.plain(step, inputs))
+
+
+def _note_product(side: Stands, step: Made, inputs: list[Any], attributes: dict[str, ir.Attr]) -> None:
+    if not side.floats.get(step.inputs[1]):  # type: ignore[arg-type]
+        one = [np.eye(int(step.attributes["K"].value)), *inputs[1:4]]
+        made = side.plain(replace(step, attributes=attributes), one)[0].T
+        side.note(step.inputs[1], made, step.inputs[2:4])
+
+
+# ---- one or two operands ---------------------------------------------------------------------------------------------
+
+
+@rule("QLinearAdd", "QLinearMul")
+def qlinear_two(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    a, b = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5))
+    op = step.op.removeprefix("QLinear")
+    return _close(side, step, inputs, a + b if op == "Add" else a * b, (6, 7, 0), op)
+
+
+@rule("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax")
+def qlinear_one(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    op = step.op.removeprefix("QLinear")
+    made = _like(step, op, 16 if op == "LeakyRelu" else 13, "opset")
+    if op == "Softmax" and "axis" not in step.attributes:
+        made = _like(step, op, 13, "opset", axis=-1)
+    return _close(side, step, inputs, _run(side, made, side.dequantised(step, inputs, (0, 1, 2))), (3, 4, 0), op)
+
+
+@rule("QLinearAveragePool", "QLinearGlobalAveragePool")
+def qlinear_pool(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    op, last = step.op.removeprefix("QLinear"), bool(attribute(step, "channels_last", 0))
+    if attribute(step, "ceil_mode", 0) and attribute(step, "count_include_pad", 0):
+        raise Untold(f"{step.op} that counts what lies behind its padding")
+    x = side.dequantised(step, inputs, (0, 1, 2))
+    made = _run(
+        side, _like(step, op, 11 if op == "AveragePool" else 1, "channels_last"), np.moveaxis(x, -1, 1) if last else x
+    )
+    return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (3, 4, 0), op)
+
+
+@rule("QLinearConcat")
+def qlinear_concat(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    parts = [side.dequantised(step, inputs, (i, i + 1, i + 2)) for i in range(2, len(inputs), 3)]
+    return _close(side, step, inputs, np.concatenate(parts, int(attribute(step, "axis", 0))), (0, 1, 2), "Concat")
+
+
+@rule("QLinearWhere")
+def qlinear_where(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    a, b = side.dequantised(step, inputs, (1, 2, 3)), side.dequantised(step, inputs, (4, 5, 6))
+    return _close(side, step, inputs, np.where(inputs[0], a, b), (7, 8, 1), "Where")
+
+
+@rule("QEmbedLayerNormalization")
+def qembed(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
+    """The tables have their scales from the ninth input on, and their zero points behind these."""
+    pairs = {2: (8, 13), 3: (9, 14), 4: (10, 15), 5: (11, 16), 6: (12, 17)}
+    tables = {i: side.dequantised(step, inputs, (i, *at)) for i, at in pairs.items() if inputs[i] is not None}
+    given = [inputs[0], inputs[1], *(tables.get(i) for i in range(2, 7)), inputs[7]]
+    return list(side.plain(replace(step, op="EmbedLayerNormalization"), given))
