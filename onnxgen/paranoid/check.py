@@ -21,6 +21,7 @@ from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.training import untrue
 
 Pass = Callable[[ir.Model, Options], None]
 SHOWN = 6  # nodes that an error names
@@ -81,7 +82,11 @@ class Checker:
         before = take(model)
         step(model, options)
         start = time.perf_counter()
-        found = difference(before, take(model))
+        after = take(model)
+        found = difference(before, after)
+        if found is not None or options.restore_batchnorm:
+            if wrong := untrue(_name(step), model, options, before, after):
+                raise WrongRewrite(f"the pass {_name(step)} changed how the network is trained: {wrong}")
         if found is not None:
             self._check(_name(step), found)
         self.counts.seconds += time.perf_counter() - start

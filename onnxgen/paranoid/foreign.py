@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.region import Untold
 from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
 
 MICROSOFT = "com.microsoft"
@@ -123,6 +124,14 @@ def _used(mask: int, past: int) -> Rule:
     return rule
 
 
+def _starts(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+    """Where sequences begin that lie one behind the other, and where the last one ends; none is empty."""
+    tokens, count = (shapes[0] or (0,))[0], len(drawn) - 1
+    if not 1 <= count <= tokens:
+        raise Untold("fewer tokens than sequences")
+    return np.array([0, *sorted(rng.choice(np.arange(1, tokens), count - 1, replace=False)), tokens])
+
+
 def _below(low: int, high: int) -> Rule:
     return lambda shapes, drawn, rng: rng.integers(low, high, drawn.shape)
 
@@ -137,6 +146,9 @@ INTEGERS: dict[str, dict[int, Rule]] = {
     "MRotaryEmbedding": {1: _rows(2)},
     "EmbedLayerNormalization": {0: _rows(2), 1: _rows(4), 8: _rows(3)},
     "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4)},
+    "PackedAttention": {4: _starts},
+    "PackedMultiHeadAttention": {5: _starts},
+    "TorchEmbedding": {1: _rows(0)},
     "Trilu": {1: _below(-3, 4)},
     "Pad": {1: _below(0, 4)},
 }

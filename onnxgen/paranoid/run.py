@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.paranoid import own_layers  # noqa: F401  # registers its operators
+from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
@@ -86,6 +86,9 @@ class Side:
         if step.bodies:
             raise Untold(f"{step.op} with a graph of its own")
         if step.domain == MICROSOFT:
+            made = stand_ins.run(self.single, step, inputs, self.wide)
+            if made is not None:
+                return made
             inputs = adapted(step, inputs)
         return self.single.run(step, inputs, self.wide, [self._type(v) for v in step.outputs])
 
