@@ -236,8 +236,9 @@ def prepare(arguments: tuple[Path, int]) -> Corpus:
 
 
 def _version() -> str:
-    """A digest of the product's source."""
+    """A digest of the product's source, and of what is noted of its modules."""
     files = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".jinja"))
+    files.append(Path(__file__).with_name("judge.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 

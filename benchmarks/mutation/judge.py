@@ -34,6 +34,7 @@ class Meaning:
         slack: for each of these outputs, by how much another right one may differ: twice what this one differs from the
             oracle's, which is something only where a quantised file became floats.
         trained: of each tensor of the ONNX file that has a way back, a digest of it, and whether it is trained.
+        initial: a digest of each tensor of the state dict before it is trained, by key.
         training: seeded outputs in training mode; then gradients, and the state dict afterwards, by key.
     """
 
@@ -41,6 +42,7 @@ class Meaning:
     outputs: list[Any] = field(default_factory=list)
     slack: list[list[float]] = field(default_factory=list)
     trained: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    initial: dict[str, str] = field(default_factory=dict)
     training: Any = None
     gradients: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
@@ -59,6 +61,7 @@ def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
         found.trained = _trained(model, module.with_suffix(".safetensors"))
         model.eval()
         found.outputs = [_outputs(model, feed)[0] for feed in feeds]
+        found.initial = {key: _digest(to_numpy(value)) for key, value in model.state_dict().items()}
         model.train()
         torch.manual_seed(0)
         found.training, tensors = _outputs(model, feeds[0])
@@ -99,9 +102,12 @@ def _trained(model: Any, sidecar: Path) -> dict[str, tuple[str, bool]]:
                 read.add(key)
                 return file.get_tensor(key)
 
-            array = np.ascontiguousarray(rebuild(record, name, tensor))
-            found[name] = hashlib.sha256(array.tobytes()).hexdigest()[:12], bool(read & parameters)
+            found[name] = _digest(rebuild(record, name, tensor)), bool(read & parameters)
     return found
+
+
+def _digest(array: Any) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
 
 
 def difference(found: Meaning, wanted: Meaning) -> str:
@@ -124,7 +130,7 @@ def difference(found: Meaning, wanted: Meaning) -> str:
         ("gradient", found.gradients, wanted.gradients),
         ("state after a step", found.state, wanted.state),
     ):
-        if why := _far(ours, theirs):
+        if why := _far(ours, theirs, {key for key, one in wanted.initial.items() if found.initial.get(key) == one}):
             return f"{what} of {why}"
     return ""
 
@@ -149,8 +155,12 @@ def _differs(found: Any, wanted: Any, slack: Sequence[float]) -> str:
     return ""
 
 
-def _far(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """How tensors differ, as parts of the largest number; nothing is told where the network is cut otherwise."""
+def _far(found: dict[str, Any], wanted: dict[str, Any], same: set[str]) -> str:
+    """How tensors differ, as parts of the largest number; nothing is told where the network is cut otherwise.
+
+    `same`: keys whose tensors were the same before. Others are of a part that is cut otherwise, or stored in another
+    order: of a square matrix the shape does not tell.
+    """
     if {key: np.shape(array) for key, array in found.items()} != {
         key: np.shape(array) for key, array in wanted.items()
     }:
@@ -158,6 +168,8 @@ def _far(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     floats = [array for array in wanted.values() if array is not None and array.dtype.kind == "f" and array.size]
     largest = max([float(np.abs(np.nan_to_num(array, posinf=0, neginf=0)).max()) for array in floats], default=0) or 1.0
     for key, array in wanted.items():
+        if key not in same:
+            continue
         if array is None or found[key] is None:
             if found[key] is not array:
                 return f"{key}: there is {'none' if found[key] is None else 'one'}"

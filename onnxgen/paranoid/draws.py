@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.paranoid.foreign import MICROSOFT, SHAPES, agreed, rules
 from onnxgen.paranoid.region import Cone, Region, Untold
 from onnxgen.paranoid.single import NARROW
 from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
@@ -26,6 +28,7 @@ TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
 class Style:
     """How elements are drawn: floats of a size, perhaps all positive, some of them 0; integers from a range.
 
+    `bytes`: the range of integers of 8 bits, if it is another one.
     `even`: floats up to `scale` and no further: what is past it, kernels of `exp` round as they like.
     """
 
@@ -35,6 +38,7 @@ class Style:
     even: bool = False
     zeros: float = 0.0
     integers: tuple[int, int] = (0, 2)
+    bytes: tuple[int, int] | None = None
 
 
 STYLES = (
@@ -61,8 +65,20 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
     free = [name for name in names if name not in region.fixed]
-    for row in SIZES if free else SIZES[:1]:
-        yield {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
+    for turn, row in enumerate(SIZES if free else SIZES[:1]):
+        numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
+        yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
+
+
+def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
+    """Numbers that the operators outside the standard accept together."""
+    for step in cone.steps:
+        if step.domain == MICROSOFT and step.op in SHAPES:
+            shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
+            heads = int(step.attributes["num_heads"].value) if "num_heads" in step.attributes else 0
+            with suppress(KeyError, ArithmeticError):
+                numbers = agreed(step.op, shapes, numbers, heads, turn)
+    return numbers
 
 
 def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
@@ -92,7 +108,19 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
                 made[key] = drawn(facts, numbers, style, wide, len(made))
             elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
                 raise Untold("a value of two shapes")
+    _mean(region.before, made, numbers, style)
     return made
+
+
+def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
+    """Integers that count or point somewhere, in the place of any."""
+    rng = np.random.default_rng(zlib.crc32(style.name.encode()))
+    for step in cone.steps:
+        for value, rule in rules(step):
+            key = cone.cuts.get(value)
+            if key is not None and facts_of(cone, value).data is None:
+                shapes = [None if v is None else shape_of(facts_of(cone, v), numbers) for v in step.inputs]
+                made[key] = np.asarray(rule(shapes, made[key], rng)).astype(made[key].dtype)
 
 
 def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:
@@ -121,6 +149,7 @@ def _flat(dtype: ir.DataType, count: int, style: Style, rng: np.random.Generator
     if dtype.is_integer():
         low, high = style.integers
         if dtype.itemsize <= 1:
+            low, high = style.bytes or style.integers
             low, high = max(-60 if dtype.is_signed() else 0, low), min(120, high)
         return rng.integers(low if dtype.is_signed() else max(0, low), high, count)
     flat = rng.uniform(-1, 1, count) if style.even else rng.standard_normal(count)

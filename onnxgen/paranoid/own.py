@@ -201,10 +201,9 @@ def SummedPool(
     kernel_shape: Sequence[int], pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
     """The mean of each window; of padding that counts, what lies behind its end does, too."""
-    if auto_pad not in ("NOTSET", "VALID") or ceil_mode:
-        raise NotImplementedError("padding that follows from the size")
     rank = len(kernel_shape)
-    sides, steps = list(pads or [0] * 2 * rank), tuple(strides or [1] * rank)
+    steps = tuple(strides or [1] * rank)
+    sides = _sides(X.shape[2:], kernel_shape, steps, auto_pad, ceil_mode, list(pads or [0] * 2 * rank))
     around = [(0, 0), (0, 0), *zip(sides[:rank], sides[rank:])]
     windows = np.lib.stride_tricks.sliding_window_view(
         np.pad(X, around), tuple(kernel_shape), tuple(range(2, rank + 2))
@@ -216,3 +215,25 @@ def SummedPool(
     ones = np.pad(np.ones_like(X), around)
     counted = np.lib.stride_tricks.sliding_window_view(ones, tuple(kernel_shape), tuple(range(2, rank + 2)))
     return np.asarray(total / counted[at].sum(tuple(range(-rank, 0))))
+
+
+def _sides(
+    sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], auto_pad: str, ceil_mode: int, pads: list[int]
+) -> list[int]:  # fmt: skip
+    """Padding before each axis, then behind each, with what the last window of a rounded-up size reaches past it."""
+    rank = len(kernel)
+    found = [0] * (2 * rank)
+    for axis, (n, k, step) in enumerate(zip(sizes, kernel, steps)):
+        before, after = pads[axis], pads[axis + rank]
+        if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            total = max((-(-n // step) - 1) * step + k - n, 0)
+            before = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            after = total - before
+        elif auto_pad == "VALID":
+            before = after = 0
+        if ceil_mode and auto_pad == "NOTSET":
+            count = -(-(n + before + after - k) // step) + 1
+            count -= (count - 1) * step >= n + before  # none begins behind the end
+            after = max(after, (count - 1) * step + k - n - before)
+        found[axis], found[axis + rank] = before, after
+    return found

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.paranoid import own_layers  # noqa: F401  # registers its operators
+from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
+from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
@@ -84,7 +85,17 @@ class Side:
             return CONTROL[step.op](self, step, inputs, values)
         if step.bodies:
             raise Untold(f"{step.op} with a graph of its own")
-        return self.single.run(step, inputs, self.wide)
+        if step.domain == MICROSOFT:
+            made = stand_ins.run(self.single, step, inputs, self.wide)
+            if made is not None:
+                return made
+            inputs = adapted(step, inputs)
+        return self.single.run(step, inputs, self.wide, [self._type(v) for v in step.outputs])
+
+    def _type(self, value: ir.Value) -> ir.DataType | None:
+        """As it was known then, or else as the file states it."""
+        facts = self.picture.facts.get(value)
+        return value.dtype if facts is None or facts.dtype is None else facts.dtype
 
     def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
         """The outputs of a subgraph, which reads values from around it."""

@@ -38,21 +38,29 @@ class Single:
         self.sessions: dict[Key, Any] = {}
         self.evaluators: dict[Key, Any] = {}
 
-    def run(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
-        """The outputs of a node. `wide`: in float64, whatever its attributes say. Raises `Untold`."""
+    def run(self, made: Made, inputs: Sequence[Any], wide: bool, types: Sequence[ir.DataType | None] = ()) -> list[Any]:
+        """The outputs of a node. Raises `Untold`.
+
+        Args:
+            wide: in float64, whatever its attributes say.
+            types: of the outputs, for operators outside the standard, whose schemas do not infer them all.
+        """
         if made.domain in LAYOUTS:
             raise Untold("kernels whose layout is that of the processor that they run on")
         attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
         given = tuple(_kind(v) for v in inputs)
         texts = [a.SerializeToString() for a in attributes]
-        key = (made.domain, made.op, made.version, len(made.outputs), given, *texts)
+        told = tuple(_told(t, wide) for t in types) if made.domain else ()
+        key = (made.domain, made.op, made.version, len(made.outputs), given, told, *texts)
         why, known = "onnxruntime is not installed", False
         if HAS_ONNXRUNTIME and not self.second and not _is_exotic(made, inputs):
             try:
-                return self._with_onnxruntime(key, made, attributes, inputs)
+                return self._with_onnxruntime(key, made, attributes, inputs, told)
             except Exception as error:
                 why = f"onnxruntime: {_line(error)}"
                 known = not any(text in why for text in ("NOT_IMPLEMENTED", "not a registered", "a crash"))
+                if made.domain and "NOT_IMPLEMENTED" in why:
+                    raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
             raise (Broken if known else Untold)(f"{made.op}: {why}")
         try:
@@ -60,10 +68,12 @@ class Single:
         except Exception as error:
             raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
 
-    def _with_onnxruntime(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    def _with_onnxruntime(
+        self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any], told: Sequence[int]
+    ) -> list[Any]:
         feeds = {f"i{i}": v for i, v in enumerate(inputs) if v is not None}
         if key not in self.sessions:
-            model = _model(made, attributes, inputs).SerializeToString()
+            model = _model(made, attributes, inputs, told).SerializeToString()
             try:
                 self.sessions[key] = model if made.domain else session(model)
             except Exception as error:
@@ -100,13 +110,17 @@ def _kind(value: Any) -> object:
     return None if value is None else value.dtype.str if value.dtype.kind != "V" else str(value.dtype)
 
 
-def _model(made: Made, attributes: list[Any], inputs: Sequence[Any]) -> onnx.ModelProto:
+def _model(made: Made, attributes: list[Any], inputs: Sequence[Any], told: Sequence[int] = ()) -> onnx.ModelProto:
     names = ["" if v is None else f"i{i}" for i, v in enumerate(inputs)]
     outputs = [f"o{i}" for i in range(len(made.outputs))]
     node = onnx.helper.make_node(made.op, names, outputs, domain=made.domain)
     node.attribute.extend(attributes)
     given = [onnx.helper.make_value_info(f"i{i}", _type(v)) for i, v in enumerate(inputs) if v is not None]
-    graph = onnx.helper.make_graph([node], "one", given, [onnx.ValueInfoProto(name=o) for o in outputs])
+    made_infos = [onnx.ValueInfoProto(name=o) for o in outputs]
+    for output, elem_type in zip(made_infos, told):
+        if elem_type:
+            output.type.CopyFrom(onnx.helper.make_tensor_type_proto(elem_type, None))
+    graph = onnx.helper.make_graph([node], "one", given, made_infos)
     opsets = [onnx.helper.make_opsetid(made.domain, made.version)]
     if made.domain:
         opsets.append(onnx.helper.make_opsetid("", 17))
@@ -118,6 +132,12 @@ def _type(value: Any) -> onnx.TypeProto:
         element = _type(value[0]) if value else onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
         return onnx.helper.make_sequence_type_proto(element)
     return onnx.helper.make_tensor_type_proto(int(dtype_of(value)), None)
+
+
+def _told(dtype: ir.DataType | None, wide: bool) -> int:
+    """The type of an output; 0 if it is unknown."""
+    found = 0 if dtype is None else int(dtype)
+    return DOUBLE if wide and found in NARROW else found
 
 
 def dtype_of(array: Any) -> ir.DataType:

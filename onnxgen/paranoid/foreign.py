@@ -1,0 +1,184 @@
+"""Operators of onnxruntime (`com.microsoft`): what their kernels take on trust, and what they do not take.
+
+Their schemas infer little, and their kernels check some of what they are given and read past the end of the rest. So
+sizes that must agree are made to agree, and integers that count or point somewhere are drawn from what they may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.region import Untold
+from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
+
+MICROSOFT = "com.microsoft"
+Array: TypeAlias = Any  # numpy says no more of most results
+Shape = tuple[int, ...]
+Dims = tuple[Dim, ...]
+Rule = Callable[[Sequence[Shape | None], Array, np.random.Generator], Array]
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+# The axes of each input, as letters: what has the same letter has the same size. An input of another rank than its
+# letters may be anything. `mask` has one of the forms of `_mask`.
+SHAPES = {
+    "Attention": "b l h; h c; c; mask; 2 b n p s",
+    "QAttention": "b l h; h c; c; ; ; mask; ; ; 2 b n p s",
+    "MultiHeadAttention": "b l h; b k h; b k v; w; mask; ; b n p s; b n p u",
+    "DecoderMaskedMultiHeadAttention": "b l h; b k h; b k v; mask; ; b n p s; b n p u",
+    "RotaryEmbedding": "b l h; b l; r d; r d",
+    "MRotaryEmbedding": "b l h; 3 b l; r d; r d",
+    "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
+}
+SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # where the used part of a cache is told
+
+
+def agreed(op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], heads: int, turn: int) -> dict[str, int]:
+    """Numbers for named dims, changed until what an operator is given fits together, as far as names can do that.
+
+    Args:
+        heads: that the operator has; 0 if it does not say.
+        turn: how many rows of numbers were tried: masks of a vector have another form each time.
+    """
+    found = dict(numbers)
+    letters: dict[str, int] = {}
+    forms = [form.split() for form in SHAPES[op].split(";")]
+    _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
+    if "Rotary" in op and heads and "d" in letters:
+        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": 2 * heads * letters["d"]}, found)
+    place = forms.index(["mask"]) if ["mask"] in forms else len(shapes)
+    if place < len(shapes) and (dims := shapes[place]) is not None:
+        batch, queries, past = (letters.get(letter, 0) for letter in "blp")
+        keys = letters.get("k", queries)
+        shared = SHARED.get(op, len(shapes))
+        is_shared = shared < len(shapes) and shapes[shared] is not None
+        letters["t"] = max(keys, (past + keys) // 2) if is_shared else past + keys
+        letters["m"] = (batch, 2 * batch, 3 * batch + 2)[turn % 3 if op.lstrip("Q") == "Attention" else 0]
+        _unify(_pairs({1: ["m"], 2: ["b", "t"], 3: ["b", "l", "t"]}.get(len(dims), []), dims), letters, found)
+    return found
+
+
+def _pairs(form: Sequence[str], dims: Dims | None) -> list[tuple[str, Dim]]:
+    same = dims is not None and len(dims) == len(form)
+    return [(letter, dim) for letter, dim in zip(form, dims or ()) if same and letter.isalpha()]
+
+
+def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[str, int]) -> None:
+    """Sizes that the file states come first; a name takes the size that its letter has."""
+    for letter, dim in sorted(pairs, key=lambda pair: isinstance(pair[1], Sym)):
+        if not isinstance(dim, Sym):
+            letters.setdefault(letter, dim)
+        elif len(names := list(symbols(dim))) == 1:
+            value = letters.setdefault(letter, evaluate(dim, found))
+            if all(evaluate(dim, {names[0]: n}) == n for n in (2, 5)):
+                found[names[0]] = value
+
+
+# ---- integers --------------------------------------------------------------------------------------------------------
+
+
+def _rows(table: int) -> Rule:
+    """Rows of a table; of an offset that more are counted from, those that leave enough."""
+
+    def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+        x, rows = shapes[0], (shapes[table] or (1,))[0]
+        length = x[1 if len(x) == 3 else 2] if x is not None and len(x) > 2 and drawn.shape == (1,) else 1
+        return rng.integers(0, max(1, rows - length + 1), drawn.shape)
+
+    return rule
+
+
+def _lengths(past: int) -> Rule:
+    """How many keys a vector says are seen, from where on, or where rows begin without padding."""
+
+    def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+        query, before = shapes[0], shapes[past] if past < len(shapes) else None
+        if drawn.ndim != 1 or query is None:
+            return drawn
+        keys = query[1] if past in OWN_KEYS or shapes[1] is None else shapes[1][2 if len(shapes[1]) == 4 else 1]
+        keys, batch = keys + (before[-2] if before is not None else 0), query[0]
+        ends = rng.integers(1, keys + 1, batch)
+        places = np.arange(batch + 1) * keys
+        forms = {batch: [ends], 2 * batch: [ends, rng.integers(0, ends)], 3 * batch + 2: [ends, places, places]}
+        return np.concatenate(forms[len(drawn)]) if len(drawn) in forms else drawn
+
+    return rule
+
+
+def _used(mask: int, past: int) -> Rule:
+    """How much of a cache is used: what leaves room for the new keys, or what a mask's length says."""
+
+    def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+        key, cache, seen = shapes[1], shapes[past], shapes[mask]
+        if key is None or cache is None:
+            return drawn
+        most = max(0, cache[2] - key[-2])
+        length = seen[-1] - key[-2] if seen is not None and len(seen) > 1 else int(rng.integers(0, most + 1))
+        return np.full(drawn.shape, min(most, max(0, length)))
+
+    return rule
+
+
+def _starts(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+    """Where sequences begin that lie one behind the other, and where the last one ends; none is empty."""
+    tokens, count = (shapes[0] or (0,))[0], len(drawn) - 1
+    if not 1 <= count <= tokens:
+        raise Untold("fewer tokens than sequences")
+    return np.array([0, *sorted(rng.choice(np.arange(1, tokens), count - 1, replace=False)), tokens])
+
+
+def _below(low: int, high: int) -> Rule:
+    return lambda shapes, drawn, rng: rng.integers(low, high, drawn.shape)
+
+
+OWN_KEYS = (4, 8)  # where Attention and QAttention have their caches: their keys are those of the input
+INTEGERS: dict[str, dict[int, Rule]] = {
+    "Attention": {3: _lengths(4)},
+    "QAttention": {5: _lengths(8)},
+    "MultiHeadAttention": {4: _lengths(6), 8: _used(4, 6)},
+    "DecoderMaskedMultiHeadAttention": {3: _lengths(5), 7: _used(3, 5)},
+    "RotaryEmbedding": {1: _rows(2)},
+    "MRotaryEmbedding": {1: _rows(2)},
+    "EmbedLayerNormalization": {0: _rows(2), 1: _rows(4), 8: _rows(3)},
+    "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4)},
+    "PackedAttention": {4: _starts},
+    "PackedMultiHeadAttention": {5: _starts},
+    "TorchEmbedding": {1: _rows(0)},
+    "Trilu": {1: _below(-3, 4)},
+    "Pad": {1: _below(0, 4)},
+}
+
+
+def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
+    """The inputs of a node that count or point somewhere."""
+    for index, rule in INTEGERS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
+        value = step.inputs[index] if index < len(step.inputs) else None
+        if value is not None:
+            yield value, rule
+
+
+# ---- what kernels do not take ----------------------------------------------------------------------------------------
+
+
+def adapted(step: Made, inputs: list[Any]) -> list[Any]:
+    """Inputs that mean the same, for a kernel of onnxruntime's CPU provider that ends in a crash or refuses them."""
+    if step.op == "Attention" and len(inputs) > 1 and inputs[1] is not None and (len(inputs) < 3 or inputs[2] is None):
+        return [*inputs[:2], np.zeros(inputs[1].shape[1:], inputs[1].dtype), *inputs[3:]]
+    if step.op == "MultiHeadAttention":
+        return _unpacked(inputs)
+    return inputs
+
+
+def _unpacked(inputs: list[Any]) -> list[Any]:
+    """Packed heads, [batch, length, heads, 2 or 3, size], as operands of their own."""
+    place = next((i for i in (0, 1) if i < len(inputs) and inputs[i] is not None and inputs[i].ndim == 5), None)
+    if place is None:
+        return inputs
+    packed = inputs[place]
+    parts = [packed[:, :, :, i].reshape(*packed.shape[:2], -1) for i in range(packed.shape[3])]
+    return [*inputs[:place], *parts, *inputs[3:]]
