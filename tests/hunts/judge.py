@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import traceback
 import warnings
@@ -124,11 +125,25 @@ def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[l
             if slack is None and got.shape == theirs.shape and got.dtype == theirs.dtype:
                 return Verdict("void", "rounding decides what comes out")
             if compare(theirs, got, tolerance, slack=slack).why:
+                if _agrees_in_float64(model, feed, k, theirs, tolerance):
+                    return Verdict("void", "rounding decides what comes out")
                 if _agrees(case.model, feed, k, got, tolerance):
                     return Verdict("disputed", f"onnx.reference agrees, onnxruntime does not: {why}"[:150])
                 what = "shape or dtype" if got.shape != theirs.shape or got.dtype != theirs.dtype else "values"
                 return Verdict("wrong", what, f"feed {number}, output {k}: {why}")
     return Verdict("right")
+
+
+def _agrees_in_float64(model: torch.nn.Module, feed: Feed, k: int, theirs: Any, tolerance: Tolerance) -> bool:
+    """Whether the module computes what onnxruntime does if it rounds less: then a step parted them, and nothing else."""
+    arguments = [torch.from_numpy(np.array(a)) for a in feed.values()]
+    try:
+        with torch.no_grad():
+            made = copy.deepcopy(model).double()(*[a.double() if a.is_floating_point() else a for a in arguments])
+    except Exception:
+        return False
+    got = (made if isinstance(made, tuple) else (made,))[k].numpy()
+    return not compare(theirs, got.astype(theirs.dtype), tolerance).why
 
 
 def _finite(array: Any) -> Any:
