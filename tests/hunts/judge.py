@@ -135,7 +135,7 @@ def _compared(case: Case, model: torch.nn.Module, session: Any, expected: list[l
 
 
 def _agrees_in_float64(model: torch.nn.Module, feed: Feed, k: int, theirs: Any, tolerance: Tolerance) -> bool:
-    """Whether the module computes what onnxruntime does if it rounds less: then a step parted them, and nothing else."""
+    """Whether the module computes what onnxruntime does when it rounds less: a step parted them, and nothing else."""
     arguments = [torch.from_numpy(np.array(a)) for a in feed.values()]
     try:
         with torch.no_grad():
