@@ -113,7 +113,7 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
 
 
 def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
-    """Integers that count or point somewhere, in the place of any."""
+    """Integers that count or point somewhere, and scales, in the place of any."""
     rng = np.random.default_rng(zlib.crc32(style.name.encode()))
     for step in cone.steps:
         for value, rule in rules(step):

@@ -79,7 +79,7 @@ def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[st
                 found[names[0]] = value
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- elements --------------------------------------------------------------------------------------------------------
 
 
 def _rows(table: int) -> Rule:
@@ -136,16 +136,34 @@ def _below(low: int, high: int) -> Rule:
     return lambda shapes, drawn, rng: rng.integers(low, high, drawn.shape)
 
 
+def _scale(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+    """Above 0, and such that few of the results are all the same bound."""
+    return rng.uniform(0.05, 0.15, drawn.shape)
+
+
+def _scales(count: int) -> dict[int, Rule]:
+    """Of so many operands, each with its scale and zero point; then those of the result."""
+    return {3 * i + 1: _scale for i in range(count)} | {3 * count: _scale}
+
+
 OWN_KEYS = (4, 8)  # where Attention and QAttention have their caches: their keys are those of the input
-INTEGERS: dict[str, dict[int, Rule]] = {
+MEANINGS: dict[str, dict[int, Rule]] = {
     "Attention": {3: _lengths(4)},
-    "QAttention": {5: _lengths(8)},
+    "QAttention": {3: _scale, 4: _scale, 5: _lengths(8)},
     "MultiHeadAttention": {4: _lengths(6), 8: _used(4, 6)},
     "DecoderMaskedMultiHeadAttention": {3: _lengths(5), 7: _used(3, 5)},
     "RotaryEmbedding": {1: _rows(2)},
     "MRotaryEmbedding": {1: _rows(2)},
     "EmbedLayerNormalization": {0: _rows(2), 1: _rows(4), 8: _rows(3)},
-    "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4)},
+    "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4), **dict.fromkeys(range(8, 13), _scale)},
+    **dict.fromkeys("QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid".split(), _scales(1)),
+    "QLinearReduceMean": _scales(1),
+    "QLinearMul": _scales(2),
+    "QLinearWhere": {2: _scale, 5: _scale, 7: _scale},
+    "QLinearConcat": {0: _scale, **{i: _scale for i in range(3, 48, 3)}},
+    "QLinearConv": {1: _scale, 4: _scale, 6: _scale},
+    "QGemm": {1: _scale, 4: _scale, 7: _scale},
+    "QuantizeLinear": {1: _scale},
     "PackedAttention": {4: _starts},
     "PackedMultiHeadAttention": {5: _starts},
     "TorchEmbedding": {1: _rows(0)},
@@ -155,8 +173,8 @@ INTEGERS: dict[str, dict[int, Rule]] = {
 
 
 def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
-    """The inputs of a node that count or point somewhere."""
-    for index, rule in INTEGERS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
+    """The inputs of a node that count or point somewhere, or are scales."""
+    for index, rule in MEANINGS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
         value = step.inputs[index] if index < len(step.inputs) else None
         if value is not None:
             yield value, rule
