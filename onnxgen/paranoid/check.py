@@ -16,7 +16,7 @@ from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gaps_of, only_ties, tells, unlike, widened
-from onnxgen.paranoid.draws import ENOUGH, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.draws import ENOUGH, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
@@ -185,7 +185,9 @@ class Comparison:
         """
         why: Untold | None = None
         told, broken = 0, ""
-        for numbers in sizes(self.region):
+        for turn, numbers in enumerate(sizes(self.region)):
+            if told and turn >= len(SIZES):
+                break
             try:
                 found = self._on(numbers)
             except Broken as error:
@@ -211,7 +213,7 @@ class Comparison:
         if weight > MOST:
             raise Untold(f"more than {MOST:,} elements")
         count = len(self.styles) if weight < FEW else 1 if weight < SOME else 0
-        # most kernels outside the standard know no float64: there are more draws as it is, and of few integers still more
+        # most kernels outside the standard know no float64: there are more draws as it is, of few integers still more
         draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
         if self.trusts and weight < LITTLE:
             draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in AGAIN for s in self.styles[:2]]

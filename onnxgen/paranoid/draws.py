@@ -21,6 +21,7 @@ WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
 # sizes of named dims, the first one first, until a region ran on `ENOUGH` rows
 SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
 ENOUGH = 3
+STATED, WIDEST = 6, 128  # sizes that the file states, to be tried where no other told anything
 TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
 
 
@@ -56,7 +57,10 @@ def facts_of(cone: Cone, value: ir.Value) -> Info:
 
 
 def sizes(region: Region) -> Iterator[dict[str, int]]:
-    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one."""
+    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one.
+
+    The first `len(SIZES)` are for any region, the rest for those of which nothing is told by then.
+    """
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
         for value in (*cone.cuts, *cone.constants):
@@ -65,9 +69,17 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate(SIZES if free else SIZES[:1]):
+    for turn, row in enumerate((*SIZES, *_stated(region)) if free else SIZES[:1]):
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
+
+
+def _stated(region: Region) -> Iterator[tuple[int]]:
+    """Sizes that the file states somewhere: a named dim may have to be one of them."""
+    values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
+    stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone, v).shape or () if isinstance(d, int))
+    known = {row[0] for row in SIZES if len(row) == 1}
+    yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
 
 
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
@@ -75,9 +87,9 @@ def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
     for step in cone.steps:
         if step.domain == MICROSOFT and step.op in SHAPES:
             shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
-            heads = int(step.attributes["num_heads"].value) if "num_heads" in step.attributes else 0
+            given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):
-                numbers = agreed(step.op, shapes, numbers, heads, turn)
+                numbers = agreed(step.op, shapes, numbers, given, turn)
     return numbers
 
 

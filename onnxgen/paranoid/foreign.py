@@ -38,19 +38,23 @@ SHAPES = {
 SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # where the used part of a cache is told
 
 
-def agreed(op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], heads: int, turn: int) -> dict[str, int]:
+def agreed(
+    op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], numbers_of: Mapping[str, int], turn: int
+) -> dict[str, int]:
     """Numbers for named dims, changed until what an operator is given fits together, as far as names can do that.
 
     Args:
-        heads: that the operator has; 0 if it does not say.
+        numbers_of: its attributes that are numbers.
         turn: how many rows of numbers were tried: masks of a vector have another form each time.
     """
     found = dict(numbers)
-    letters: dict[str, int] = {}
+    half = numbers_of.get("rotary_embedding_dim", 0) // 2
+    letters: dict[str, int] = {"d": half} if half else {}
     forms = [form.split() for form in SHAPES[op].split(";")]
     _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
-    if "Rotary" in op and heads and "d" in letters:
-        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": 2 * heads * letters["d"]}, found)
+    heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
+    if "Rotary" in op and heads and "d" in letters:  # a part of each head is turned, or all of it
+        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, found)
     place = forms.index(["mask"]) if ["mask"] in forms else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
         batch, queries, past = (letters.get(letter, 0) for letter in "blp")
@@ -160,7 +164,7 @@ MEANINGS: dict[str, dict[int, Rule]] = {
     "QLinearReduceMean": _scales(1),
     "QLinearMul": _scales(2),
     "QLinearWhere": {2: _scale, 5: _scale, 7: _scale},
-    "QLinearConcat": {0: _scale, **{i: _scale for i in range(3, 48, 3)}},
+    "QLinearConcat": {0: _scale, **dict.fromkeys(range(3, 48, 3), _scale)},
     "QLinearConv": {1: _scale, 4: _scale, 6: _scale},
     "QGemm": {1: _scale, 4: _scale, 7: _scale},
     "QuantizeLinear": {1: _scale},

@@ -13,7 +13,6 @@ import pytest
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, Counts, WrongRewrite
-from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.passes import contrib
 from onnxgen.reader import read
 from tests.ops.fuzz import floats
