@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.paranoid.foreign import MICROSOFT, SHAPES, agreed, rules
+from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.region import Cone, Region, Untold
 from onnxgen.paranoid.single import NARROW
 from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
@@ -83,9 +83,9 @@ def _stated(region: Region) -> Iterator[tuple[int]]:
 
 
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
-    """Numbers that the operators outside the standard accept together."""
+    """Numbers that operators outside the standard, and recurrent ones, accept together."""
     for step in cone.steps:
-        if step.domain == MICROSOFT and step.op in SHAPES:
+        if step.op in (SHAPES if step.domain == MICROSOFT else () if step.domain else RECURRENT):
             shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
             given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):

@@ -35,6 +35,8 @@ SHAPES = {
     "MRotaryEmbedding": "b l h; 3 b l; r d; r d",
     "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
 }
+# of the standard's; layout 1 has other axes
+RECURRENT = dict.fromkeys(("LSTM", "GRU", "RNN"), "s b i; d g i; d g h; d w; b; d b h; d b h")
 SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # where the used part of a cache is told
 
 
@@ -50,7 +52,10 @@ def agreed(
     found = dict(numbers)
     half = numbers_of.get("rotary_embedding_dim", 0) // 2
     letters: dict[str, int] = {"d": half} if half else {}
-    forms = [form.split() for form in SHAPES[op].split(";")]
+    text = SHAPES.get(op) or RECURRENT[op]
+    if numbers_of.get("layout"):
+        text = text.replace("s b i", "b s i").replace("d b h", "b d h")
+    forms = [form.split() for form in text.split(";")]
     _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
     heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
     if "Rotary" in op and heads and "d" in letters:  # a part of each head is turned, or all of it
