@@ -152,7 +152,8 @@ def _scale(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generato
 
 def _scales(count: int) -> dict[int, Rule]:
     """Of so many operands, each with its scale and zero point; then those of the result."""
-    return {3 * i + 1: _scale for i in range(count)} | {3 * count: _scale}
+    found: dict[int, Rule] = dict.fromkeys((*range(1, 3 * count, 3), 3 * count), _scale)
+    return found
 
 
 OWN_KEYS = (4, 8)  # where Attention and QAttention have their caches: their keys are those of the input
