@@ -34,6 +34,7 @@ class Meaning:
         slack: for each of these outputs, by how much another right one may differ: twice what this one differs from the
             oracle's, which is something only where a quantised file became floats.
         trained: of each tensor of the ONNX file that has a way back, a digest of it, and whether it is trained.
+        fixed: those of `trained` that no training changes; they need no way back, and may as well stand in the code.
         initial: a digest of each tensor of the state dict before it is trained, by key.
         training: seeded outputs in training mode; then gradients, and the state dict afterwards, by key.
     """
@@ -42,6 +43,7 @@ class Meaning:
     outputs: list[Any] = field(default_factory=list)
     slack: list[list[float]] = field(default_factory=list)
     trained: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
     initial: dict[str, str] = field(default_factory=dict)
     training: Any = None
     gradients: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +60,7 @@ def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
         return found
     with imported(module) as file:
         model = from_pretrained(file, module)
-        found.trained = _trained(model, module.with_suffix(".safetensors"))
+        found.trained, keys = _trained(model, module.with_suffix(".safetensors"))
         model.eval()
         found.outputs = [_outputs(model, feed)[0] for feed in feeds]
         found.initial = {key: _digest(to_numpy(value)) for key, value in model.state_dict().items()}
@@ -67,6 +69,8 @@ def meaning(module: Path, feeds: Sequence[Feeds]) -> Meaning:
         found.training, tensors = _outputs(model, feeds[0])
         found.gradients = _gradients(model, tensors)
         found.state = {key: to_numpy(value) for key, value in model.state_dict().items()}
+        same = {key for key, array in found.state.items() if _digest(array) == found.initial[key]}
+        found.fixed = {name for name, (_, trained) in found.trained.items() if not trained and keys[name] <= same}
     return found
 
 
@@ -90,9 +94,10 @@ def _gradients(model: Any, outputs: list[Any]) -> dict[str, Any]:
     return {name: None if g is None else g.double().numpy() for name, g in zip(trained, found)}
 
 
-def _trained(model: Any, sidecar: Path) -> dict[str, tuple[str, bool]]:
+def _trained(model: Any, sidecar: Path) -> tuple[dict[str, tuple[str, bool]], dict[str, set[str]]]:
+    """See `Meaning`; and the keys that each tensor is made of."""
     parameters = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    found = {}
+    found, keys = {}, {}
     with safe_open(sidecar, "np") as file:
         record = json.loads((file.metadata() or {}).get("wayback", "{}"))
         for name in record:
@@ -103,7 +108,8 @@ def _trained(model: Any, sidecar: Path) -> dict[str, tuple[str, bool]]:
                 return file.get_tensor(key)
 
             found[name] = _digest(rebuild(record, name, tensor)), bool(read & parameters)
-    return found
+            keys[name] = read
+    return found, keys
 
 
 def _digest(array: Any) -> str:
@@ -118,6 +124,8 @@ def difference(found: Meaning, wanted: Meaning) -> str:
         if why := _differs(a, b, slack):
             return f"output of run {i}: {why}"
     for name, (digest, trained) in wanted.trained.items():
+        if name not in found.trained and name in wanted.fixed:
+            continue
         if name not in found.trained:
             return f"{name!r} has no way back"
         if found.trained[name][0] != digest:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.paranoid.foreign import MICROSOFT, SHAPES, agreed, rules
+from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.region import Cone, Region, Untold
 from onnxgen.paranoid.single import NARROW
 from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
@@ -21,6 +21,7 @@ WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
 # sizes of named dims, the first one first, until a region ran on `ENOUGH` rows
 SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
 ENOUGH = 3
+STATED, WIDEST = 6, 128  # sizes that the file states, to be tried where no other told anything
 TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
 
 
@@ -56,7 +57,10 @@ def facts_of(cone: Cone, value: ir.Value) -> Info:
 
 
 def sizes(region: Region) -> Iterator[dict[str, int]]:
-    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one."""
+    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one.
+
+    The first `len(SIZES)` are for any region, the rest for those of which nothing is told by then.
+    """
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
         for value in (*cone.cuts, *cone.constants):
@@ -65,19 +69,27 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate(SIZES if free else SIZES[:1]):
+    for turn, row in enumerate((*SIZES, *_stated(region)) if free else SIZES[:1]):
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
 
 
+def _stated(region: Region) -> Iterator[tuple[int]]:
+    """Sizes that the file states somewhere: a named dim may have to be one of them."""
+    values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
+    stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone, v).shape or () if isinstance(d, int))
+    known = {row[0] for row in SIZES if len(row) == 1}
+    yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
+
+
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
-    """Numbers that the operators outside the standard accept together."""
+    """Numbers that operators outside the standard, and recurrent ones, accept together."""
     for step in cone.steps:
-        if step.domain == MICROSOFT and step.op in SHAPES:
+        if step.op in (SHAPES if step.domain == MICROSOFT else () if step.domain else RECURRENT):
             shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
-            heads = int(step.attributes["num_heads"].value) if "num_heads" in step.attributes else 0
+            given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):
-                numbers = agreed(step.op, shapes, numbers, heads, turn)
+                numbers = agreed(step.op, shapes, numbers, given, turn)
     return numbers
 
 
@@ -113,7 +125,7 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
 
 
 def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
-    """Integers that count or point somewhere, in the place of any."""
+    """Integers that count or point somewhere, and scales, in the place of any."""
     rng = np.random.default_rng(zlib.crc32(style.name.encode()))
     for step in cone.steps:
         for value, rule in rules(step):

@@ -35,22 +35,31 @@ SHAPES = {
     "MRotaryEmbedding": "b l h; 3 b l; r d; r d",
     "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
 }
+# of the standard's; layout 1 has other axes
+RECURRENT = dict.fromkeys(("LSTM", "GRU", "RNN"), "s b i; d g i; d g h; d w; b; d b h; d b h")
 SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # where the used part of a cache is told
 
 
-def agreed(op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], heads: int, turn: int) -> dict[str, int]:
+def agreed(
+    op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], numbers_of: Mapping[str, int], turn: int
+) -> dict[str, int]:
     """Numbers for named dims, changed until what an operator is given fits together, as far as names can do that.
 
     Args:
-        heads: that the operator has; 0 if it does not say.
+        numbers_of: its attributes that are numbers.
         turn: how many rows of numbers were tried: masks of a vector have another form each time.
     """
     found = dict(numbers)
-    letters: dict[str, int] = {}
-    forms = [form.split() for form in SHAPES[op].split(";")]
+    half = numbers_of.get("rotary_embedding_dim", 0) // 2
+    letters: dict[str, int] = {"d": half} if half else {}
+    text = SHAPES.get(op) or RECURRENT[op]
+    if numbers_of.get("layout"):
+        text = text.replace("s b i", "b s i").replace("d b h", "b d h")
+    forms = [form.split() for form in text.split(";")]
     _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
-    if "Rotary" in op and heads and "d" in letters:
-        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": 2 * heads * letters["d"]}, found)
+    heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
+    if "Rotary" in op and heads and "d" in letters:  # a part of each head is turned, or all of it
+        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, found)
     place = forms.index(["mask"]) if ["mask"] in forms else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
         batch, queries, past = (letters.get(letter, 0) for letter in "blp")
@@ -79,7 +88,7 @@ def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[st
                 found[names[0]] = value
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- elements --------------------------------------------------------------------------------------------------------
 
 
 def _rows(table: int) -> Rule:
@@ -136,16 +145,35 @@ def _below(low: int, high: int) -> Rule:
     return lambda shapes, drawn, rng: rng.integers(low, high, drawn.shape)
 
 
+def _scale(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+    """Above 0, and such that few of the results are all the same bound."""
+    return rng.uniform(0.05, 0.15, drawn.shape)
+
+
+def _scales(count: int) -> dict[int, Rule]:
+    """Of so many operands, each with its scale and zero point; then those of the result."""
+    found: dict[int, Rule] = dict.fromkeys((*range(1, 3 * count, 3), 3 * count), _scale)
+    return found
+
+
 OWN_KEYS = (4, 8)  # where Attention and QAttention have their caches: their keys are those of the input
-INTEGERS: dict[str, dict[int, Rule]] = {
+MEANINGS: dict[str, dict[int, Rule]] = {
     "Attention": {3: _lengths(4)},
-    "QAttention": {5: _lengths(8)},
+    "QAttention": {3: _scale, 4: _scale, 5: _lengths(8)},
     "MultiHeadAttention": {4: _lengths(6), 8: _used(4, 6)},
     "DecoderMaskedMultiHeadAttention": {3: _lengths(5), 7: _used(3, 5)},
     "RotaryEmbedding": {1: _rows(2)},
     "MRotaryEmbedding": {1: _rows(2)},
     "EmbedLayerNormalization": {0: _rows(2), 1: _rows(4), 8: _rows(3)},
-    "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4)},
+    "QEmbedLayerNormalization": {0: _rows(2), 1: _rows(4), **dict.fromkeys(range(8, 13), _scale)},
+    **dict.fromkeys("QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid".split(), _scales(1)),
+    "QLinearReduceMean": _scales(1),
+    "QLinearMul": _scales(2),
+    "QLinearWhere": {2: _scale, 5: _scale, 7: _scale},
+    "QLinearConcat": {0: _scale, **dict.fromkeys(range(3, 48, 3), _scale)},
+    "QLinearConv": {1: _scale, 4: _scale, 6: _scale},
+    "QGemm": {1: _scale, 4: _scale, 7: _scale},
+    "QuantizeLinear": {1: _scale},
     "PackedAttention": {4: _starts},
     "PackedMultiHeadAttention": {5: _starts},
     "TorchEmbedding": {1: _rows(0)},
@@ -155,8 +183,8 @@ INTEGERS: dict[str, dict[int, Rule]] = {
 
 
 def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
-    """The inputs of a node that count or point somewhere."""
-    for index, rule in INTEGERS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
+    """The inputs of a node that count or point somewhere, or are scales."""
+    for index, rule in MEANINGS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
         value = step.inputs[index] if index < len(step.inputs) else None
         if value is not None:
             yield value, rule

@@ -27,8 +27,15 @@ class Kernel:
 
     def __call__(self, op: str, *inputs: Array | None, without: Sequence[str] = ()) -> Array:
         attributes = {name: a for name, a in self.step.attributes.items() if name not in without}
-        made = replace(self.step, op=op, attributes=attributes, outputs=self.step.outputs[:1])
-        return self.single.run(made, list(inputs), self.wide)[0]
+        return self.run(replace(self.step, op=op, attributes=attributes), inputs)
+
+    def standard(self, op: str, version: int, *inputs: Array | None, **names: str) -> Array:
+        """An operator of the standard's domain; `names`: of its attributes, and what the node calls them."""
+        given = {new: self.step.attributes[old] for new, old in names.items() if old in self.step.attributes}
+        return self.run(replace(self.step, op=op, domain="", version=version, attributes=given), inputs)
+
+    def run(self, made: Made, inputs: Sequence[Array | None]) -> Array:
+        return self.single.run(replace(made, outputs=made.outputs[:1]), list(inputs), self.wide)[0]
 
 
 StandIn = Callable[..., Any]
@@ -194,6 +201,20 @@ def nhwc_conv(
     inner = [None if v is None else np.ascontiguousarray(np.moveaxis(v, -1, 1)) for v in (x, z)]
     given = [inner[0], w, bias, inner[1]]
     return np.moveaxis(kernel("FusedConv", *given[: 4 if z is not None else 3]), 1, -1)
+
+
+@stand_in("FusedMatMulActivation")
+def fused_matmul_activation(kernel: Kernel, a: Array, b: Array, *, activation: Any, **attributes: Any) -> Array:
+    names = {name: f"activation_{name}" for name in ("alpha", "beta", "gamma", "axis")}
+    made = kernel("FusedMatMul", a, b, without=["activation", *names.values()])
+    return kernel.standard(activation, 13 if "Softmax" in activation else 6, made, **names)
+
+
+@stand_in("LayerNormalization", "SimplifiedLayerNormalization")
+def layer_normalization(kernel: Kernel, *inputs: Array | None, **attributes: Any) -> Array:
+    """Those of the standard's domain."""
+    version = 17 if kernel.step.op == "LayerNormalization" else 1
+    return kernel.standard(kernel.step.op, version, *inputs, **{name: name for name in attributes})
 
 
 @stand_in("PackedAttention")
