@@ -35,6 +35,7 @@ SHOWN = 6  # nodes that an error names
 LEVELS = 6  # how often a region is enlarged before it is said to be wrong
 FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
 LITTLE, AGAIN = 10_000, (1, 2)  # elements of a region of which more draws are made, and these
+ROUNDED = 0.05  # of the largest element: what rounding may part from a kernel that knows no float64
 # What may compute nothing: elements are the same ones, bit for bit.
 MOVES = frozenset(
     "Constant ConstantOfShape Identity Reshape Flatten Transpose Squeeze Unsqueeze Slice Concat Split Gather GatherND "
@@ -306,7 +307,8 @@ class Comparison:
 
     def _rounding(self, numbers: dict[str, int], style: Style, narrow: tuple[Any, Any]) -> Any:
         """By how much rounding may part both sides: four times what parts one of them from itself in float64, in the
-        same row. Where rounding decides a row, it need not decide the others."""
+        same row. Where rounding decides a row, it need not decide the others. Of kernels outside the standard only
+        what was written out is known in float64, which may be wrong: so much the less may be rounding."""
         found: Any = 0.0
         drawn = elements(self.region, numbers, style, wide=True)
         for cone, one in zip((self.region.before, self.region.after), narrow):
@@ -314,6 +316,9 @@ class Comparison:
                 other = Side(cone.picture, self.single, numbers, wide=True).value(cone, drawn)
                 if getattr(other, "shape", None) == getattr(one, "shape", ()) and one.dtype.kind == "f":
                     found = np.maximum(found, 4 * gaps_of(widened(one), widened(other)))
+        if self.trusts and isinstance(narrow[0], np.ndarray) and narrow[0].dtype.kind == "f":
+            first = np.abs(widened(narrow[0]))
+            found = np.minimum(found, ROUNDED * np.max(first, initial=0.0, where=np.isfinite(first)))
         return found
 
     def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
