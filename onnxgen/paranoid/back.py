@@ -1,4 +1,4 @@
-"""The way back of a quantised file's weights: what nobody trained is the very integers of the file."""
+"""The way back of a file's weights: what nobody trained is the file's own numbers, and of a quantised one integers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.dequantised import KEY, Dequantised, DequantisedTensor
+from onnxgen.errors import OnnxgenError
 from onnxgen.generated import Generated
 from onnxgen.wayback import Source, rebuild
 
@@ -35,6 +36,38 @@ def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
                 yield f"{name!r} {why}"
         elif trained.get(name, (False, ""))[0]:
             yield f"{name!r} is trained, and has no way back"
+
+
+def altered(generated: Generated) -> Iterator[str]:
+    """Of each tensor that the state dict is made of as it is: how an export of what is not trained would differ."""
+    record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
+    sources = [found for found in generated.tensors.values() if isinstance(found, Source)]
+    pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
+    for name in (record.keys() & pieces.keys()) - how.keys():
+        try:
+            floats = np.asarray(
+                rebuild(record, name, lambda key: _numbers(generated.tensors[key]), pieces[name].numpy())
+            )
+        except (KeyError, OnnxgenError) as error:
+            yield f"{name!r} can't come back: {error}"
+            continue
+        original = np.asarray(pieces[name].numpy())
+        exact = floats.dtype == original.dtype and floats.tobytes() == original.tobytes()
+        if floats.shape != original.shape or not (exact or _is_near(floats, original)):
+            yield f"{name!r} comes back as other numbers"
+
+
+def _numbers(found: Any) -> Any:
+    return found.numpy() if isinstance(found, Source) else found
+
+
+def _is_near(floats: Any, original: Any) -> bool:
+    """By `--dtype`, or where a BatchNorm is folded again: what comes back is near."""
+    if original.dtype.kind not in "fV":
+        return False
+    held = np.isfinite(floats.astype(np.float64))  # a narrower type may hold no number as large
+    wide = original.astype(np.float64)[held]
+    return bool(np.allclose(floats.astype(np.float64)[held], wide, NEAR, NEAR * np.abs(wide).max(initial=0)))
 
 
 def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], generated: Generated) -> str:

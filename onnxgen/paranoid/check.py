@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
-from onnxgen.paranoid.back import lost
+from onnxgen.paranoid.back import altered, lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gaps_of, only_ties, tells, unlike, widened
 from onnxgen.paranoid.draws import ENOUGH, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
@@ -186,8 +186,8 @@ class Checker:
 
 
 def hold_way_back(model: ir.Model, generated: Generated) -> None:
-    """What was generated of a quantised file has the file's integers. Raises `WrongRewrite`."""
-    for fault in lost(model, generated):
+    """What was generated has the file's numbers, and of a quantised file its integers. Raises `WrongRewrite`."""
+    for fault in (*lost(model, generated), *altered(generated)):
         raise WrongRewrite(f"the way back is wrong: {fault}")
 
 

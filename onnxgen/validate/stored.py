@@ -18,21 +18,23 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
 
 FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
-STANDARD = ("", "ai.onnx")
+DOMAINS = ("", "ai.onnx", "com.microsoft")
 # inputs of operators that a gradient passes; None: all of them
 DATA: dict[str, Collection[int] | None] = dict.fromkeys(
     "Add Sub Mul Div Max Min MatMul Gemm Conv ConvTranspose Relu LeakyRelu PRelu Elu Selu Gelu Sigmoid Tanh Erf "
     "Softplus HardSigmoid HardSwish Softmax LogSoftmax Exp Log Neg Sqrt Identity Transpose Flatten Concat MaxPool "
-    "AveragePool GlobalAveragePool GlobalMaxPool LayerNormalization InstanceNormalization LSTM GRU RNN".split()
+    "AveragePool GlobalAveragePool GlobalMaxPool LayerNormalization InstanceNormalization LSTM GRU RNN FastGelu "
+    "BiasGelu FusedMatMul FusedGemm SkipLayerNormalization".split()
 )
 DATA |= dict.fromkeys(
     "Reshape Gather Expand Pad Slice Split Resize Upsample Clip Dropout ReduceMean ReduceSum Squeeze Unsqueeze "
     "Pow".split(),
     (0,),
 )
-DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2)}
-WEIGHTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (1,), "LSTM": (1, 2), "GRU": (1, 2)}
-WEIGHTS |= {"RNN": (1, 2)}
+DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2), "Attention": (0, 1, 2)}
+WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1, 2))
+WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)) | {"MatMul": (1,)}
+MEASURED = re.compile(r"\w\.running_(mean|var)$")
 FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 
@@ -43,10 +45,12 @@ class Stored:
 
     Attributes:
         weights: initializers that are trained, unless an option says otherwise.
+        measured: those that a layer measures, which are not.
         floats: initializers of floating point.
     """
 
     weights: frozenset[str]
+    measured: frozenset[str]
     floats: frozenset[str]
 
 
@@ -56,14 +60,15 @@ def stored_by(graph: ir.Graph) -> Stored:
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
     reached = _reached(graph)
     weights = (v.name or "" for v, tensor in floats.items() if v in reached and _is_weight(v, tensor, reached))
-    return Stored(frozenset(weights), frozenset(v.name or "" for v in floats))
+    names = frozenset(v.name or "" for v in floats)
+    return Stored(frozenset(weights), frozenset(filter(MEASURED.search, names)), names)
 
 
 def _reached(graph: ir.Graph) -> set[ir.Value]:
     """The values that an output of floating point depends on by nothing but operators of `DATA`."""
     reached = {output for output in graph.outputs if output.dtype in FLOATS}
     for node in reversed(graph):
-        if node.domain in STANDARD and node.op_type in DATA and not reached.isdisjoint(node.outputs):
+        if node.domain in DOMAINS and node.op_type in DATA and not reached.isdisjoint(node.outputs):
             taken = DATA[node.op_type]
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and (taken is None or i in taken))
     return reached
@@ -75,10 +80,25 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
     if re.search(r"\w\.(weight|bias)$", value.name or ""):
         return True
     uses = [use for use in value.uses() if use.idx in WEIGHTS.get(use.node.op_type, ())]
-    uses = [use for use in uses if use.node.domain in STANDARD and not reached.isdisjoint(use.node.outputs)]
+    uses = [use for use in uses if use.node.domain in DOMAINS and not reached.isdisjoint(use.node.outputs)]
     if any(use.node.op_type != "MatMul" for use in uses):
         return True
-    return bool(uses) and len(tensor.shape) == 2 and np.unique(tensor.numpy().reshape(-1)[:SOME]).size > FEW
+    multiplies = bool(uses) and len(tensor.shape) == 2
+    return (multiplies or _is_packed(value, reached)) and _is_irregular(tensor)
+
+
+def _is_irregular(tensor: ir.TensorProtocol) -> bool:
+    """Neither a mask nor numbers that follow from each other."""
+    some = tensor.numpy().reshape(-1)[:SOME].astype(np.float64)
+    steps = np.sign(np.diff(some))
+    return bool(np.unique(some).size > FEW and (steps > 0).any() and (steps < 0).any())
+
+
+def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
+    """Whether it is the weight or the bias of onnxruntime's Attention, which has those of three products in one."""
+    nodes = (use.node for use in value.uses() if use.idx in (1, 2))
+    found = (n for n in nodes if n.op_type == "Attention" and n.domain == "com.microsoft")
+    return any(not reached.isdisjoint(node.outputs) for node in found)
 
 
 def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
@@ -105,6 +125,8 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     frozen -= trained | barred
     if lost := barred & trained:
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
+    if lost := trained & stored.measured - asked:
+        raise WrongTranslation(f"{min(lost)!r} is measured, and is trained")
     if lost := frozen & (asked | stored.weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
     if options.quantized == "keep" and (lost := set(stored.weights.difference(way_back))):

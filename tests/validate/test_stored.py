@@ -151,3 +151,28 @@ def test_numbers(number: float) -> None:
                 held(literal(other), number)
     with pytest.raises(WrongTranslation):
         held(ast.parse("f(1)", mode="eval").body, number)
+
+
+def test_what_is_measured_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["" : 17]>
+    net (float[N, 3, 8] x) => (float[N, 3, 8] y) {
+      y = BatchNormalization (x, "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
+    }
+    """
+    model = parser.parse_model(text)
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32([0.5, 1.5, 1]), f"bn.{name}"))
+    onnx.save(model, tmp_path / "net.onnx")
+    build(tmp_path / "net.onnx")
+    given = lower.lower
+
+    def wrong(*args: Any) -> Any:
+        module = given(*args)
+        for member in module.members:
+            member.frozen.clear()
+        return module
+
+    monkeypatch.setattr(pipeline, "lower", wrong)
+    with pytest.raises(WrongTranslation, match="is measured, and is trained"):
+        build(tmp_path / "net.onnx")
