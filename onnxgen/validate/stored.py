@@ -34,6 +34,8 @@ DATA |= dict.fromkeys(
 DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2), "Attention": (0, 1, 2)}
 WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1, 2))
 WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)) | {"MatMul": (1,)}
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
+NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # what torch's exporters call what has no name
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
 FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
@@ -44,34 +46,45 @@ class Stored:
     """Names in the file.
 
     Attributes:
-        weights: initializers that are trained, unless an option says otherwise.
-        measured: those that a layer measures, which are not.
-        floats: initializers of floating point.
+        weights: tensors that are trained, unless an option says otherwise.
+        fixed: those that are not: what a layer measures, and constants.
+        floats: all of floating point.
     """
 
     weights: frozenset[str]
-    measured: frozenset[str]
+    fixed: frozenset[str]
     floats: frozenset[str]
 
 
 def stored_by(graph: ir.Graph) -> Stored:
     """What is stored in a graph as it was read."""
-    tensors = {v: v.const_value for v in graph.initializers.values()}
+    made = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
+    tensors = {v: v.const_value for v in (*graph.initializers.values(), *made)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
     reached = _reached(graph)
-    weights = (v.name or "" for v, tensor in floats.items() if v in reached and _is_weight(v, tensor, reached))
-    names = frozenset(v.name or "" for v in floats)
-    return Stored(frozenset(weights), frozenset(filter(MEASURED.search, names)), names)
+    own = {v: tensor for v, tensor in floats.items() if v.producer() is None}
+    weights = (v.name or "" for v, tensor in own.items() if v in reached and _is_weight(v, tensor, reached))
+    fixed = (v.name or "" for v, t in floats.items() if MEASURED.search(v.name or "") or _is_constant(v, t))
+    return Stored(frozenset(weights), frozenset(fixed), frozenset(v.name or "" for v in floats))
 
 
 def _reached(graph: ir.Graph) -> set[ir.Value]:
-    """The values that an output of floating point depends on by nothing but operators of `DATA`."""
+    """The values that an output of floating point depends on by nothing but operators of `DATA`, and branches."""
     reached = {output for output in graph.outputs if output.dtype in FLOATS}
+    _reach(graph, reached)
+    return reached
+
+
+def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
-        if node.domain in DOMAINS and node.op_type in DATA and not reached.isdisjoint(node.outputs):
+        if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
+            continue
+        if node.op_type in DATA:
             taken = DATA[node.op_type]
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and (taken is None or i in taken))
-    return reached
+        for branch in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+            reached.update(output for output in branch.outputs if output.dtype in FLOATS)
+            _reach(branch, reached)
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
@@ -92,6 +105,19 @@ def _is_irregular(tensor: ir.TensorProtocol) -> bool:
     some = tensor.numpy().reshape(-1)[:SOME].astype(np.float64)
     steps = np.sign(np.diff(some))
     return bool(np.unique(some).size > FEW and (steps > 0).any() and (steps < 0).any())
+
+
+def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+    """A number, or a mask, of a name that no parameter has, which is added or multiplied somewhere."""
+    if not NAMELESS.match(value.name or "") or value.metadata_props.get(KIND) == "PARAMETER":
+        return False
+    uses = list(value.uses())
+    makers = [v.producer() for use in uses for v in use.node.inputs if v is not None and v is not value]
+    if any(use.node.op_type not in ELEMENTWISE or use.node.domain not in DOMAINS for use in uses):
+        return False
+    if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
+        return False  # it may be a bias
+    return tensor.size == 1 or bool(np.isin(tensor.numpy(), (0, 1, -np.inf)).all() and len(tensor.shape) > 1)
 
 
 def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
@@ -125,8 +151,8 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     frozen -= trained | barred
     if lost := barred & trained:
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
-    if lost := trained & stored.measured - asked:
-        raise WrongTranslation(f"{min(lost)!r} is measured, and is trained")
+    if lost := trained & stored.fixed - asked:
+        raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
     if lost := frozen & (asked | stored.weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
     if options.quantized == "keep" and (lost := set(stored.weights.difference(way_back))):

@@ -174,5 +174,5 @@ def test_what_is_measured_is_not_trained(tmp_path: Path, monkeypatch: pytest.Mon
         return module
 
     monkeypatch.setattr(pipeline, "lower", wrong)
-    with pytest.raises(WrongTranslation, match="is measured, and is trained"):
+    with pytest.raises(WrongTranslation, match="is a constant or a statistic, and is trained"):
         build(tmp_path / "net.onnx")
