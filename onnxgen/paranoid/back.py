@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.dequantised import KEY, Dequantised, DequantisedTensor
 from onnxgen.errors import OnnxgenError
-from onnxgen.generated import Generated
 from onnxgen.wayback import Source, rebuild
+
+if TYPE_CHECKING:
+    from onnxgen.generated import Generated
 
 NEAR = 1e-2  # what 8 bits of a mantissa keep
 

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.generated import Generated
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
@@ -29,6 +28,9 @@ from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.training import untrue
 from onnxgen.propagate import propagate
 from onnxgen.propagate.info import info
+
+if TYPE_CHECKING:
+    from onnxgen.generated import Generated
 
 Pass = Callable[[ir.Model, Options], None]
 SHOWN = 6  # nodes that an error names
