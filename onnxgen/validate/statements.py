@@ -37,6 +37,7 @@ class Statements(Expressions):
         self.undefined = graph.make("undefined")
         self.lent: dict[int, Value] = {}
         self._like: Counter[Node] = Counter()
+        self.trying = False
 
     def run(self, block: list[ast.stmt], scope: Scope) -> Value:
         """Execute a block; what it returns, or `UNDEFINED`. Only the last statement of a `forward` returns."""
@@ -152,19 +153,29 @@ class Statements(Expressions):
         """A loop of which nobody knows how many turns it takes.
 
         Loops that go through the same are told apart by what a turn does, not by which comes first: a text may have
-        two that do not need each other in another order. So each is executed on trial before.
+        two that do not need each other in another order. So each is executed on trial before, and loops in it by their
+        order then: else each level would double the work.
         """
         like = self.make("loop", self.loop, self.under, source)
-        kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
-        trial = self._turn(like, target, stop, body, scope)[1]
-        began = (own for own in trial.values() if own.start is not self.undefined)  # others are no values of a turn
-        does = frozenset((own.own, self.nexts.get(own.own)) for own in began if own.own is not None)
-        self.seen, self._like, self.nexts, self.stops, self.effects = kept
+        does = frozenset() if self.trying else self._does(like, target, stop, body, scope)
         loop = self.number("loop", like, does)
         inner, carried = self._turn(loop, target, stop, body, scope)
         for name in inner.values:
             last = _After(self, carried[name]) if name in carried else self.make("last turn", loop, name)
             self.bind(name, last, scope)
+
+    def _does(
+        self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+    ) -> frozenset[tuple[Node, Node | None]]:
+        """What a turn of a loop makes of each value that it carries; nothing of the trial is kept."""
+        kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
+        self.trying = True
+        trial = self._turn(like, target, stop, body, scope)[1]
+        self.trying = False
+        began = (own for own in trial.values() if own.start is not self.undefined)  # others are no values of a turn
+        does = frozenset((own.own, self.nexts.get(own.own)) for own in began if own.own is not None)
+        self.seen, self._like, self.nexts, self.stops, self.effects = kept
+        return does
 
     def _turn(
         self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope

@@ -36,6 +36,7 @@ WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "G
 WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)) | {"MatMul": (1,)}
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # what torch's exporters call what has no name
+STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
 FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
@@ -64,7 +65,7 @@ def stored_by(graph: ir.Graph) -> Stored:
     reached = _reached(graph)
     own = {v: tensor for v, tensor in floats.items() if v.producer() is None}
     weights = (v.name or "" for v, tensor in own.items() if v in reached and _is_weight(v, tensor, reached))
-    fixed = (v.name or "" for v, t in floats.items() if MEASURED.search(v.name or "") or _is_constant(v, t))
+    fixed = (v.name or "" for v, tensor in floats.items() if _is_measured(v) or _is_constant(v, tensor))
     return Stored(frozenset(weights), frozenset(fixed), frozenset(v.name or "" for v in floats))
 
 
@@ -105,6 +106,12 @@ def _is_irregular(tensor: ir.TensorProtocol) -> bool:
     some = tensor.numpy().reshape(-1)[:SOME].astype(np.float64)
     steps = np.sign(np.diff(some))
     return bool(np.unique(some).size > FEW and (steps > 0).any() and (steps < 0).any())
+
+
+def _is_measured(value: ir.Value) -> bool:
+    """A statistic by its name, of which nothing but a BatchNormalization takes the mean or the variance."""
+    uses = [(use.node.op_type, use.idx) for use in value.uses()]
+    return bool(MEASURED.search(value.name or "")) and all(u in STATISTICS for u in uses)
 
 
 def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
