@@ -32,8 +32,8 @@ DATA |= dict.fromkeys(
     (0,),
 )
 DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2), "Attention": (0, 1, 2)}
-WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm"), (1, 2))
-WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)) | {"MatMul": (1,)}
+WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), (1,))
+WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # what torch's exporters call what has no name
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
