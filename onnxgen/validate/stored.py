@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
+from onnxgen.plugins.own_code import OwnCode
 
 FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -156,11 +157,12 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
     barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
     frozen -= trained | barred
+    weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any alone
     if lost := barred & trained:
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
     if lost := trained & stored.fixed - asked:
         raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
-    if lost := frozen & (asked | stored.weights):
+    if lost := frozen & (asked | weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
-    if options.quantized == "keep" and (lost := set(stored.weights.difference(way_back))):
+    if options.quantized == "keep" and (lost := set(weights.difference(way_back))):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and has no way back")
