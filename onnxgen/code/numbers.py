@@ -18,6 +18,19 @@ NAMED = {
 }
 
 
+def same(short: float, number: float) -> float:
+    """`short`, which is `number` in float32: exactly, or when rounded to it.
+
+    Raises:
+        WrongTranslation: it is another number, or none.
+    """
+    with np.errstate(over="ignore"):
+        is_same = short is not None and (short == number or np.float32(short) == np.float32(number))
+    if not is_same and not (number != number and short != short):
+        raise WrongTranslation(f"the number {number!r} is shortened to {short!r}")
+    return short
+
+
 def held(tree: ast.expr, number: float) -> ast.expr:
     """`tree`, which is `number`: of its type, and with its sign, where it is zero, too.
 

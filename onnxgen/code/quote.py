@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.numbers import held
+from onnxgen.code.numbers import held, same
 from onnxgen.propagate.dims import Sym
 
 if TYPE_CHECKING:
@@ -126,7 +126,11 @@ def shortest(value: float, dtype: ir.DataType | None = ir.DataType.FLOAT) -> flo
     Only float32 is shortened: torch keeps a Python scalar in float32 when it computes in half precision, so a
     half-precision constant must be written with its exact value.
     """
-    if dtype == ir.DataType.FLOAT and math.isfinite(value) and float(np.float32(value)) == value:
+    return same(_shortened(value) if dtype == ir.DataType.FLOAT else value, value)
+
+
+def _shortened(value: float) -> float:
+    if math.isfinite(value) and float(np.float32(value)) == value:
         short = float(str(np.float32(value)))
         return short if abs(short) <= -_LOWEST else value  # rounded up past the largest float32
     return value

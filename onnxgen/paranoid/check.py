@@ -21,6 +21,7 @@ from onnxgen.paranoid.draws import ENOUGH, SIZES, STYLES, Style, elements, facts
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Made, Picture, take
+from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
@@ -95,9 +96,9 @@ class Checker:
         before = take(model)
         step(model, options)
         start, name, after = time.perf_counter(), _name(step), take(model)
-        if self.learns is not None and name == TRAINABLE:
-            for fault in self.learns.faults(before):
-                raise WrongRewrite(f"the pass {TRAINABLE} is wrong: {fault}")
+        learned = self.learns.faults(before) if self.learns is not None and name == TRAINABLE else ()
+        for fault in (*learned, *broken(name, model, options, after)):
+            raise WrongRewrite(f"the pass {name} is wrong: {fault}")
         found = difference(before, after)
         if found is not None or options.restore_batchnorm:
             if wrong := untrue(name, model, options, before, after):

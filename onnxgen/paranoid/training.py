@@ -6,8 +6,9 @@ one exception is `--restore-batchnorm`, whose norms are the identity.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +21,10 @@ DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout Stochas
 STACKS = ("recurrent",)  # passes that make one layer of several, which has the drops between them
 ADDS = ("restore_batchnorm",)
 EPSILON = 1e-5
+FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")  # what exporters call what they folded
+TOLD = re.compile(rf"{FOLDED.pattern}|\d+")
+HIERARCHY = "pkg.torch.onnx.class_hierarchy"
+CONVOLUTIONS = ("Conv", "ConvTranspose")
 IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)  # of channels; the bias is the layer's
 
 
@@ -38,7 +43,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     if options.restore_batchnorm and "restored" not in model.meta:
         return "no norm was looked for, though it was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
-    return next(filter(None, (*wrong, *_wrong_folds(model, after))), "")
+    return next(filter(None, (*wrong, *_wrong_folds(model, after), *_forgotten(before, after))), "")
 
 
 def _kinds(picture: Picture) -> Iterator[str]:
@@ -70,7 +75,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
     beside its bias."""
     x, *tensors = made.inputs
     conv = picture.maker[x][0] if x in picture.maker else None
-    if x is None or conv is None or conv.op not in ("Conv", "ConvTranspose") or conv.domain:
+    if x is None or conv is None or conv.op not in CONVOLUTIONS or conv.domain:
         return f"the norm {made.name} stands behind no convolution"
     weight = conv.inputs[1]
     size = None if weight is None else picture.facts[weight].shape
@@ -98,7 +103,47 @@ def _channels(conv: Made) -> tuple[int, int]:
 def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """How each norm is folded again: along the output channels of the convolution that it is of."""
     for made in picture.nodes.values():
-        weight = picture.names.get(made.inputs[1]) if made.op in ("Conv", "ConvTranspose") and made.inputs[1] else None
+        weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
         for norm in model.meta.get("restored", []):
             if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
+
+
+def _forgotten(before: Picture, after: Picture) -> Iterator[str]:
+    """The convolutions that surely had a norm, and got none.
+
+    The file says so by a tensor's name. Or it says so of no layer, has no norm, and the convolution leads through one
+    activation to nothing but another convolution.
+    """
+    users: dict[ir.Value, list[Made]] = {}
+    for made in before.nodes.values():
+        for value in made.inputs:
+            users.setdefault(value, []).append(made) if value is not None else None
+    outputs = {value for _, values in before.graphs.values() for value in values}
+    is_told = any(map(_tells, before.nodes.values())) or any(TOLD.fullmatch(before.names[v]) for v in before.stored)
+    has_norms = any("Normalization" in made.op for made in before.nodes.values())
+    normed = {made.inputs[0] for made in after.nodes.values() if made.op == NORM}
+    for conv in before.nodes.values():
+        if not _may_be_folded(before, conv, users) or conv.outputs[0] in normed | outputs:
+            continue
+        names = [before.names[v] for v in conv.inputs[1:3] if v is not None]
+        if any(FOLDED.fullmatch(name) for name in names) and not has_norms:
+            yield f"the norm that {' and '.join(names)} hold is not put back"
+        following = users.get(conv.outputs[0], [])
+        inner = [user for made in following for user in users.get(made.outputs[0], [])]
+        is_activated = [made.op for made in following] in (["Relu"], ["LeakyRelu"], ["Clip"])
+        if is_activated and inner and not is_told | has_norms and all(made.op in CONVOLUTIONS for made in inner):
+            if following[0].outputs[0] not in outputs:
+                yield f"no norm is put behind {conv.name}"
+
+
+def _tells(made: Made) -> bool:
+    return "batch_norm" in made.node.metadata_props.get(HIERARCHY, "")
+
+
+def _may_be_folded(picture: Picture, made: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
+    """Whether it is a convolution that alone has its weight, and has a bias, both of the file."""
+    tensors = made.inputs[1:3]
+    if made.op not in CONVOLUTIONS or made.domain or len(tensors) < 2 or None in tensors:
+        return False
+    return all(v in picture.stored for v in tensors) and len(users[tensors[0]]) == 1 and len(users[tensors[1]]) == 1  # type: ignore[index]

@@ -16,7 +16,7 @@ from onnx import numpy_helper, parser
 
 from onnxgen import generated, lower, pipeline
 from onnxgen.code import copied
-from onnxgen.code.numbers import held
+from onnxgen.code.numbers import held, same
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
 from onnxgen.wayback import way_back
@@ -176,3 +176,10 @@ def test_what_is_measured_is_not_trained(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(pipeline, "lower", wrong)
     with pytest.raises(WrongTranslation, match="is a constant or a statistic, and is trained"):
         build(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("short", [0.1000001, -0.1, 0.0, None])
+def test_a_number_that_is_shortened_to_another(short: Any) -> None:
+    assert same(0.1, float(np.float32(0.1))) == 0.1
+    with pytest.raises(WrongTranslation, match="is shortened to"):
+        same(short, 0.1)

@@ -1,0 +1,48 @@
+"""What some passes promise of the graph that they leave, which no computation shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgen.options import Options
+from onnxgen.paranoid.picture import Picture
+from onnxgen.paranoid.trained import wrong_decisions
+from onnxgen.propagate.info import info
+
+# torch has no tensors of text: these work on numbers that stand for it
+MOVERS = frozenset(
+    "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
+    "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
+)
+FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
+
+
+def broken(name: str, model: ir.Model, options: Options, after: Picture) -> Iterator[str]:
+    """What a pass did not do, by its name."""
+    if name == "trainable":
+        yield from wrong_decisions(model.graph, options)
+    elif name == "text":
+        yield from _text_that_is_moved(after)
+    elif name == "dynamic_batch" and options.dynamic_batch:
+        yield from _fixed_batch(model)
+
+
+def _text_that_is_moved(after: Picture) -> Iterator[str]:
+    for made in after.nodes.values():
+        for value in made.inputs if made.op in MOVERS and not made.domain else ():
+            if value is not None and after.facts[value].dtype == ir.DataType.STRING:
+                yield f"{made.op} {made.name} is given text"
+
+
+def _fixed_batch(model: ir.Model) -> Iterator[str]:
+    freed = model.meta.get(FREED)
+    if freed is None:
+        yield "nothing is known of the batch"
+        return
+    sides = (model.graph.inputs, freed.inputs), (model.graph.outputs, freed.outputs)
+    for value, axis in ((v, axes[v.name]) for values, axes in sides for v in values if v.name in axes):
+        shape = info(value).shape
+        if shape is not None and isinstance(shape[axis], int):
+            yield f"axis {axis} of {value.name!r} is still {shape[axis]}"

@@ -1,0 +1,245 @@
+"""Which stored tensors are trained, decided a second time, with no code or table of the pass `trainable`.
+
+The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), either decision is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.gradients import NOWHERE
+from onnxgen.options import Options
+from onnxgen.paranoid.picture import STANDARD
+from onnxgen.plugins.domains import is_foreign
+from onnxgen.reader.origin import param_path
+from onnxgen.stored import folded_from, stored
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
+STILL, BLOCKED, ROOT = "still", "blocked", "root"  # in `meta`: what passes before have said
+# layers' own tensors, by place in a node's inputs
+LAYERS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
+    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
+    "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
+}  # fmt: skip
+NORMS = tuple(op for op in LAYERS if op.endswith("Normalization"))
+VIEWS = frozenset("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
+# what a layer measures, or sets once: a gradient may pass there, and none is followed
+SET = {
+    "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
+    "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
+    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9), "MatMulNBits": (1, 2, 3, 4),
+    "MatMulBnb4": (1, 2), "MaxRoiPool": (1,),
+    **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"), (0,)),
+}  # fmt: skip
+BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
+# all inputs of these are numbers that are computed with; of others the first one is, and what is known to be
+ARITHMETIC = frozenset("Add Sub Mul Div Max Min Sum Mean MatMul Gemm Concat Where Einsum Pow Attention".split())
+TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # an input, before any layer
+MANY = 4096  # elements past which a tensor is looked at no further
+
+
+@dataclass
+class Reach:
+    """The values from which a gradient comes to an output: `sure`, and those from which one may."""
+
+    sure: set[ir.Value] = field(default_factory=set)
+    perhaps: set[ir.Value] = field(default_factory=set)
+
+    def walk(self, graph: ir.Graph, is_sure: bool = True) -> None:
+        """Add what the outputs of a graph are made of."""
+        floats = [v for v in graph.outputs if v.dtype is None or v.dtype in FLOATS]
+        self.perhaps.update(floats)
+        self.sure.update(v for v in floats if is_sure and v.dtype is not None)
+        for node in reversed(graph):
+            if not _is_barrier(node) and not self.perhaps.isdisjoint(node.outputs):
+                self._through(node)
+
+    def _through(self, node: ir.Node) -> None:
+        op = _op(node)
+        is_sure = bool(op) and BLOCKED not in node.meta and not self.sure.isdisjoint(node.outputs)
+        for i, value in enumerate(node.inputs):
+            if value is None or i in SET.get(op, ()) and BLOCKED not in node.meta:
+                continue
+            self.perhaps.add(value)
+            tensor = stored(value)
+            dtype = value.dtype if tensor is None else tensor.dtype
+            is_number = dtype in FLOATS or dtype is None and (i == 0 or op in ARITHMETIC)
+            if is_sure and is_number:
+                self.sure.add(value)
+        for body in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+            self.perhaps.update(body.outputs)
+            self.walk(body, is_sure and op == "If")
+
+
+def _op(node: ir.Node) -> str:
+    return "" if is_foreign(node.domain) else node.op_type
+
+
+def _is_barrier(node: ir.Node) -> bool:
+    to = node.attributes.get("to") if _op(node) == "Cast" and node.domain in STANDARD else None
+    return _op(node) in BARRIERS or to is not None and to.value not in FLOATS
+
+
+def wrong_decisions(graph: ir.Graph, options: Options) -> Iterator[str]:
+    """What the pass `trainable` decided otherwise than the rules here.
+
+    Args:
+        graph: as the pass left it, which changes nothing but `meta`.
+        options: `trainable` and `frozen`.
+    """
+    reach = Reach()
+    reach.walk(graph)
+    rules = Rules(graph, options, reach)
+    for value in _all_stored(graph):
+        tensor = stored(value)
+        if tensor is None or tensor.dtype not in FLOATS:
+            continue
+        if "trainable" not in value.meta:
+            yield f"nobody decided of {value.name!r}"
+            continue
+        decided, why = value.meta["trainable"]
+        if rules.wanted(value, tensor) is (not decided):
+            yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
+
+
+def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs if node.op_type == "Constant" else ()
+        for body in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+            yield from _all_stored(body)
+
+
+class Rules:
+    """What each stored tensor of a graph is, by the first rule that knows."""
+
+    def __init__(self, graph: ir.Graph, options: Options, reach: Reach) -> None:
+        self.options, self.reach = options, reach
+        tensors = graph.initializers.values()
+        self.by_pytorch = graph.meta.get("producer") == "pytorch"
+        self.has_state = self.by_pytorch and any(param_path(v.name or "") for v in tensors)
+        self.is_recorded = any(KIND in v.metadata_props for v in tensors)
+        self.inputs = set(graph.inputs).difference(tensors)
+
+    def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
+        """Whether a tensor is to be trained; None where nothing is known."""
+        name, kind = value.name or "", value.metadata_props.get(KIND)
+        for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
+            if pattern and re.search(pattern, name):
+                return decided
+        if value not in self.reach.perhaps:
+            return False
+        if value not in self.reach.sure or STILL in value.meta:
+            return None
+        if kind == "PARAMETER":
+            return True
+        path = param_path(folded_from(value) or name)
+        uses = list(_uses(value))
+        if path is None and tensor.size and self._is_no_affine(tensor, uses):
+            return False
+        if self.has_state and value.producer() is not None:
+            return False
+        if any(i in LAYERS.get(op, ()) for op, i in uses):
+            return True
+        if any(op not in LAYERS and "ML" not in op for op, _ in uses) and kind == "BUFFER":
+            return False
+        return self._by_elements(value, tensor, path)
+
+    def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[str, int]]) -> bool:
+        """Whether it is a scale of ones or a bias of zeros that a layer without parameters was exported with."""
+        norms = NORMS if self.by_pytorch else ("InstanceNormalization",)
+        uses = [(op, i) for op, i in uses if op not in VIEWS]
+        if not uses or any(op not in norms or i not in (1, 2) for op, i in uses):
+            return False
+        numbers = set(np.unique(tensor.numpy()).tolist())
+        return all(numbers == {2.0 - i} for _, i in uses)
+
+    def _by_elements(self, value: ir.Value, tensor: ir.TensorProtocol, path: tuple[str, ...] | None) -> bool | None:
+        if any(_adds_to_product(use.node, use.idx, tensor) for use in value.uses()):
+            return True
+        is_named = path is not None or ROOT in value.meta
+        if tensor.size == 1 and not is_named:
+            return False
+        if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
+            return True
+        if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
+            return False
+        fresh = self.has_state and not self.is_recorded and _is_row(tensor) and _elements(tensor) in ({0.0}, {1.0})
+        return True if fresh else not _follows(tensor)
+
+
+def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
+    for use in value.uses():
+        yield _op(use.node), use.idx
+        if _op(use.node) in VIEWS and depth < 8:
+            for output in use.node.outputs:
+                yield from _uses(output, depth + 1)
+
+
+def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool:
+    """Whether a row is added to what is multiplied by a stored matrix with as many columns, whose numbers are drawn."""
+    other = node.inputs[1 - place] if _op(node) == "Add" else None
+    product = other.producer() if other is not None else None
+    if product is None or _op(product) != "MatMul" or not len(tensor.shape) or tensor.shape[-1] != tensor.size:
+        return False
+    matrix = stored(product.inputs[1])
+    columns = matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size
+    return columns and not _follows(matrix)  # type: ignore[arg-type]
+
+
+def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: int = 8) -> bool:
+    """Whether an input of the network, before anything else has touched it, is shifted or divided by a tensor."""
+    if _op(node) not in ("Sub", "Div") or node.inputs[1] is not value:
+        return False
+    data = node.inputs[0]
+    while data is not None and data not in inputs and depth:
+        maker, depth = data.producer(), depth - 1
+        if maker is None or _op(maker) not in TOUCHES:
+            return False
+        data = maker.inputs[0]
+    return data in inputs
+
+
+def _is_row(tensor: ir.TensorProtocol) -> bool:
+    return tensor.size > 1 and max(tensor.shape.numpy()) == tensor.size
+
+
+def _elements(tensor: ir.TensorProtocol) -> set[float]:
+    return set(np.unique(_numbers(tensor)).tolist())
+
+
+def _numbers(tensor: ir.TensorProtocol) -> NDArray[np.float64]:
+    return tensor.numpy().reshape(-1).astype(np.float64)
+
+
+def _follows(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is a mask, evenly spaced numbers, or powers of one: nobody learned those."""
+    if tensor.size < 2:
+        return False
+    numbers = _numbers(tensor)
+    if np.unique(numbers[:MANY]).size <= 4 and _masks(numbers):
+        return True
+    if tensor.size < 3 or not _is_row(tensor):
+        return False
+    steps = numbers[1:] - numbers[:-1]
+    if steps[0] and bool((steps == steps[0]).all()):
+        return True
+    if tensor.dtype not in FLOATS[:2] or not bool((numbers > 0).all()):
+        return False
+    factors = numbers[1:] / numbers[:-1] * (numbers[0] / numbers[1])
+    near = 32 * np.finfo(tensor.dtype.numpy()).eps
+    return numbers[0] != numbers[1] and bool((factors < 1 + near).all() and (factors > 1 - near).all())
+
+
+def _masks(numbers: NDArray[np.float64]) -> bool:
+    lowest = numbers.min()
+    barred = lowest if lowest <= -100 and 0 in numbers else -np.inf
+    return bool((np.isin(numbers, (0, 1, barred)) | (numbers <= np.finfo(np.float32).min)).all())

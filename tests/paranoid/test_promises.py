@@ -1,0 +1,149 @@
+"""Passes that do not do what they promise, though every number is right: each is caught."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxgen.passes
+from onnxgen import Options, pipeline
+from onnxgen.paranoid.check import WrongRewrite
+
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 17]>
+net (float[N, 3, 8, 8] x, bool c) => (float[N, 4] y, int64[N] z) {
+  shifted = Sub (x, mean)
+  a = Conv <pads = [1, 1, 1, 1]> (shifted, "features.weight", "features.bias")
+  b = InstanceNormalization (a, ones, zeros)
+  pooled = GlobalAveragePool (b)
+  d = Flatten (pooled)
+  e = MatMul (d, matrix)
+  f = Add (e, row)
+  g = Mul (f, mask)
+  h = Add (g, steps)
+  i = Mul (h, powers)
+  j = Mul (i, half)
+  k = Mul (j, free)
+  chosen = If (c) <then_branch = one () => (float[N, 5] t) { t = Mul (k, inner) },
+                   else_branch = two () => (float[N, 5] t) { t = Identity (k) }>
+  y = Gemm <transB = 1> (chosen, "head.weight", "head.bias")
+  scored = Mul (y, unread)
+  z = ArgMax <axis = 1, keepdims = 0> (scored)
+}
+"""
+draw = np.random.default_rng(0)
+TRAINED = {"features.weight": (6, 3, 3, 3), "features.bias": (6,), "matrix": (6, 5), "row": (5,), "free": (5,)}
+TRAINED |= {"inner": (5,), "head.weight": (4, 5), "head.bias": (4,)}
+FIXED: dict[str, Any] = {
+    "mean": draw.standard_normal((1, 3, 1, 1)), "ones": np.ones(6), "zeros": np.zeros(6), "mask": [0, 1, 1, 0, 1],
+    "steps": [0, 2, 4, 6, 8], "powers": [1, 0.5, 0.25, 0.125, 0.0625], "half": 0.5, "unread": [0.3, -0.1, 0.2, 0.9],
+}  # fmt: skip
+trainable = sys.modules["onnxgen.passes.trainable"]  # in its package the name is the function's
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    model = parser.parse_model(GRAPH)
+    arrays = {name: draw.standard_normal(shape) for name, shape in TRAINED.items()} | FIXED
+    for name, array in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array, np.float32), name))
+    onnx.save(model, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+def build(network: Path, **options: Any) -> None:
+    pipeline.build(network, Options(paranoid=True, **options), network.with_suffix(".py"))
+
+
+def test_right_decisions_pass(network: Path) -> None:
+    build(network)
+    build(network, frozen="head", trainable="half")
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *FIXED])
+def test_another_decision(network: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = trainable._decide
+
+    def decided(value: Any, *rest: Any) -> tuple[bool, str]:
+        found: tuple[bool, str] = decide(value, *rest)
+        return (not found[0], "turned round") if value.name == name else found
+
+    monkeypatch.setattr(trainable, "_decide", decided)
+    known = "not trained" if name in TRAINED else "trained"
+    with pytest.raises(WrongRewrite, match=f"trainable is wrong: '{name}' is {known}: turned round"):
+        build(network)
+
+
+def test_no_decision(network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored_values = trainable.stored_values
+    monkeypatch.setattr(trainable, "stored_values", lambda graph: list(stored_values(graph))[1:])
+    with pytest.raises(WrongRewrite, match="nobody decided of"):
+        build(network)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The passes, of which one does nothing."""
+
+    def nothing(model: ir.Model, options: Options) -> None: ...
+
+    nothing.__name__ = name
+    passes = [nothing if step.__name__ == name else step for step in onnxgen.passes.PASSES]
+    monkeypatch.setattr(onnxgen.passes, "PASSES", passes)
+
+
+def written(folder: Path, graph: str) -> Path:
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 17]>\n{graph}')
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+def test_text_that_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, "net (string[N, 2] x) => (string[2, N] y) { y = Transpose <perm = [1, 0]> (x) }")
+    build(network)
+    without(monkeypatch, "text")
+    with pytest.raises(WrongRewrite, match="the pass text is wrong: Transpose .* is given text"):
+        build(network)
+
+
+def test_a_batch_that_stays_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, "net (float[1, 4] x) => (float[1, 4] y) { y = Tanh (x) }")
+    build(network, dynamic_batch=True)
+    batch = sys.modules["onnxgen.passes.batch"]
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "_infer_anew", lambda *_: None)
+        with pytest.raises(WrongRewrite, match="axis 0 of 'x' is still 1"):
+            build(network, dynamic_batch=True)
+    without(monkeypatch, "dynamic_batch")
+    with pytest.raises(WrongRewrite, match="nothing is known of the batch"):
+        build(network, dynamic_batch=True)
+
+
+CONVOLUTIONS = """net (float[N, 3, 8, 8] x) => (float[N, 4, 4, 4] y) {
+  a = Conv (x, weight, two)
+  b = Relu (a)
+  y = Conv (b, three, four)
+}"""
+SHAPES = {"weight": (5, 3, 3, 3), "two": (5,), "three": (4, 5, 3, 3), "four": (4,)}
+
+
+@pytest.mark.parametrize("weight", ["w", "onnx::Conv_41"])
+def test_a_norm_that_is_not_put_back(tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, CONVOLUTIONS)
+    model = onnx.load(network)
+    for name, shape in SHAPES.items():
+        array = draw.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, weight if name == "weight" else name))
+    model.graph.node[0].input[1] = weight
+    onnx.save(model, network)
+    build(network, restore_batchnorm=True)
+    folded = sys.modules["onnxgen.passes.folded"]
+    monkeypatch.setattr(folded, "_is_own", lambda *_: False)
+    with pytest.raises(WrongRewrite, match="no norm is put behind|is not put back"):
+        build(network, restore_batchnorm=True)
