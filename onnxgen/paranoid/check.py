@@ -97,8 +97,10 @@ class Checker:
         step(model, options)
         start, name, after = time.perf_counter(), _name(step), take(model)
         learned = self.learns.faults(before) if self.learns is not None and name == TRAINABLE else ()
-        for fault in (*learned, *broken(name, model, options, after)):
+        for fault in learned:
             raise WrongRewrite(f"the pass {name} is wrong: {fault}")
+        for fault in broken(name, model, options, after):
+            raise WrongRewrite(fault)
         found = difference(before, after)
         if found is not None or options.restore_batchnorm:
             if wrong := untrue(name, model, options, before, after):

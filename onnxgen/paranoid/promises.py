@@ -16,17 +16,19 @@ MOVERS = frozenset(
     "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
     "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
 )
+DECIDED = "decided"  # in `model.meta`: it was checked which tensors are trained
 FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
 
 
 def broken(name: str, model: ir.Model, options: Options, after: Picture) -> Iterator[str]:
-    """What a pass did not do, by its name."""
-    if name == "trainable":
-        yield from wrong_decisions(model.graph, options)
+    """What a pass did not do, by its name; of the pass `trainable` it is said when types are known."""
+    if name == "propagate" and DECIDED not in model.meta:
+        model.meta[DECIDED] = True
+        yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model.graph, options))
     elif name == "text":
-        yield from _text_that_is_moved(after)
+        yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
     elif name == "dynamic_batch" and options.dynamic_batch:
-        yield from _fixed_batch(model)
+        yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in _fixed_batch(model))
 
 
 def _text_that_is_moved(after: Picture) -> Iterator[str]:

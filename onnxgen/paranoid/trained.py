@@ -17,6 +17,7 @@ from onnxgen.gradients import NOWHERE
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.plugins.domains import is_foreign
+from onnxgen.propagate.info import info
 from onnxgen.reader.origin import param_path
 from onnxgen.stored import folded_from, stored
 
@@ -28,6 +29,9 @@ LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
     **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
     "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
+    **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), (1, 2)), "SVMRegressor": (1, 2, 3),
+    "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
+    **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),
 }  # fmt: skip
 NORMS = tuple(op for op in LAYERS if op.endswith("Normalization"))
 VIEWS = frozenset("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
@@ -40,8 +44,6 @@ SET = {
     **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"), (0,)),
 }  # fmt: skip
 BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
-# all inputs of these are numbers that are computed with; of others the first one is, and what is known to be
-ARITHMETIC = frozenset("Add Sub Mul Div Max Min Sum Mean MatMul Gemm Concat Where Einsum Pow Attention".split())
 TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # an input, before any layer
 MANY = 4096  # elements past which a tensor is looked at no further
 
@@ -55,9 +57,8 @@ class Reach:
 
     def walk(self, graph: ir.Graph, is_sure: bool = True) -> None:
         """Add what the outputs of a graph are made of."""
-        floats = [v for v in graph.outputs if v.dtype is None or v.dtype in FLOATS]
-        self.perhaps.update(floats)
-        self.sure.update(v for v in floats if is_sure and v.dtype is not None)
+        self.perhaps.update(v for v in graph.outputs if _dtype(v) in (None, *FLOATS))
+        self.sure.update(v for v in graph.outputs if is_sure and _dtype(v) in FLOATS)
         for node in reversed(graph):
             if not _is_barrier(node) and not self.perhaps.isdisjoint(node.outputs):
                 self._through(node)
@@ -69,14 +70,16 @@ class Reach:
             if value is None or i in SET.get(op, ()) and BLOCKED not in node.meta:
                 continue
             self.perhaps.add(value)
-            tensor = stored(value)
-            dtype = value.dtype if tensor is None else tensor.dtype
-            is_number = dtype in FLOATS or dtype is None and (i == 0 or op in ARITHMETIC)
-            if is_sure and is_number:
+            if is_sure and _dtype(value) in FLOATS:
                 self.sure.add(value)
         for body in (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
             self.perhaps.update(body.outputs)
             self.walk(body, is_sure and op == "If")
+
+
+def _dtype(value: ir.Value) -> ir.DataType | None:
+    known = info(value).dtype
+    return value.dtype if known is None else known
 
 
 def _op(node: ir.Node) -> str:
@@ -92,7 +95,7 @@ def wrong_decisions(graph: ir.Graph, options: Options) -> Iterator[str]:
     """What the pass `trainable` decided otherwise than the rules here.
 
     Args:
-        graph: as the pass left it, which changes nothing but `meta`.
+        graph: as the pass left it, which changes nothing but `meta`; types are known by now.
         options: `trainable` and `frozen`.
     """
     reach = Reach()
@@ -149,7 +152,7 @@ class Rules:
             return False
         if any(i in LAYERS.get(op, ()) for op, i in uses):
             return True
-        if any(op not in LAYERS and "ML" not in op for op, _ in uses) and kind == "BUFFER":
+        if kind == "BUFFER":
             return False
         return self._by_elements(value, tensor, path)
 

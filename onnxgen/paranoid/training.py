@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
+from onnxgen.reader.origin import param_path
 
 NORM = "BatchNormalization"
 DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout StochasticDepth".split())
@@ -22,7 +23,10 @@ STACKS = ("recurrent",)  # passes that make one layer of several, which has the 
 ADDS = ("restore_batchnorm",)
 EPSILON = 1e-5
 FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")  # what exporters call what they folded
-TOLD = re.compile(rf"{FOLDED.pattern}|\d+")
+NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
+LAYERS = frozenset("Conv ConvTranspose Gemm Linear MatMul LSTM GRU RNN DeformConv".split())
+ACTIVATIONS = frozenset("Relu LeakyRelu PRelu Clip HardSwish HardSigmoid Elu Selu Gelu Mish Swish".split())
+PASSED = frozenset("Add Transpose Reshape Flatten Squeeze Unsqueeze Identity Cast".split())
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)  # of channels; the bias is the layer's
@@ -43,7 +47,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     if options.restore_batchnorm and "restored" not in model.meta:
         return "no norm was looked for, though it was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
-    return next(filter(None, (*wrong, *_wrong_folds(model, after), *_forgotten(before, after))), "")
+    return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
 
 
 def _kinds(picture: Picture) -> Iterator[str]:
@@ -109,41 +113,58 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
 
 
-def _forgotten(before: Picture, after: Picture) -> Iterator[str]:
-    """The convolutions that surely had a norm, and got none.
+def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str]:
+    """The convolutions that surely had a norm, and got none; and those that got one, and surely had none.
 
-    The file says so by a tensor's name. Or it says so of no layer, has no norm, and the convolution leads through one
-    activation to nothing but another convolution.
+    Where a file tells of a layer that it had a norm, those that had one are told. Where it tells of none and has no
+    norms, all had one but for the last ones: no layer follows them, nor an activation.
     """
     users: dict[ir.Value, list[Made]] = {}
     for made in before.nodes.values():
         for value in made.inputs:
             users.setdefault(value, []).append(made) if value is not None else None
-    outputs = {value for _, values in before.graphs.values() for value in values}
-    is_told = any(map(_tells, before.nodes.values())) or any(TOLD.fullmatch(before.names[v]) for v in before.stored)
-    has_norms = any("Normalization" in made.op for made in before.nodes.values())
+    by_pytorch = model.producer_name == "pytorch" and any(param_path(before.names[v]) for v in before.stored)
+    told = NUMBERED if by_pytorch else FOLDED
+    is_told = any(map(_tells, before.nodes.values())) or any(told.fullmatch(before.names[v]) for v in before.stored)
+    if any("Normalization" in made.op for made in before.nodes.values()):
+        return
     normed = {made.inputs[0] for made in after.nodes.values() if made.op == NORM}
     for conv in before.nodes.values():
-        if not _may_be_folded(before, conv, users) or conv.outputs[0] in normed | outputs:
+        if conv.op not in CONVOLUTIONS or conv.domain:
             continue
         names = [before.names[v] for v in conv.inputs[1:3] if v is not None]
-        if any(FOLDED.fullmatch(name) for name in names) and not has_norms:
-            yield f"the norm that {' and '.join(names)} hold is not put back"
-        following = users.get(conv.outputs[0], [])
-        inner = [user for made in following for user in users.get(made.outputs[0], [])]
-        is_activated = [made.op for made in following] in (["Relu"], ["LeakyRelu"], ["Clip"])
-        if is_activated and inner and not is_told | has_norms and all(made.op in CONVOLUTIONS for made in inner):
-            if following[0].outputs[0] not in outputs:
-                yield f"no norm is put behind {conv.name}"
+        had = any(FOLDED.fullmatch(name) for name in names) or not is_told and _is_inner(conv, users)
+        if conv.outputs[0] in normed and not is_told and not had:
+            yield f"a norm is put behind {conv.name}, which is a last layer"
+        if conv.outputs[0] not in normed and had and _may_be_folded(before, conv, users):
+            yield f"no norm is put behind {conv.name}"
 
 
 def _tells(made: Made) -> bool:
     return "batch_norm" in made.node.metadata_props.get(HIERARCHY, "")
 
 
-def _may_be_folded(picture: Picture, made: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
-    """Whether it is a convolution that alone has its weight, and has a bias, both of the file."""
-    tensors = made.inputs[1:3]
-    if made.op not in CONVOLUTIONS or made.domain or len(tensors) < 2 or None in tensors:
+def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
+    """Whether a layer with a weight follows somewhere, or an activation, with nothing but sums and views before it."""
+    todo, near, far = [(conv, True)], set[ir.Node](), set[ir.Node]()
+    while todo:
+        made, is_near = todo.pop()
+        for user in (user for value in made.outputs for user in users.get(value, ())):
+            if user.op in LAYERS or is_near and user.op in ACTIVATIONS:
+                return True
+            passes = is_near and user.op in PASSED
+            seen = near if passes else far
+            if user.node not in seen:
+                seen.add(user.node)
+                todo.append((user, passes))
+    return False
+
+
+def _may_be_folded(picture: Picture, conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
+    """Whether weight and bias are the file's, and nothing but calls of this one convolution has the weight."""
+    weight, bias = (*conv.inputs[1:3], None, None)[:2]
+    if weight is None or bias is None or weight not in picture.stored or bias not in picture.stored:
         return False
-    return all(v in picture.stored for v in tensors) and len(users[tensors[0]]) == 1 and len(users[tensors[1]]) == 1  # type: ignore[index]
+    if any(weight in values for _, values in picture.graphs.values()):
+        return False
+    return all(user.op in CONVOLUTIONS and user.inputs[1:] == (weight, bias) for user in users[weight])
