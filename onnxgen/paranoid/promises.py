@@ -24,7 +24,7 @@ def broken(name: str, model: ir.Model, options: Options, after: Picture) -> Iter
     """What a pass did not do, by its name; of the pass `trainable` it is said when types are known."""
     if name == "propagate" and DECIDED not in model.meta:
         model.meta[DECIDED] = True
-        yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model.graph, options))
+        yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))
     elif name == "text":
         yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
     elif name == "dynamic_batch" and options.dynamic_batch:

@@ -91,17 +91,17 @@ def _is_barrier(node: ir.Node) -> bool:
     return _op(node) in BARRIERS or to is not None and to.value not in FLOATS
 
 
-def wrong_decisions(graph: ir.Graph, options: Options) -> Iterator[str]:
+def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
     """What the pass `trainable` decided otherwise than the rules here.
 
     Args:
-        graph: as the pass left it, which changes nothing but `meta`; types are known by now.
+        model: as the pass left it, which changes nothing but `meta`; types are known by now.
         options: `trainable` and `frozen`.
     """
     reach = Reach()
-    reach.walk(graph)
-    rules = Rules(graph, options, reach)
-    for value in _all_stored(graph):
+    reach.walk(model.graph)
+    rules = Rules(model, options, reach)
+    for value in _all_stored(model.graph):
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
@@ -122,15 +122,15 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class Rules:
-    """What each stored tensor of a graph is, by the first rule that knows."""
+    """What each stored tensor of a model is, by the first rule that knows."""
 
-    def __init__(self, graph: ir.Graph, options: Options, reach: Reach) -> None:
+    def __init__(self, model: ir.Model, options: Options, reach: Reach) -> None:
         self.options, self.reach = options, reach
-        tensors = graph.initializers.values()
-        self.by_pytorch = graph.meta.get("producer") == "pytorch"
+        tensors = model.graph.initializers.values()
+        self.by_pytorch = model.producer_name == "pytorch"
         self.has_state = self.by_pytorch and any(param_path(v.name or "") for v in tensors)
         self.is_recorded = any(KIND in v.metadata_props for v in tensors)
-        self.inputs = set(graph.inputs).difference(tensors)
+        self.inputs = set(model.graph.inputs).difference(tensors)
 
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Whether a tensor is to be trained; None where nothing is known."""
