@@ -252,3 +252,15 @@ def test_a_fault_in_printing_costs_a_refusal(
     monkeypatch.setattr(printer, "bare", lambda tree: fault)
     assert run([str(MNIST), "-o", str(tmp_path / "net.py")]) == 70
     assert "this is a bug in onnxgen" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_long_comment_is_not_put_behind_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printer, "annotated", lambda line, nodes: [f"{line}  # onnx: {'a' * 99}"])
+    with pytest.raises(Refused):
+        printer.lines([printer.remarked(ast.Pass(), "", (FileText("a"),))])
+
+
+def test_a_file_gets_its_fingerprint() -> None:
+    assert render.with_fingerprint('a = 1\nFINGERPRINT = ""\n', "0f") == 'a = 1\nFINGERPRINT = "0f"\n'
+    with pytest.raises(Refused):
+        render.with_fingerprint("a = 1\n", "0f")

@@ -90,7 +90,10 @@ def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
     room = COMMENT_COLUMN - 2 * len(INDENT) - len(INDENT) * level
     if dims and len(head) + len(dims) + 4 <= room:
         head = f"{head}  # {dims}"
-    return annotated(INDENT * level + head, nodes)
+    made = annotated(INDENT * level + head, nodes)
+    if nodes and len(made) == 1 and len(made[0]) > COMMENT_COLUMN:
+        raise Refused("the comment behind a line is too long")
+    return made
 
 
 def _head(statement: ast.stmt) -> str:

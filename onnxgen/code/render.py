@@ -265,8 +265,16 @@ _FINGERPRINT = re.compile(r'^FINGERPRINT = "[0-9a-f]*"', re.MULTILINE)
 
 
 def with_fingerprint(source: str, fingerprint: str) -> str:
-    """The source with its `FINGERPRINT` set."""
-    return _FINGERPRINT.sub(f'FINGERPRINT = "{fingerprint}"', source, count=1)
+    """The source with its `FINGERPRINT` set.
+
+    Raises:
+        Refused: it does not have the line: the weights would be refused as another file's.
+    """
+    line = f'FINGERPRINT = "{fingerprint}"'
+    made = _FINGERPRINT.sub(line, source, count=1)
+    if line not in made.split("\n"):
+        raise Refused("the file does not have its fingerprint")
+    return made
 
 
 def code_digest(source: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from onnx import numpy_helper, parser
 import onnxgen.passes
 from onnxgen import Options, pipeline
 from onnxgen.paranoid.check import WrongRewrite
+from onnxgen.propagate.info import info, set_info
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17]>
@@ -112,6 +114,21 @@ def test_text_that_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         build(network)
 
 
+@pytest.mark.parametrize("value, dtype", [("x", "INT64"), ("y", "INT64"), ("y.codes", "STRING")])
+def test_codes_and_text_confused(tmp_path: Path, value: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, "net (string[N, 2] x) => (string[2, N] y) { y = Transpose <perm = [1, 0]> (x) }")
+    step = next(step for step in onnxgen.passes.PASSES if step.__name__ == "text")
+
+    def text(model: ir.Model, options: Options) -> None:
+        step(model, options)
+        values = [v for node in model.graph for v in (*node.inputs, *node.outputs) if v is not None and v.name == value]
+        set_info(values[0], replace(info(values[0]), dtype=ir.DataType[dtype]))
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [text if s is step else s for s in onnxgen.passes.PASSES])
+    with pytest.raises(WrongRewrite, match="the pass text is wrong: .*(what is no text|text of numbers)"):
+        build(network)
+
+
 def test_a_batch_that_stays_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = written(tmp_path, "net (float[1, 4] x) => (float[1, 4] y) { y = Tanh (x) }")
     build(network, dynamic_batch=True)
@@ -119,6 +136,10 @@ def test_a_batch_that_stays_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(batch, "_infer_anew", lambda *_: None)
         with pytest.raises(WrongRewrite, match="axis 0 of 'x' is still 1"):
+            build(network, dynamic_batch=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch, "_inputs", lambda *_: (1, []))
+        with pytest.raises(WrongRewrite, match="no input's batch is free"):
             build(network, dynamic_batch=True)
     without(monkeypatch, "dynamic_batch")
     with pytest.raises(WrongRewrite, match="nothing is known of the batch"):

@@ -1,0 +1,62 @@
+"""Files whose outputs hang on the last place of a number: no two right implementations agree on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnxgen.verify.compare import Tolerance, compare
+
+DRAWS = 16
+
+
+class Rounded(TorchDispatchMode):
+    """Whatever an operator computes differs in its last place from what it would be, at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.draw = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not isinstance(made, torch.Tensor) or not made.is_floating_point() or made.requires_grad:
+            return made
+        if any(made is given or _same_place(made, given) for given in args if isinstance(given, torch.Tensor)):
+            return made  # a view
+        steps = torch.randint(-1, 2, made.shape, generator=self.draw).to(made.dtype)
+        return made * (1 + steps * torch.finfo(made.dtype).eps)
+
+
+class Lowest(TorchDispatchMode):
+    """A maximum over nothing but padding is the lowest number, as in onnxruntime, where torch has -inf."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "max_pool" not in func.name():
+            return made
+        values = made[0] if isinstance(made, tuple) else made
+        values.masked_fill_(values.isneginf(), torch.finfo(values.dtype).min)
+        return made
+
+
+def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def hangs_on_rounding(model: torch.nn.Module, arguments: list[Any], k: int, got: Any, tolerance: Tolerance) -> bool:
+    """Whether an output moves when every operator rounds otherwise."""
+    return any(compare(got, _run(Rounded(n), model, arguments, k), tolerance).why for n in range(DRAWS))
+
+
+def agrees_on_padding(model: torch.nn.Module, arguments: list[Any], k: int, theirs: Any, tolerance: Tolerance) -> bool:
+    """Whether the module computes what onnxruntime does where a maximum over padding alone is the lowest number."""
+    return not compare(theirs, _run(Lowest(), model, arguments, k), tolerance).why
+
+
+def _run(mode: TorchDispatchMode, model: torch.nn.Module, arguments: list[Any], k: int) -> Any:
+    with torch.no_grad(), mode:
+        made = model(*arguments)
+    return np.asarray((made if isinstance(made, tuple) else (made,))[k])
