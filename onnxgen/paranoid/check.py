@@ -214,17 +214,17 @@ class Comparison:
         """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed.
 
         Where the second side runs on some sizes, those that it refuses are none that the network can take; but not of
-        sizes that were made to fit.
+        sizes that were made to fit, nor where it refuses more than it takes.
         """
         why: Untold | None = None
-        told, broken = 0, ""
+        told, refused, broken = 0, 0, ""
         for turn, numbers in enumerate(sizes(self.region)):
             if told and turn >= len(SIZES):
                 break
             try:
                 found = self._on(numbers)
             except Broken as error:
-                broken = broken or f"it no longer runs: {error}"
+                refused, broken = refused + 1, broken or f"it no longer runs: {error}"
                 if self.fits and 1 not in numbers.values():
                     return broken
                 continue
@@ -238,7 +238,7 @@ class Comparison:
                 break
         if told == 0 and not broken:
             raise why or Untold("nothing was computed")
-        return broken if told == 0 else ""
+        return broken if told < refused else ""
 
     def _on(self, numbers: dict[str, int]) -> str:
         """The same on some sizes. Raises `Broken` if only the second side does not run on them."""

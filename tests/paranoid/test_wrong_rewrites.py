@@ -15,7 +15,9 @@ import pytest
 import onnxgen.passes
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.paranoid.check import Counts, WrongRewrite
+from onnxgen.paranoid import check
+from onnxgen.paranoid.check import Comparison, Counts, WrongRewrite
+from onnxgen.paranoid.region import Broken
 from onnxgen.passes import CHECKED, PASSES, simplify
 from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.reader import read
@@ -308,3 +310,21 @@ def test_a_wrong_rewrite_is_caught(
         assert counts.untold == {}
     with pytest.raises(WrongRewrite, match=f"the pass {name} "):
         checked(path, monkeypatch, name, op, harm)
+
+
+@pytest.mark.parametrize(("taken", "wrong"), [((3, 2, 1), False), ((4,), True), ((), True)])
+def test_sizes_that_the_second_side_refuses(
+    taken: tuple[int, ...], wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A side that takes fewer sizes than it refuses is wrong, even if what it computes is the same."""
+
+    def on(self: Comparison, numbers: dict[str, int]) -> str:
+        if numbers["n"] not in taken:
+            raise Broken("another size")
+        return ""
+
+    monkeypatch.setattr(check, "sizes", lambda region: [{"n": n} for n in (5, 3, 2, 1, 4)])
+    monkeypatch.setattr(Comparison, "_on", on)
+    compared = object.__new__(Comparison)
+    compared.region, compared.fits = None, False  # type: ignore[assignment]
+    assert compared.verdict() == ("it no longer runs: another size" if wrong else "")
