@@ -25,7 +25,7 @@ from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
-from onnxgen.paranoid.single import Single
+from onnxgen.paranoid.single import MOVES, Single
 from onnxgen.paranoid.training import untrue
 from onnxgen.propagate import propagate
 from onnxgen.propagate.info import info
@@ -39,12 +39,6 @@ LEVELS = 6  # how often a region is enlarged before it is said to be wrong
 FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
 LITTLE, AGAIN = 10_000, (1, 2)  # elements of a region of which more draws are made, and these
 ROUNDED = 0.05  # of the largest element: what rounding may part from a kernel that knows no float64
-# What may compute nothing: elements are the same ones, bit for bit.
-MOVES = frozenset(
-    "Constant ConstantOfShape Identity Reshape Flatten Transpose Squeeze Unsqueeze Slice Concat Split Gather GatherND "
-    "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
-    "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
-)
 TRAINABLE = "trainable"
 QUANTIZED = "quantized"  # makes floats of integers, which are not the same numbers (see `quantised`)
 

@@ -165,7 +165,9 @@ def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
-    """A norm whose scale and bias keep axes of size 1 behind the one that they are for, as their parameters do."""
+    """A norm of which a pass says that scale and bias keep axes of size 1, as their parameters do."""
+    if not step.node.meta.get("own"):
+        return side.single.run(step, inputs, side.wide)
     axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
     shape = inputs[0].shape[axis:]
     size = int(np.prod(shape))
