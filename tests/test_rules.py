@@ -122,12 +122,14 @@ def test_only_what_runs_models_mentions_torch(path: Path) -> None:
 
 
 def test_what_checks_the_passes_shares_no_code_with_them() -> None:
-    """It knows what stands in a graph and in its names, the facts of `propagate`, where no gradient flows, and what an
-    export takes weights back with."""
+    """It knows what stands in a graph and in its names, the facts of `propagate`, where no gradient flows, which
+    operators are known, and what an export takes weights back with."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
     shared = {f"onnxgen.{name}" for name in ("errors", "nodes", "options", "wayback", "dequantised")}
-    shared |= {f"onnxgen.{name}" for name in ("gradients", "stored", "reader.origin", "plugins.domains")}
+    shared |= {
+        f"onnxgen.{name}" for name in ("gradients", "stored", "reader.origin", "plugins.domains", "ops.registry")
+    }
     shared |= {f"onnxgen.propagate{name}" for name in ("", ".dims", ".info")}
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 

@@ -17,16 +17,16 @@ from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gaps_of, only_ties, tells, unlike, widened
-from onnxgen.paranoid.draws import ENOUGH, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.draws import ENOUGH, EVERY, FILLED, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Made, Picture, take
-from onnxgen.paranoid.promises import broken
+from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Untold, digest
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import MOVES, Single
-from onnxgen.paranoid.training import untrue
+from onnxgen.paranoid.training import ADDS, untrue
 from onnxgen.propagate import propagate
 from onnxgen.propagate.info import info
 
@@ -87,16 +87,17 @@ class Checker:
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
         """Run one pass. Raises `WrongRewrite` if it changed what the network computes."""
-        before = take(model)
+        name, before = _name(step), take(model)
+        known = known_nodes(model) if name == EXPAND else frozenset()
         step(model, options)
-        start, name, after = time.perf_counter(), _name(step), take(model)
+        start, after = time.perf_counter(), take(model)
         learned = self.learns.faults(before) if self.learns is not None and name == TRAINABLE else ()
         for fault in learned:
             raise WrongRewrite(f"the pass {name} is wrong: {fault}")
-        for fault in broken(name, model, options, after):
+        for fault in broken(name, model, options, before, after, known, self.single):
             raise WrongRewrite(fault)
         found = difference(before, after)
-        if found is not None or options.restore_batchnorm:
+        if found is not None or name in ADDS:
             if wrong := untrue(name, model, options, before, after):
                 raise WrongRewrite(f"the pass {name} changed how the network is trained: {wrong}")
         if found is not None:
@@ -150,13 +151,14 @@ class Checker:
         not count if the network itself, from its inputs on, refuses everything that is drawn.
         """
         opened: set[ir.Value] = set()
-        verdict, why = "", ""
+        verdict, why, differed = "", "", False
         with suppress(Untold):
             for level in range(LEVELS if claim.needed else 1):
                 region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
                 refused = False
                 try:
-                    verdict = self._compared(region)
+                    verdict = self._compared(region, differed)
+                    differed = True
                     if not verdict:
                         self.counts.hints += not claim.needed
                         return ""
@@ -171,12 +173,13 @@ class Checker:
             self.counts.untold[why or "too large"] += 1
         return verdict or None
 
-    def _compared(self, region: Region) -> str:
+    def _compared(self, region: Region, differed: bool) -> str:
+        """How both sides differ; with more draws where less of the network `differed`."""
         key = digest(region)
-        if key is not None and key in self.known:
+        if key is not None and key in self.known and not differed:
             self.counts.repeated += region.claim.needed
             return ""
-        verdict = Comparison(region, self.single).verdict()
+        verdict = Comparison(region, self.single, FILLED if differed else ()).verdict()
         if not verdict:
             self.counts.regions += region.claim.needed
             if key is not None:
@@ -191,9 +194,9 @@ def hold_way_back(model: ir.Model, generated: Generated) -> None:
 
 
 class Comparison:
-    """One region on several draws."""
+    """One region on several draws; `more`: draws beside the usual ones."""
 
-    def __init__(self, region: Region, single: Single) -> None:
+    def __init__(self, region: Region, single: Single, more: tuple[Style, ...] = ()) -> None:
         self.region, self.single = region, single
         steps = [*region.before.steps, *region.after.steps]
         self.exact = all(_moves(step) for step in steps)
@@ -202,6 +205,7 @@ class Comparison:
         self.trusts = any(step.domain not in ("", "onnxgen") for step in steps)
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
+        self.more = list(more)
         self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
 
     def verdict(self) -> str:
@@ -244,7 +248,7 @@ class Comparison:
         draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
         if self.trusts and weight < LITTLE:
             draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in AGAIN for s in self.styles[:2]]
-        draws += [(style, not self.exact) for style in self.styles[:count]]
+        draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
         told, why = False, None
         for style, wide in draws:
             try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
+from onnxgen.nodes import all_nodes
+from onnxgen.ops.registry import find
 from onnxgen.options import Options
+from onnxgen.paranoid.freed import FREED, mixed_samples
 from onnxgen.paranoid.picture import Picture
+from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
 from onnxgen.propagate.info import info
 
@@ -16,12 +20,18 @@ MOVERS = frozenset(
     "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
     "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
 )
+EXPAND = "expand"
 DECIDED = "decided"  # in `model.meta`: it was checked which tensors are trained
-FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
 
 
-def broken(name: str, model: ir.Model, options: Options, after: Picture) -> Iterator[str]:
-    """What a pass did not do, by its name; of the pass `trainable` it is said when types are known."""
+def broken(
+    name: str, model: ir.Model, options: Options, before: Picture, after: Picture, known: Set[ir.Node], single: Single
+) -> Iterator[str]:
+    """What a pass did not do, by its name; of the pass `trainable` it is said when types are known.
+
+    Args:
+        known: `known_nodes` before the pass `EXPAND`.
+    """
     if name == "propagate" and DECIDED not in model.meta:
         model.meta[DECIDED] = True
         yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))
@@ -29,6 +39,12 @@ def broken(name: str, model: ir.Model, options: Options, after: Picture) -> Iter
         yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
     elif name == "dynamic_batch" and options.dynamic_batch:
         yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in _fixed_batch(model, options))
+        yield from (
+            f"the pass dynamic_batch is wrong: {fault}" for fault in mixed_samples(model, before, after, single)
+        )
+    elif name == EXPAND:  # a composition of others may round otherwise
+        gone = (before.nodes[node] for node in known - after.nodes.keys())
+        yield from (f"the pass {EXPAND} is wrong: it writes out {made.op} {made.name}, which is known" for made in gone)
 
 
 def _text_that_is_moved(after: Picture) -> Iterator[str]:
@@ -43,14 +59,27 @@ def _text_that_is_moved(after: Picture) -> Iterator[str]:
                 yield f"{made.name} does not make text of numbers"
 
 
+def known_nodes(model: ir.Model) -> frozenset[ir.Node]:
+    """The nodes whose operators are known."""
+    found = ((node, find(node.domain, node.op_type, _version(node, model))) for node in all_nodes(model.graph))
+    return frozenset(node for node, operator in found if operator is not None and operator.takes(node))
+
+
+def _version(node: ir.Node, model: ir.Model) -> int:
+    return node.version or model.opset_imports.get(node.domain, 1)
+
+
 def _fixed_batch(model: ir.Model, options: Options) -> Iterator[str]:
     freed = model.meta.get(FREED)
     if freed is None:
         yield "nothing is known of the batch"
         return
+    axes = options.batch_axes
     given = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
-    first = [shape[0] for shape in (info(v).shape for v in given) if shape]
-    if not freed.inputs and (options.batch_axes or (first and all(isinstance(dim, int) and dim for dim in first))):
+    shapes = [info(v).shape for v in given if axes.get(v.name or "", 0) is not None]
+    first = [shape[0] for shape in shapes if shape]
+    stated = any(axis is not None for axis in axes.values())
+    if not freed.inputs and (stated or (first and all(isinstance(dim, int) and dim for dim in first))):
         yield "no input's batch is free"
     sides = (model.graph.inputs, freed.inputs), (model.graph.outputs, freed.outputs)
     for value, axis in ((v, axes[v.name]) for values, axes in sides for v in values if v.name in axes):

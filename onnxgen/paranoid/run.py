@@ -102,7 +102,8 @@ class Side:
         inputs, outputs = self.picture.graphs[graph]
         inner = {**values, **dict(zip(inputs, given))}
         for value in graph.initializers.values():
-            inner[value] = self.constant(value)
+            if value in self.picture.stored:
+                inner[value] = self.constant(value)
         for step in self.picture.members.get(graph, ()):
             for one in step.inputs:
                 if one is not None and one not in inner:

@@ -94,7 +94,16 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
             return f"the norm {made.name} has not one number for each of {channels} channels"
         if what and not np.allclose(np.asarray(tensor.numpy()).astype(np.float64), number, rtol=1e-2, atol=1e-6):
             return f"the norm {made.name} is not the identity: its {what} is not {number:g}"
-    return ""
+    return "" if _tells(conv) else _misnamed(conv, made)
+
+
+def _misnamed(conv: Made, norm: Made) -> str:
+    """Beside `conv2` stands `bn2`: by that name a person finds it, and says what else is to stand there."""
+    layer, found = (tuple(made.node.meta.get("scope", ())) for made in (conv, norm))
+    if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
+        return ""
+    numbers = [re.findall(r"\d+", path[-1]) for path in (layer, found)]
+    return "" if numbers[0] == numbers[1] else f"the norm of {'.'.join(layer)} is called {'.'.join(found)}"
 
 
 def _channels(conv: Made) -> tuple[int, int]:

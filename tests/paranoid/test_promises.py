@@ -146,6 +146,34 @@ def test_a_batch_that_stays_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         build(network, dynamic_batch=True)
 
 
+def test_samples_that_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = "net (float[2, 3, 4] x) => (float[2, 12] y) { t = Tanh (x) y = Reshape (t, s) }"
+    network = written(tmp_path, graph.replace("{", "<int64[2] s = {2, 12}> {", 1))
+    build(network, dynamic_batch=True)
+    step = next(step for step in onnxgen.passes.PASSES if step.__name__ == "dynamic_batch")
+
+    def dynamic_batch(model: ir.Model, options: Options) -> None:
+        step(model, options)
+        (tanh,) = (node for node in model.graph if node.op_type == "Tanh")
+        turned = ir.Node("", "Softmax", [tanh.outputs[0]], [ir.AttrInt64("axis", 0)], version=13)
+        ir.convenience.replace_all_uses_with(tanh.outputs[0], turned.outputs[0])
+        turned.replace_input_with(0, tanh.outputs[0])
+        set_info(turned.outputs[0], info(tanh.outputs[0]))
+        model.graph.insert_after(tanh, turned)
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [dynamic_batch if s is step else s for s in onnxgen.passes.PASSES])
+    with pytest.raises(WrongRewrite, match="of 3 batches at once the output 'y' is another: the largest difference"):
+        build(network, dynamic_batch=True)
+
+
+def test_an_operator_that_is_known_is_not_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, "net (float[N, 4] x) => (float[N, 4] y) { y = Softsign (x) }")
+    build(network)
+    monkeypatch.setattr(sys.modules["onnxgen.passes.expand"], "find", lambda *_: None)
+    with pytest.raises(WrongRewrite, match="the pass expand is wrong: it writes out Softsign"):
+        build(network)
+
+
 CONVOLUTIONS = """net (float[N, 3, 8, 8] x) => (float[N, 4, 4, 4] y) {
   a = Conv (x, weight, two)
   b = Relu (a)
@@ -167,4 +195,23 @@ def test_a_norm_that_is_not_put_back(tmp_path: Path, weight: str, monkeypatch: p
     folded = sys.modules["onnxgen.passes.folded"]
     monkeypatch.setattr(folded, "_is_own", lambda *_: False)
     with pytest.raises(WrongRewrite, match="no norm is put behind"):
+        build(network, restore_batchnorm=True)
+
+
+def test_a_norm_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, CONVOLUTIONS)
+    model = onnx.load(network)
+    names = {"weight": "conv1.weight", "two": "conv1.bias", "three": "conv2.weight", "four": "conv2.bias"}
+    for name, shape in SHAPES.items():
+        array = draw.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, names[name]))
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for node, scope in zip(model.graph.node, ("conv1", "relu", "conv2")):
+        node.name = f"/{scope}/{node.op_type}"
+    onnx.save(model, network)
+    build(network, restore_batchnorm=True)
+    folded = sys.modules["onnxgen.passes.folded"]
+    monkeypatch.setattr(folded, "_beside", lambda scope: ("bn2",))
+    with pytest.raises(WrongRewrite, match="the norm of conv1 is called bn2"):
         build(network, restore_batchnorm=True)

@@ -1,0 +1,89 @@
+"""A batch that was made free: what comes of several batches at once is what comes of one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.paranoid.compare import unlike
+from onnxgen.paranoid.draws import STYLES, drawn
+from onnxgen.paranoid.picture import Picture
+from onnxgen.paranoid.region import Broken, Untold
+from onnxgen.paranoid.run import Side
+from onnxgen.paranoid.single import Single
+from onnxgen.propagate.dims import symbols
+from onnxgen.propagate.info import info
+
+FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
+TIMES = 3  # batches
+SIZE = 4  # of every dim that has a name
+MOST = 20_000_000  # elements of all values of one batch, past which nothing is computed
+
+
+def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Single) -> Iterator[str]:
+    """The outputs of which that is not so, on drawn inputs in float64. Nothing is said of networks that are large, or
+    that can't be computed."""
+    freed = model.meta.get(FREED)
+    if freed is None or not freed.inputs:
+        return
+    numbers = {name: SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)}
+    try:
+        if sum(map(_size, before.facts.values())) > MOST:
+            return
+        batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(TIMES)]
+        alone = [_outputs(model, before, single, numbers, batch) for batch in batches]
+    except Untold:
+        return
+    together = {
+        name: np.concatenate([batch[name] for batch in batches], freed.inputs[name]) if name in freed.inputs else array
+        for name, array in batches[0].items()
+    }
+    shapes = [info(v).shape or () for v in model.graph.inputs if v.name in freed.inputs]
+    batch = {name: TIMES * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
+    try:
+        found = _outputs(model, after, single, batch | numbers, together)
+    except Broken as error:
+        yield f"it no longer runs: {error}"
+        return
+    except Untold:
+        return
+    for k, output in enumerate(model.graph.outputs):
+        name = output.name or ""
+        axis = freed.outputs.get(name)
+        one = [outputs[k] for outputs in alone]
+        if any(not isinstance(value, np.ndarray) for value in one):
+            continue
+        wanted = one[0] if axis is None else np.concatenate(one, axis)
+        if wrong := unlike(wanted, found[k], wide=True, exact=False):
+            yield f"of {TIMES} batches at once the output {name!r} is another: {wrong}"
+
+
+def _size(facts: Any) -> int:
+    return int(np.prod([dim if isinstance(dim, int) else SIZE for dim in facts.shape or ()], dtype=np.int64))
+
+
+def _inputs(
+    model: ir.Model, before: Picture, numbers: Mapping[str, int], freed: Mapping[str, int], turn: int
+) -> dict[str, Any]:
+    """A batch of inputs: those that have no batch are the same in each."""
+    given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    return {
+        v.name or "": drawn(before.facts[v], numbers, STYLES[0], True, i + 100 * turn * (v.name in freed))
+        for i, v in enumerate(given)
+    }
+
+
+def _outputs(
+    model: ir.Model, picture: Picture, single: Single, numbers: Mapping[str, int], inputs: Mapping[str, Any]
+) -> list[Any]:
+    """What the whole network computes. Raises `Untold`, and `Broken` if an operator refuses what it is given."""
+    side = Side(picture, single, numbers, wide=True)
+    values = {v: inputs[v.name] for v in picture.graphs[model.graph][0] if v.name is not None and v.name in inputs}
+    with np.errstate(all="ignore"):
+        made = side.body(model.graph, [], values)
+    if side.narrowed:
+        raise Untold("an operator computes in float32 alone")
+    return made

@@ -1,0 +1,48 @@
+"""What layers and functions of PyTorch take is as the installed PyTorch has it, and nothing else is passed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+from onnxgen.code.allowed import Refused, check_module
+from onnxgen.code.signatures import SIGNATURES
+
+RECURRENT = ("nn.RNN", "nn.GRU", "nn.LSTM")  # they take `*args`
+PLAIN = ("nn.LogSigmoid", "nn.Sigmoid", "nn.Softsign", "nn.Tanh", "nn.Parameter")
+
+
+@pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {*RECURRENT, *PLAIN}))
+def test_the_table_is_pytorchs(name: str) -> None:
+    module, _, last = name.partition(".")
+    function = getattr(nn, last).__init__ if module == "nn" else getattr(F, last)
+    found = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
+    assert tuple(found[: len(SIGNATURES[name])]) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_take_what_the_table_has(name: str) -> None:
+    others = {"input_size": 2, "hidden_size": 3, "num_layers": 2, "nonlinearity": "relu", "proj_size": 1}
+    given = {key: others.get(key, key == "bias") for key in SIGNATURES[name] if key not in ("device", "dtype")}
+    getattr(nn, name[3:])(**given | {"dropout": 0.5})
+    getattr(nn, name[3:])(*[others[key] for key in SIGNATURES[name][:3]])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nn.LSTM(2, 3, nonlinearity=None)",
+        "nn.ReLU(True, False)",
+        "F.softmax(x, axis=1)",
+        "nn.Linear(2, 3, in_features=2)",
+    ],
+)
+def test_nothing_else_is_passed(call: str) -> None:
+    head = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+    with pytest.raises(Refused, match="it calls (nn|F)"):
+        check_module(ast.parse(f"{head}x = torch.zeros(2, 3)\ny = {call}"))
+    check_module(ast.parse(f"{head}x = torch.zeros(2, 3)\ny = nn.Linear(*x.shape, bias=False)(F.softmax(x, dim=1))"))
