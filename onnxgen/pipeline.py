@@ -29,7 +29,7 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.stages import recorded, stage, uncollected
 from onnxgen.structure import Plain, structure
-from onnxgen.validate import Difference, Specification, hold, specify, stored_by, translated, validate
+from onnxgen.validate import Difference, Specification, hold, hold_keys, specify, stored_by, translated, validate
 
 DEFAULTS = Options()
 Progress = Callable[[str], None]  # told the name of each of `STAGES` as it begins
@@ -79,6 +79,7 @@ def build(
 
         generated = translated(made, differs, report)
         with timed(report, "validate"):
+            hold_keys(module, generated.tensors)
             hold(stored, module, json.loads(generated.metadata["wayback"]), options)
         if CHECKED in model.meta:
             from onnxgen.paranoid.check import hold_way_back

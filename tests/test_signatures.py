@@ -39,6 +39,7 @@ def test_recurrent_layers_take_what_the_table_has(name: str) -> None:
         "nn.ReLU(True, False)",
         "F.softmax(x, axis=1)",
         "nn.Linear(2, 3, in_features=2)",
+        "nn.LayerNorm(3, eps=None)",
     ],
 )
 def test_nothing_else_is_passed(call: str) -> None:
@@ -46,3 +47,9 @@ def test_nothing_else_is_passed(call: str) -> None:
     with pytest.raises(Refused, match="it calls (nn|F)"):
         check_module(ast.parse(f"{head}x = torch.zeros(2, 3)\ny = {call}"))
     check_module(ast.parse(f"{head}x = torch.zeros(2, 3)\ny = nn.Linear(*x.shape, bias=False)(F.softmax(x, dim=1))"))
+
+
+def test_nothing_is_computed_with_none() -> None:
+    check_module(ast.parse("x = 1.0 + 2"))
+    with pytest.raises(Refused, match="computes with None"):
+        check_module(ast.parse("x = 1.0 + None"))

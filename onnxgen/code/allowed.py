@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from onnxgen.code.copied import helper_trees
 from onnxgen.code.quote import walk
-from onnxgen.code.signatures import misfit
+from onnxgen.code.signatures import is_none, misfit
 
 MODULES = {"torch", "torch.nn.functional", "torch.overrides", "safetensors", "safetensors.torch", "numpy", "pathlib"}
 MODULES |= {"functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
@@ -103,6 +103,8 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
                     raise Refused(f"it calls {function.id!a}")
             if wrong := misfit(node):
                 raise Refused(f"it calls {wrong}")
+        elif isinstance(node, ast.BinOp) and (is_none(node.left) or is_none(node.right)):
+            raise Refused("it computes with None")
         elif isinstance(node, ast.keyword):
             check_names(() if node.arg is None else (node.arg,))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -18,8 +18,8 @@ NAMED = {
 }
 
 
-def same(short: float, number: float) -> float:
-    """`short`, which is `number` in float32: exactly, or when rounded to it.
+def hold_same(short: float, number: float) -> None:
+    """`short` is `number` in float32: exactly, or when rounded to it.
 
     Raises:
         WrongTranslation: it is another number, or none.
@@ -28,7 +28,6 @@ def same(short: float, number: float) -> float:
         is_same = short is not None and (short == number or np.float32(short) == np.float32(number))
     if not is_same and not (number != number and short != short):
         raise WrongTranslation(f"the number {number!r} is shortened to {short!r}")
-    return short
 
 
 def held(tree: ast.expr, number: float) -> ast.expr:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.numbers import held, same
+from onnxgen.code.numbers import held, hold_same
+from onnxgen.errors import WrongTranslation
 from onnxgen.propagate.dims import Sym
 
 if TYPE_CHECKING:
@@ -68,8 +69,15 @@ OMIT = _Omit()
 
 
 def unless(value: Any, default: Any) -> Any:
-    """`value`, or `OMIT` when it is what torch takes anyway: `call` leaves such arguments out."""
-    return OMIT if value == default else value
+    """`value`, or `OMIT` when it is what torch takes anyway: `call` leaves such arguments out.
+
+    Raises:
+        WrongTranslation: an option is lost here.
+    """
+    made = OMIT if value == default else value
+    if made is not (OMIT if value == default else value):
+        raise WrongTranslation(f"the option {value!r} of the default {default!r} is written as {made!r}")
+    return made
 
 
 class NiceFloat(float):
@@ -126,7 +134,9 @@ def shortest(value: float, dtype: ir.DataType | None = ir.DataType.FLOAT) -> flo
     Only float32 is shortened: torch keeps a Python scalar in float32 when it computes in half precision, so a
     half-precision constant must be written with its exact value.
     """
-    return same(_shortened(value) if dtype == ir.DataType.FLOAT else value, value)
+    short = _shortened(value) if dtype == ir.DataType.FLOAT else value
+    hold_same(short, value)
+    return short
 
 
 def _shortened(value: float) -> float:

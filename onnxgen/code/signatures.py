@@ -74,6 +74,7 @@ _CALLED = {
 }
 SIGNATURES = {name: tuple(parameters.split()) for names, parameters in _CALLED.items() for name in names.split()}
 """The parameters of what is called by such a name."""
+NUMBERS = frozenset("alpha beta eps momentum negative_slope p threshold".split())  # they are never None
 
 
 def misfit(call: ast.Call) -> str:
@@ -89,5 +90,10 @@ def misfit(call: ast.Call) -> str:
     left = parameters if starred else parameters[len(call.args) :]
     if not starred and len(call.args) > len(parameters):
         return f"{name} with {len(call.args)} arguments"
-    wrong = [k.arg for k in call.keywords if k.arg is not None and k.arg not in left]
-    return f"{name} with {wrong[0]}=" if wrong else ""
+    wrong = [f"{k.arg}=" for k in call.keywords if k.arg is not None and k.arg not in left]
+    wrong += [f"{k.arg}=None" for k in call.keywords if k.arg in NUMBERS and is_none(k.value)]
+    return f"{name} with {wrong[0]}" if wrong else ""
+
+
+def is_none(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Constant) and tree.value is None

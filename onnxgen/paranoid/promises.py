@@ -20,6 +20,10 @@ MOVERS = frozenset(
     "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
     "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
 )
+FLAGS = frozenset(
+    "keepdims ceil_mode count_include_pad exclusive reverse transA transB allowzero select_last_index largest sorted "
+    "is_causal noop_with_empty_axes layout align_corners exclude_outside center_point_box".split()
+)  # attributes of the standard's that are 0 or 1, which kernels need not check
 EXPAND = "expand"
 DECIDED = "decided"  # in `model.meta`: it was checked which tensors are trained
 
@@ -32,6 +36,9 @@ def broken(
     Args:
         known: `known_nodes` before the pass `EXPAND`.
     """
+    for made in (made for node, made in after.nodes.items() if node not in before.nodes and not made.domain):
+        wrong = [f for f in FLAGS & made.attributes.keys() if made.attributes[f].value not in (0, 1)]
+        yield from (f"the pass {name} is wrong: {f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
     if name == "propagate" and DECIDED not in model.meta:
         model.meta[DECIDED] = True
         yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))

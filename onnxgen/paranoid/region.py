@@ -25,6 +25,10 @@ class Broken(Untold):
     """A node cannot run on such inputs: an error where the other side can."""
 
 
+class Unable(Untold):
+    """A node is of a version that nobody asked computes."""
+
+
 class Refused(Untold):
     """The graph before cannot run on such inputs."""
 

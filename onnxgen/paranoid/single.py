@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
-from onnxgen.paranoid.region import Broken, Untold
+from onnxgen.paranoid.region import Broken, Unable, Untold
 
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
@@ -68,7 +68,7 @@ class Single:
                 if made.domain and "NOT_IMPLEMENTED" in why:
                     raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
-            raise (Broken if known else Untold)(f"{made.op}: {why}")
+            raise (Broken if known else Unable)(f"{made.op}: {why}")
         if known and made.op in MOVES and "[ONNXRuntimeError]" in why:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, past the end if need be
         try:

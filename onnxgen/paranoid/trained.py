@@ -65,9 +65,10 @@ class Reach:
 
     def _through(self, node: ir.Node) -> None:
         op = _op(node)
-        is_sure = bool(op) and BLOCKED not in node.meta and not self.sure.isdisjoint(node.outputs)
+        blocked = node.meta.get(BLOCKED, SET.get(op, ()))
+        is_sure = bool(op) and not self.sure.isdisjoint(node.outputs)
         for i, value in enumerate(node.inputs):
-            if value is None or i in SET.get(op, ()) and BLOCKED not in node.meta:
+            if value is None or i in blocked:
                 continue
             self.perhaps.add(value)
             if is_sure and _dtype(value) in FLOATS:

@@ -12,7 +12,17 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.validate.check import Difference, validate
 from onnxgen.validate.fallback import STRICT, translated
 from onnxgen.validate.flat import Specification, specify
-from onnxgen.validate.stored import hold, stored_by
+from onnxgen.validate.stored import hold, hold_keys, stored_by
 
-__all__ = ["STRICT", "Difference", "Specification", "WrongTranslation", "hold", "specify", "stored_by", "translated"]
-__all__ += ["validate"]
+__all__ = [
+    "STRICT",
+    "Difference",
+    "Specification",
+    "WrongTranslation",
+    "hold",
+    "hold_keys",
+    "specify",
+    "stored_by",
+    "translated",
+]
+__all__ += ["stored_by", "translated", "validate"]

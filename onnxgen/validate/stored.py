@@ -135,6 +135,19 @@ def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
     return any(not reached.isdisjoint(node.outputs) for node in found)
 
 
+def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
+    """The sidecar has a tensor for each key of the module's state dict, but of tied ones only the first.
+
+    Raises:
+        WrongTranslation: a key is missing, or one too many.
+    """
+    paths = {(*member.path, key) for member in module.members for key in (*member.keys, *member.extra)}
+    paths -= {(*tie.tied.path, tie.tied_key) for tie in module.ties}
+    wanted = {".".join(filter(None, path)) for path in paths} | set(module.constants)
+    if differing := wanted.symmetric_difference(keys):
+        raise WrongTranslation(f"the state dict's key {min(differing)!r} is not that of a stored tensor")
+
+
 def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
     """The flat module has what the file stores, trained or not as it is to be, and with its way back.
 

@@ -198,6 +198,21 @@ def test_a_norm_that_is_not_put_back(tmp_path: Path, weight: str, monkeypatch: p
         build(network, restore_batchnorm=True)
 
 
+def test_a_flag_that_is_no_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = written(tmp_path, "net (float[N, 4] x) => (float[N, 4] y) { y = Tanh (x) }")
+    step = next(step for step in onnxgen.passes.PASSES if step.__name__ == "contrib")
+
+    def contrib(model: ir.Model, options: Options) -> None:
+        step(model, options)
+        (tanh,) = model.graph
+        flat = ir.Node("", "ReduceMax", [tanh.outputs[0]], [ir.AttrInt64("keepdims", -1)], version=11)
+        model.graph.insert_after(tanh, flat)
+
+    monkeypatch.setattr(onnxgen.passes, "PASSES", [contrib if s is step else s for s in onnxgen.passes.PASSES])
+    with pytest.raises(WrongRewrite, match="the pass contrib is wrong: keepdims of ReduceMax .* is neither 0 nor 1"):
+        build(network)
+
+
 def test_a_norm_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = written(tmp_path, CONVOLUTIONS)
     model = onnx.load(network)
