@@ -8,29 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnxgen.code.signatures import SIGNATURES
 from onnxgen.validate.values import Graph, Node, Unreadable
 
-_POOL = "kernel_size stride padding ceil_mode count_include_pad"
-_MAX = "kernel_size stride padding dilation"
-# the layer, its function, the arguments of the layer in order, those of the function where the order is another
+# a layer and its function; the arguments of the function in order, where the order is another
 _ROWS = [
-    *((f"nn.{c}", f"F.{c.lower()}", "inplace", "") for c in ("ReLU", "ReLU6", "SiLU", "SELU", "Hardswish")),
-    *((f"nn.{c}", f"F.{c.lower()}", "inplace", "") for c in ("Hardsigmoid", "Mish")),
-    ("nn.Sigmoid", "torch.sigmoid", "", ""),
-    ("nn.Tanh", "torch.tanh", "", ""),
-    ("nn.GELU", "F.gelu", "approximate", ""),
-    ("nn.ELU", "F.elu", "alpha inplace", ""),
-    ("nn.LeakyReLU", "F.leaky_relu", "negative_slope inplace", ""),
-    ("nn.Softplus", "F.softplus", "beta threshold", ""),
-    ("nn.Softmax", "F.softmax", "dim", ""),
-    ("nn.LogSoftmax", "F.log_softmax", "dim", ""),
-    ("nn.Upsample", "F.interpolate", "size scale_factor mode align_corners recompute_scale_factor", ""),
-    ("nn.PixelShuffle", "F.pixel_shuffle", "upscale_factor", ""),
-    ("nn.AvgPool1d", "F.avg_pool1d", _POOL, ""),
-    *((f"nn.AvgPool{n}d", f"F.avg_pool{n}d", f"{_POOL} divisor_override", "") for n in (2, 3)),
-    *((f"nn.AdaptiveAvgPool{n}d", f"F.adaptive_avg_pool{n}d", "output_size", "") for n in (1, 2, 3)),
+    *((f"nn.{c}", f"F.{c.lower()}", "") for c in "ReLU ReLU6 SiLU SELU Hardswish Hardsigmoid Mish GELU ELU".split()),
+    ("nn.Sigmoid", "torch.sigmoid", ""),
+    ("nn.Tanh", "torch.tanh", ""),
+    ("nn.LeakyReLU", "F.leaky_relu", ""),
+    ("nn.Softplus", "F.softplus", ""),
+    ("nn.Softmax", "F.softmax", ""),
+    ("nn.LogSoftmax", "F.log_softmax", ""),
+    ("nn.Upsample", "F.interpolate", ""),
+    ("nn.PixelShuffle", "F.pixel_shuffle", ""),
+    *((f"nn.AvgPool{n}d", f"F.avg_pool{n}d", "") for n in (1, 2, 3)),
+    *((f"nn.AdaptiveAvgPool{n}d", f"F.adaptive_avg_pool{n}d", "") for n in (1, 2, 3)),
     *(
-        (f"nn.MaxPool{n}d", f"F.max_pool{n}d", f"{_MAX} return_indices ceil_mode", f"{_MAX} ceil_mode return_indices")
+        (f"nn.MaxPool{n}d", f"F.max_pool{n}d", "kernel_size stride padding dilation ceil_mode return_indices")
         for n in (1, 2, 3)
     ),
 ]
@@ -66,8 +61,8 @@ class Layers:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
-        self.functions = {graph.dotted(f): (names or own).split() for _, f, own, names in _ROWS}
-        self.of_layer = {graph.dotted(c): (graph.dotted(f), own.split()) for c, f, own, _ in _ROWS}
+        self.functions = {graph.dotted(f): names.split() or list(SIGNATURES[c]) for c, f, names in _ROWS}
+        self.of_layer = {graph.dotted(c): (graph.dotted(f), list(SIGNATURES[c])) for c, f, _ in _ROWS}
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -17,6 +17,7 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
 from onnxgen.plugins.own_code import OwnCode
+from onnxgen.validate.shapes import hold_shapes
 
 FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -136,11 +137,13 @@ def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
 
 
 def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
-    """The sidecar has a tensor for each key of the module's state dict, but of tied ones only the first.
+    """The sidecar has a tensor for each key of the module's state dict, but of tied ones only the first; those of a
+    layer are of its shapes.
 
     Raises:
-        WrongTranslation: a key is missing, or one too many.
+        WrongTranslation: a key is missing, or one too many; a shape is another.
     """
+    hold_shapes(module.members)
     paths = {(*member.path, key) for member in module.members for key in (*member.keys, *member.extra)}
     paths -= {(*tie.tied.path, tie.tied_key) for tie in module.ties}
     wanted = {".".join(filter(None, path)) for path in paths} | set(module.constants)

@@ -188,6 +188,8 @@ class Text(Statements):
             if len(args) != (function[1] == "get_submodule") or kwargs:
                 raise Unreadable(f"{function[1]} with other arguments")
             children = function[0].children
+            if args and isinstance(found := children[args[0]], Leaf) and (found.kind or self._is_parameter(found)):
+                raise Unreadable(f"get_submodule({args[0]!r}) of what is no module")
             return children[args[0]] if args else list(children.values())
         if not self.building:
             return self._invoke(function, args, kwargs)
@@ -196,6 +198,9 @@ class Text(Statements):
         made = super().call(function, args, kwargs)
         layer = function.key[:2] == ("attribute", self.modules) and function.key[2][:1].isupper()
         return Leaf(made) if layer or function in self.makers else made
+
+    def _is_parameter(self, leaf: Leaf) -> bool:
+        return leaf.build.key[:2] == ("call", self.graph.dotted("nn.Parameter"))
 
     def _container(self, kind: str, args: list[Value], kwargs: dict[str, Value]) -> Holder:
         made = Holder(kind)

@@ -16,6 +16,7 @@ from onnx import numpy_helper, parser
 
 from onnxgen import generated, lower, pipeline
 from onnxgen.code import copied
+from onnxgen.code.module_def import Member
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
@@ -183,3 +184,17 @@ def test_a_number_that_is_shortened_to_another(short: Any) -> None:
     hold_same(0.1, float(np.float32(0.1)))
     with pytest.raises(WrongTranslation, match="is shortened to"):
         hold_same(short, 0.1)
+
+
+def test_a_key_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tmp_path / "net.onnx"
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 17]> net (float[N, 2] x) => (float[N, 2] y) '
+        "<float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }"
+    )
+    onnx.save(model, network)
+    pipeline.build(network, Options(), tmp_path / "net.py")
+    keys = Member.state_keys
+    monkeypatch.setattr(Member, "state_keys", lambda self: [(f"{key}.", source) for key, source in keys(self)])
+    with pytest.raises(WrongTranslation, match="the state dict's key '.*' is not that of a stored tensor"):
+        pipeline.build(network, Options(), tmp_path / "net.py")

@@ -1,0 +1,109 @@
+"""The tensors of torch's layers: keys and shapes, as the arguments of a layer say. Source: the pages of torch.nn."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from onnxgen.code.module_def import Member
+from onnxgen.code.signatures import SIGNATURES
+from onnxgen.errors import WrongTranslation
+
+Shapes = dict[str, tuple[int, ...]]
+GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
+
+
+def hold_shapes(members: Sequence[Member]) -> None:
+    """Every layer of torch has the tensors that it registers, each of its shape.
+
+    Raises:
+        WrongTranslation: one is missing, or of another shape: the weights could not be loaded.
+    """
+    for member in members:
+        for key, wanted in registered(member.build).items():
+            found = member.keys[key].shape if key in member.keys else None
+            found = member.extra[key].shape if key in member.extra else found
+            if found is None or tuple(found) != wanted:
+                there = "missing" if found is None else f"of shape {list(found)}"
+                raise WrongTranslation(f"{'.'.join(member.path)}.{key} is {there}, and should be {list(wanted)}")
+
+
+def registered(build: ast.expr) -> Shapes:
+    """The tensors that a layer registers by its call; none where it is no layer of the table, or of sizes unknown."""
+    name = ast.unparse(build.func) if isinstance(build, ast.Call) else ""
+    rule = next((rule for names, rule in RULES.items() if name.rstrip("123d") in names.split()), None)
+    if rule is None or not isinstance(build, ast.Call):
+        return {}
+    try:
+        given = dict(zip(SIGNATURES[name], map(ast.literal_eval, build.args)))
+        options = {k.arg: k.value for k in build.keywords if k.arg not in ("dtype", "device")}
+        given |= {str(key): ast.literal_eval(value) for key, value in options.items()}
+    except ValueError:
+        return {}
+    return rule(name, given)
+
+
+def _with_bias(weight: tuple[int, ...], size: int, given: Mapping[str, Any]) -> Shapes:
+    return {"weight": weight} | ({"bias": (size,)} if given.get("bias", True) else {})
+
+
+def _linear(name: str, given: Mapping[str, Any]) -> Shapes:
+    return _with_bias((given["out_features"], given["in_features"]), given["out_features"], given)
+
+
+def _convolution(name: str, given: Mapping[str, Any]) -> Shapes:
+    rank, kernel, groups = int(name[-2]), given["kernel_size"], given.get("groups", 1)
+    sizes = (kernel,) * rank if isinstance(kernel, int) else tuple(kernel)
+    first, second = given["out_channels"], given["in_channels"]
+    channels = (second, first // groups) if "Transpose" in name else (first, second // groups)
+    return _with_bias((*channels, *sizes), first, given)
+
+
+def _norm(name: str, given: Mapping[str, Any]) -> Shapes:
+    size = (given["num_channels" if "Group" in name else "num_features"],)
+    affine = given.get("affine", "Instance" not in name)
+    measures = given.get("track_running_stats", "Batch" in name)
+    keys = ("weight", "bias") * affine + ("running_mean", "running_var") * (measures and "Group" not in name)
+    return dict.fromkeys(keys, size)
+
+
+def _last_axes(name: str, given: Mapping[str, Any]) -> Shapes:
+    shape = given["normalized_shape"]
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    keys = ("weight", "bias") if given.get("bias", True) and "Layer" in name else ("weight",)
+    return dict.fromkeys(keys, shape) if given.get("elementwise_affine", True) else {}
+
+
+def _embedding(name: str, given: Mapping[str, Any]) -> Shapes:
+    return {"weight": (given["num_embeddings"], given["embedding_dim"])}
+
+
+def _slope(name: str, given: Mapping[str, Any]) -> Shapes:
+    return {"weight": (given.get("num_parameters", 1),)}
+
+
+def _recurrent(name: str, given: Mapping[str, Any]) -> Shapes:
+    hidden, projected = given["hidden_size"], given.get("proj_size", 0)
+    rows, state = GATES[name] * hidden, projected or hidden
+    directions = ("", "_reverse") if given.get("bidirectional") else ("",)
+    found: Shapes = {}
+    for n in range(given.get("num_layers", 1)):
+        for direction in directions:
+            end = f"_l{n}{direction}"
+            size = state * len(directions) if n else given["input_size"]
+            found |= {f"weight_ih{end}": (rows, size), f"weight_hh{end}": (rows, state)}
+            found |= {f"bias_{i}h{end}": (rows,) for i in "ih"} if given.get("bias", True) else {}
+            found |= {f"weight_hr{end}": (projected, hidden)} if projected else {}
+    return found
+
+
+RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
+    "nn.Linear": _linear,
+    "nn.Conv nn.ConvTranspose": _convolution,
+    "nn.BatchNorm nn.InstanceNorm nn.GroupNorm": _norm,
+    "nn.LayerNorm nn.RMSNorm": _last_axes,
+    "nn.Embedding": _embedding,
+    "nn.PReLU": _slope,
+    "nn.LSTM nn.GRU nn.RNN": _recurrent,
+}
