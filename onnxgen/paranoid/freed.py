@@ -61,6 +61,19 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
             yield f"of {TIMES} batches at once the output {name!r} is another: {wrong}"
 
 
+def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
+    """The outputs whose samples follow each other along an axis of something else, though the batch's own is there."""
+    freed = model.meta[FREED]
+    usual = set(freed.inputs.values())
+    for value, output in zip(before.graphs[model.graph][1], model.graph.outputs):
+        shape, axis = before.facts[value].shape, freed.outputs.get(output.name or "")
+        if shape is None or axis is None or len(usual) != 1 or shape[axis] == freed.size:
+            continue
+        (own,) = usual
+        if own < len(shape) and shape[own] == freed.size:
+            yield f"the samples of {output.name!r} follow each other along axis {axis}, not {own}"
+
+
 def _size(facts: Any) -> int:
     return int(np.prod([dim if isinstance(dim, int) else SIZE for dim in facts.shape or ()], dtype=np.int64))
 

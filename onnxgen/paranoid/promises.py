@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import find
 from onnxgen.options import Options
-from onnxgen.paranoid.freed import FREED, mixed_samples
+from onnxgen.paranoid.freed import FREED, misplaced, mixed_samples
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
@@ -45,10 +45,8 @@ def broken(
     elif name == "text":
         yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
     elif name == "dynamic_batch" and options.dynamic_batch:
-        yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in _fixed_batch(model, options))
-        yield from (
-            f"the pass dynamic_batch is wrong: {fault}" for fault in mixed_samples(model, before, after, single)
-        )
+        faults = (*_fixed_batch(model, options, before), *mixed_samples(model, before, after, single))
+        yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in faults)
     elif name == EXPAND:  # a composition of others may round otherwise
         gone = (before.nodes[node] for node in known - after.nodes.keys())
         yield from (f"the pass {EXPAND} is wrong: it writes out {made.op} {made.name}, which is known" for made in gone)
@@ -76,7 +74,7 @@ def _version(node: ir.Node, model: ir.Model) -> int:
     return node.version or model.opset_imports.get(node.domain, 1)
 
 
-def _fixed_batch(model: ir.Model, options: Options) -> Iterator[str]:
+def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator[str]:
     freed = model.meta.get(FREED)
     if freed is None:
         yield "nothing is known of the batch"
@@ -88,6 +86,7 @@ def _fixed_batch(model: ir.Model, options: Options) -> Iterator[str]:
     stated = any(axis is not None for axis in axes.values())
     if not freed.inputs and (stated or (first and all(isinstance(dim, int) and dim for dim in first))):
         yield "no input's batch is free"
+    yield from misplaced(model, before)
     sides = (model.graph.inputs, freed.inputs), (model.graph.outputs, freed.outputs)
     for value, axis in ((v, axes[v.name]) for values, axes in sides for v in values if v.name in axes):
         shape = info(value).shape

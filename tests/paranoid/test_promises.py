@@ -230,3 +230,14 @@ def test_a_norm_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(folded, "_beside", lambda scope: ("bn2",))
     with pytest.raises(WrongRewrite, match="the norm of conv1 is called bn2"):
         build(network, restore_batchnorm=True)
+
+
+def test_samples_along_an_axis_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = "net (float[1, 3, 4] x) => (float[1, 12] y) <int64[2] s = {1, -1}> { y = Reshape (x, s) }"
+    network = written(tmp_path, graph)
+    build(network, dynamic_batch=True)
+    layout = sys.modules["onnxgen.passes.batch.layout"]
+    place = layout.placed
+    monkeypatch.setattr(layout, "placed", lambda *args: place(*args)[::-1])
+    with pytest.raises(WrongRewrite, match="the samples of 'y' follow each other along axis 1, not 0"):
+        build(network, dynamic_batch=True)
