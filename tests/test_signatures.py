@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onnxgen.code.allowed import Refused, check_module
+from onnxgen.code.meant import Meant, hold
 from onnxgen.code.signatures import SIGNATURES
 
 RECURRENT = ("nn.RNN", "nn.GRU", "nn.LSTM")  # they take `*args`
@@ -53,3 +54,10 @@ def test_nothing_is_computed_with_none() -> None:
     check_module(ast.parse("x = 1.0 + 2"))
     with pytest.raises(Refused, match="computes with None"):
         check_module(ast.parse("x = 1.0 + None"))
+
+
+@pytest.mark.parametrize("line", ["from safetensors import Tensor", "from torch import save", "from pathlib import os"])
+def test_nothing_else_is_imported(line: str) -> None:
+    hold(ast.parse('"""Text."""\nfrom torch import Tensor, nn'), Meant([], {}), is_ours=True)
+    with pytest.raises(Refused, match="no such name"):
+        hold(ast.parse(f'"""Text."""\n{line}'), Meant([], {}), is_ours=True)

@@ -104,7 +104,8 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
             if wrong := misfit(node):
                 raise Refused(f"it calls {wrong}")
         elif isinstance(node, ast.BinOp) and (is_none(node.left) or is_none(node.right)):
-            raise Refused("it computes with None")
+            if not isinstance(node.op, ast.BitOr):  # an annotation: `Tensor | None`
+                raise Refused("it computes with None")
         elif isinstance(node, ast.keyword):
             check_names(() if node.arg is None else (node.arg,))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -17,6 +17,13 @@ from onnxgen.code.copied import helper_trees
 FUNCTIONS = {"constant", "load_weights"}
 CONSTANTS = {"WEIGHTS", "FINGERPRINT", "Model"}
 METHODS = {"from_pretrained"}
+# what the templates and helpers take of these modules by name
+PARTS = {
+    "torch": {"Tensor", "nn"},
+    "safetensors": {"SafetensorError", "safe_open"},
+    "safetensors.torch": {"load", "load_file"},
+    "pathlib": {"Path"},
+}
 _IGNORED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
@@ -89,10 +96,17 @@ def _hold_frame(tree: ast.Module, meant: Meant) -> None:
             modules = {a.name for a in node.names} if isinstance(node, ast.Import) else {node.module or ""}
             if not modules <= MODULES | meant.modules:
                 raise Refused(f"the file has {ast.unparse(node)!a}")
+            _hold_parts(node, meant)
             continue
         allowed = CONSTANTS if isinstance(node, ast.Assign) else FUNCTIONS if isinstance(node, ast.FunctionDef) else ()
         if _name(node) not in names and _name(node) not in allowed:
             raise Refused(f"the file has a statement that nobody meant, line {node.lineno}")
+
+
+def _hold_parts(node: ast.Import | ast.ImportFrom, meant: Meant) -> None:
+    parts = PARTS.get(node.module or "") if isinstance(node, ast.ImportFrom) else None
+    if parts is not None and not meant.modules and not {alias.name for alias in node.names} <= parts:
+        raise Refused(f"the file has {ast.unparse(node)!a}, and the module has no such name")
 
 
 def _name(node: ast.stmt) -> str:

@@ -74,7 +74,7 @@ _CALLED = {
 }
 SIGNATURES = {name: tuple(parameters.split()) for names, parameters in _CALLED.items() for name in names.split()}
 """The parameters of what is called by such a name."""
-NUMBERS = frozenset("alpha beta eps momentum negative_slope p threshold".split())  # they are never None
+NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # they are never None
 
 
 def misfit(call: ast.Call) -> str:
@@ -83,6 +83,9 @@ def misfit(call: ast.Call) -> str:
     if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
         return ""
     name = f"{function.value.id}.{function.attr}"
+    none = [k.arg for k in call.keywords if k.arg in NUMBERS and is_none(k.value)]
+    if none:
+        return f"{name} with {none[0]}=None"
     parameters = SIGNATURES.get(name)
     if parameters is None:
         return ""
@@ -91,7 +94,6 @@ def misfit(call: ast.Call) -> str:
     if not starred and len(call.args) > len(parameters):
         return f"{name} with {len(call.args)} arguments"
     wrong = [f"{k.arg}=" for k in call.keywords if k.arg is not None and k.arg not in left]
-    wrong += [f"{k.arg}=None" for k in call.keywords if k.arg in NUMBERS and is_none(k.value)]
     return f"{name} with {wrong[0]}" if wrong else ""
 
 
