@@ -25,6 +25,8 @@ MOVES = frozenset(
     "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
     "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
 )
+# in what onnxruntime says of an operator that it cannot judge, the last of an opset that is newer than it is
+UNKNOWN = ("NOT_IMPLEMENTED", "not a registered", "a crash", "model_load_utils")
 PACKED = {ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1}
 PLAIN = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16}
 
@@ -64,7 +66,7 @@ class Single:
                 return self._with_onnxruntime(key, made, attributes, inputs, told)
             except Exception as error:
                 why = f"onnxruntime: {_line(error)}"
-                known = not any(text in why for text in ("NOT_IMPLEMENTED", "not a registered", "a crash"))
+                known = not any(text in why for text in UNKNOWN)
                 if made.domain and "NOT_IMPLEMENTED" in why:
                     raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
