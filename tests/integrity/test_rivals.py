@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which
+from onnxgen.errors import OnnxgenError
+from onnxgen.load import from_pretrained, imported
+from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
 
 ROOT = Path(__file__).parents[2]
 WRITER = """
@@ -48,6 +55,28 @@ def test_two_writers_and_a_reader(tmp_path: Path, first: str, second: str) -> No
     for writer in writers:
         assert writer.wait() == 0, writer.communicate()[1]
     assert {"1", "2"} & set(seen) and which(out, pairs) in pairs and not temporaries(out.parent)
+
+
+def test_a_shard_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
+    """safetensors opens a file twice, for its header and for its elements: they may be of two writers."""
+    first, second = (tmp_path / name / "model.py" for name in ("first", "second"))
+    for seed, out in enumerate((first, second)):
+        out.parent.mkdir()
+        write(built(tmp_path, out, seed, SHARDS), out, SHARDS)
+    with imported(first) as module:
+        opens = module.safe_open
+
+        @contextmanager
+        def replaced(part: Path, framework: str) -> Iterator[Any]:
+            with opens(part, framework) as header:
+                metadata = header.metadata
+                os.replace(second.parent / part.name, part)
+                with opens(part, framework) as file:
+                    yield SimpleNamespace(metadata=metadata, keys=file.keys, get_tensor=file.get_tensor)
+
+        vars(module)["safe_open"] = replaced
+        with pytest.raises(OnnxgenError, match="was replaced while it was read"):
+            from_pretrained(module, first)
 
 
 def test_generations_side_by_side(tmp_path: Path) -> None:
