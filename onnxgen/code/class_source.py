@@ -41,6 +41,13 @@ class ClassSource:
     stubs: list[list[str]] = field(default_factory=list)
 
     @property
+    def text(self) -> str:
+        """All of its code, whose names say what the file imports and which helpers it has."""
+        opened = [line for stub in self.stubs for line in stub]
+        parts = [*map(str, self.parameters), *self.layers, *self.init, *self.arguments, *self.forward, *opened]
+        return "\n".join([*parts, self.returns])
+
+    @property
     def doc(self) -> str:
         if not self.paths or self.paths == [""]:
             return ""

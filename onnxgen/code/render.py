@@ -87,9 +87,7 @@ def render(
     """
     classes = [tree.source for tree in trees]
     frame.hold()
-    text = "\n".join(
-        line for c in classes for line in [*map(str, c.parameters), *c.init, *c.arguments, *c.forward, c.returns]
-    )
+    text = "\n".join(c.text for c in classes)
     own, own_imports = code.used_in(text)
     helpers = copied(text)
     skips_init = "nn.Embedding" in "\n".join([text, *helpers.values(), *own])
