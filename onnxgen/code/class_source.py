@@ -41,15 +41,15 @@ class ClassSource:
     stubs: list[list[str]] = field(default_factory=list)
 
     @property
-    def text(self) -> str:
-        """All of its code, whose names say what the file imports and which helpers it has."""
-        opened = [line for stub in self.stubs for line in stub]
-        parts = [*map(str, self.parameters), *self.layers, *self.init, *self.arguments, *self.forward, *opened]
-        return "\n".join([*parts, self.returns])
-
-    @property
     def doc(self) -> str:
         if not self.paths or self.paths == [""]:
             return ""
         several = f" to {self.paths[-1]} ({len(self.paths)} uses)" if len(self.paths) > 1 else ""
         return comment(f"{self.paths[0]}{several}.")
+
+
+def code_of(source: ClassSource) -> str:
+    """All code of a class, whose names say what the file imports and which helpers it has."""
+    opened = [line for stub in source.stubs for line in stub]
+    values = [*map(str, source.parameters), *source.layers, *source.init, *source.arguments, *source.forward]
+    return "\n".join([*values, *opened, source.returns])

@@ -17,6 +17,7 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.code.allowed import Refused
+from onnxgen.code.class_source import code_of
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import copied, imported
 from onnxgen.code.meant import Meant, copies, hold, without_docstring
@@ -87,7 +88,7 @@ def render(
     """
     classes = [tree.source for tree in trees]
     frame.hold()
-    text = "\n".join(c.text for c in classes)
+    text = "\n".join(map(code_of, classes))
     own, own_imports = code.used_in(text)
     helpers = copied(text)
     skips_init = "nn.Embedding" in "\n".join([text, *helpers.values(), *own])
