@@ -55,7 +55,7 @@ class Single:
         """
         if made.domain in LAYOUTS:
             raise Untold("kernels whose layout is that of the processor that they run on")
-        attributes = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
+        attributes = _attributes(made, wide)
         given = tuple(_kind(v) for v in inputs)
         texts = [a.SerializeToString() for a in attributes]
         told = tuple(_told(t, wide) for t in types) if made.domain else ()
@@ -152,6 +152,15 @@ def _told(dtype: ir.DataType | None, wide: bool) -> int:
 
 def dtype_of(array: Any) -> ir.DataType:
     return ir.DataType.STRING if array.dtype == object else ir.DataType.from_numpy(array.dtype)
+
+
+def _attributes(made: Made, wide: bool) -> list[onnx.AttributeProto]:
+    """The attributes of a node; where all is to be float64, GroupNormalization takes its mean and variance in that."""
+    found = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
+    if wide and made.op == "GroupNormalization" and made.version >= 21:
+        stash = onnx.helper.make_attribute("stash_type", DOUBLE)
+        found = [*(a for a in found if a.name != "stash_type"), stash]
+    return found
 
 
 def _proto(attribute: ir.Attr, wide: bool) -> onnx.AttributeProto:

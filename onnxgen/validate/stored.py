@@ -126,7 +126,10 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
         return False
     if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
         return False  # it may be a bias
-    return tensor.size == 1 or bool(np.isin(tensor.numpy(), (0, 1, -np.inf)).all() and len(tensor.shape) > 1)
+    numbers = np.unique(tensor.numpy())  # a tensor of one number throughout is a mask, or what a layer starts with
+    return tensor.size == 1 or bool(
+        numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
+    )
 
 
 def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:

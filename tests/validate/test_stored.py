@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
+import torch.nn.functional as F
 from onnx import numpy_helper, parser
+from torch import Tensor, nn
 
 from onnxgen import generated, lower, pipeline
 from onnxgen.code import copied
@@ -21,6 +24,7 @@ from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
 from onnxgen.wayback import way_back
+from tests.exported import exported
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17]>
@@ -198,3 +202,22 @@ def test_a_key_of_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Member, "state_keys", lambda self: [(f"{key}.", source) for key, source in keys(self)])
     with pytest.raises(WrongTranslation, match="the state dict's key '.*' is not that of a stored tensor"):
         pipeline.build(network, Options(), tmp_path / "net.py")
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_what_layers_start_with_is_no_mask(start: float, tmp_path: Path) -> None:
+    """A GroupNorm over sequences that nobody trained: its weight is ones and its bias zeros, of rank 2 in the file."""
+
+    class Speech(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(1, 16, 10, stride=5, bias=False), nn.GroupNorm(16, 16)
+            nn.init.constant_(self.norm.bias, start)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(self.norm(self.conv(x[:, None])))
+
+    model = exported(Speech().eval(), [torch.randn(1, 200)], axes={0: {0: "batch", 1: "time"}})
+    assert {tuple(i.dims) for i in model.graph.initializer} == {(16, 1, 10), (16, 1)}
+    onnx.save(model, tmp_path / "speech.onnx")
+    build(tmp_path / "speech.onnx", paranoid=True)
