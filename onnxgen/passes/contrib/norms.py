@@ -133,7 +133,8 @@ def embed_layer_normalization(
 def _kept(g: Writer, input_ids: ir.Value, mask: ir.Value | None) -> ir.Value | None:
     if not g.wants(1):
         return None
-    if mask is not None:
-        return g("ReduceSum", mask, g.ints(1), keepdims=0)
+    if mask is not None:  # other numbers than 1 do not count
+        ones = g("Cast", g("Equal", mask, g.number(1, mask)), to=ir.DataType.INT32.value)
+        return g("ReduceSum", ones, g.ints(1), keepdims=0)
     zeros = ir.tensor([0], ir.DataType.INT32)
     return g("ConstantOfShape", g("Shape", input_ids, start=0, end=1), value=zeros)
