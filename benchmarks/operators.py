@@ -27,9 +27,9 @@ import torch
 from onnx.backend.test.runner import Runner
 
 from benchmarks.common import arguments, finish, interleaved
+from onnxgen.backend import OnnxgenRep
 from onnxgen.cli.say import aligned
 from tests.backend.compiled import REFUSALS, compiled, python_bound, with_stored
-from tests.backend.road import Generated
 from tests.ops.harness import _as_array, _cases, generate, instantiate, to_torch
 
 PAGE = Path(__file__).with_name("OPERATORS.md")
@@ -64,7 +64,7 @@ def difference(made: Sequence[Any], stated: Sequence[Any]) -> float:
     return largest
 
 
-def microseconds(eager: Generated, graph: Generated, inputs: Sequence[Any], rounds: int) -> tuple[float, float]:
+def microseconds(eager: OnnxgenRep, graph: OnnxgenRep, inputs: Sequence[Any], rounds: int) -> tuple[float, float]:
     """Medians of one call of both."""
     tensors = [to_torch(value) for value in inputs]
 
@@ -90,7 +90,7 @@ def measure(name: str, case: Any, rounds: int) -> dict[str, Any]:
     inputs, stated = ([_as_array(value) for value in values] for values in case.data_sets[0])
     feeds = dict(zip([declared.name for declared in case.model.graph.input], inputs))
     model = with_stored(case.model, {key: feeds.pop(key) for key in stored})
-    eager = Generated(instantiate(generate(model)), compiled(model).dtypes)
+    eager = OnnxgenRep(instantiate(generate(model)), compiled(model).dtypes)
     row["eager error"] = f"{difference(eager.run(list(feeds.values())), stated):.1e}"
     graph = compiled(model, "inductor")
     start = time.perf_counter()

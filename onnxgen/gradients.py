@@ -32,12 +32,15 @@ _NOWHERE = {
         IsInf IsNaN Less LessOrEqual MatMulInteger Multinomial NonMaxSuppression NonZero Not OptionalHasElement Or
         SequenceLength Shape Size Xor
         ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
-        com.microsoft.MatMulInteger16 com.microsoft.MulInteger com.microsoft.ReduceSumInteger
+        com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping com.microsoft.MatMulInteger16
+        com.microsoft.MulInteger com.microsoft.MurmurHash3 com.microsoft.NGramHashMapping
+        com.microsoft.ReduceSumInteger com.microsoft.VarlenNGramHashMapping
     """,
-    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
+    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit com.microsoft.Tokenizer",
     COUNTED: """
         BlackmanWindow Constant ConstantOfShape EyeLike GivenTensorFill HammingWindow HannWindow SequenceEmpty
         TfIdfVectorizer
+        com.microsoft.GatherPacked
     """,
     DRAWN: "RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     BITS: "BitCast",
@@ -61,6 +64,11 @@ _BY_INPUT = {
         "com.microsoft.Range": "limit",
     },
     REFUSED: {
+        "com.microsoft.GatedAdd": "gate_weight",
+        "com.microsoft.VarlenCausalConvWithState": "kernel_delta previous_mask",
+        "com.microsoft.QMoE": """
+            fc1_global_scale fc2_global_scale fc1_act_scale fc2_act_scale fc1_act_block_scale fc2_act_block_scale
+        """,
         "com.microsoft.PackedAttention": "attention_bias",
         "com.microsoft.PackedMultiHeadAttention": "attention_bias",
     },

@@ -113,7 +113,7 @@ def test_generating_never_imports_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", OURS, ids=name)
 def test_only_what_runs_models_mentions_torch(path: Path) -> None:
     """Even inside a function: no import of torch but in helpers (copied as text) and what runs modules."""
-    runs = ("helpers/", "verify/", "load.py", "training/", "export/")
+    runs = ("helpers/", "verify/", "load.py", "backend.py", "training/", "export/")
     if name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
         return
     computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and only what the file's operators say

@@ -23,6 +23,7 @@ from onnxgen.options import Options
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
+from onnxgen.verify.sizes import sizes as candidates
 
 LEGACY = range(9, 21)  # the opsets that torch's older exporter writes
 DYNAMO = range(18, 24)  # and its newer one
@@ -77,7 +78,7 @@ def _opset(path: Path) -> int:
 def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
     """Inputs that the original graph would take, to trace with."""
     graph = Check(origin.onnx, options, rtol=0.0, atol=0.0).graph
-    sizes = next(iter(drawing.sizes(graph, 0)))
+    sizes = next(iter(candidates(graph, 0)))
     return tuple(to_torch(value) for value in drawing.draw(graph, sizes, "plain", 0).values())
 
 

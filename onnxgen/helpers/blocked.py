@@ -99,3 +99,19 @@ def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple
     numbers = torch.stack([packed >> 4, packed & 15], -1).flatten()[: shape[0] * shape[1]]
     spread = scales.flatten().repeat_interleave(block)[: numbers.numel()]
     return (table.to(scales.dtype)[numbers.long()] * spread).reshape(shape)
+
+
+def dequantize_blob(blob: Tensor, shape: tuple[int, int], has_zeros: bool) -> Tensor:
+    """onnxruntime's matrix of 4 bits in one blob, as float32 [rows, columns]: `(number - zero) * scale`.
+
+    Args:
+        blob: uint8. Each block of 32 elements of a row is the four bytes of its scale, its zero point if there are
+            any (else it is 8), and 16 bytes: element i in the low bits of byte i, element i + 16 in the high ones.
+        shape: rows and columns; what the last block of a row has beyond them is left out.
+    """
+    blocks = blob.reshape(shape[0], -1, 21 if has_zeros else 20)
+    scales = blocks[..., :4].flatten().clone().view(torch.float32).reshape(*blocks.shape[:2], 1)
+    zeros = blocks[..., 4:5].float() if has_zeros else 8.0
+    packed = blocks[..., -16:]
+    numbers = torch.cat([packed & 15, packed >> 4], -1).float()
+    return ((numbers - zeros) * scales).flatten(1)[:, : shape[1]]

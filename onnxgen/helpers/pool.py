@@ -100,6 +100,30 @@ def max_pool_with_indices(
     return y, index + plane.reshape(x.shape[0], x.shape[1], *[1] * n)
 
 
+def masked_max_pool(
+    x: Tensor, mask: Tensor, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int]
+) -> Tensor:
+    """onnxruntime's MaxpoolWithMask: each row of a window, along the last axis, ends at the first 0 of the mask.
+
+    Args:
+        x: [batch, channels, size...].
+        mask: integers, of x's sizes. As in onnxruntime's kernel, the first element of a plane is never hidden, and the
+            mask of the nth plane is read from n times its size on, modulo the number of the mask's planes.
+        pads: padding as of `F.pad`; it is never the maximum.
+
+    Returns:
+        The maxima; the lowest number of the type where a window has none.
+    """
+    lowest, size = torch.finfo(x.dtype).min, math.prod(x.shape[2:])
+    begins = torch.arange(x.shape[0] * x.shape[1], device=x.device) * size % (mask.shape[0] * mask.shape[1])
+    seen = mask.flatten()[begins.unsqueeze(-1) + torch.arange(size, device=x.device)] != 0
+    seen[:, :1] = True
+    ones, axes = (1,) * len(kernel), list(range(-len(kernel), 0))
+    shown = pool_windows(F.pad(seen.reshape(x.shape).int(), pads, value=1), kernel, stride, ones).cumprod(-1)
+    values = F.pad(torch.where(x > lowest, x, lowest), pads, value=lowest)
+    return torch.where(shown > 0, pool_windows(values, kernel, stride, ones), lowest).amax(axes)
+
+
 def max_unpool(x: Tensor, index: Tensor, shape: Sequence[int], windows: Sequence[int] | None = None) -> Tensor:
     """ONNX MaxUnpool: zeros of a shape, with x at the positions `index`.
 

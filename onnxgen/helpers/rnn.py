@@ -103,6 +103,25 @@ def onnx_recurrent(
     return y, *last
 
 
+def lstm_step(
+    gates: Tensor,
+    c: Tensor,
+    peepholes: Tensor | None,
+    activations: Sequence[tuple[str, float, float]],
+    clip: float,
+    input_forget: bool,
+) -> tuple[Tensor, Tensor]:
+    """The next h and c [batch, hidden] of `onnx_lstm`, from the sums [batch, 4 * hidden] that go into its gates."""
+    act_f, act_g, act_h = activations
+    i, o, f, g = gates.chunk(4, -1)
+    p_i, p_o, p_f = (0, 0, 0) if peepholes is None else peepholes.chunk(3)
+    i = rnn_activation((i + p_i * c).clamp(-clip, clip), *act_f)
+    f = 1 - i if input_forget else rnn_activation((f + p_f * c).clamp(-clip, clip), *act_f)
+    c = f * c + i * rnn_activation(g.clamp(-clip, clip), *act_g)
+    o = rnn_activation((o + p_o * c).clamp(-clip, clip), *act_f)
+    return o * rnn_activation(c, *act_h), c
+
+
 def onnx_lstm(
     x: Tensor,
     w: Tensor,
@@ -137,14 +156,8 @@ def onnx_lstm(
 
     def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
         h, c = states
-        act_f, act_g, act_h = acts[3 * d : 3 * d + 3]
-        i, o, f, g = (gates + F.linear(h, r, rb)).chunk(4, -1)
-        p_i, p_o, p_f = (0, 0, 0) if peepholes is None else peepholes[d].chunk(3)
-        i = rnn_activation((i + p_i * c).clamp(-clip, clip), *act_f)
-        f = 1 - i if input_forget else rnn_activation((f + p_f * c).clamp(-clip, clip), *act_f)
-        c = f * c + i * rnn_activation(g.clamp(-clip, clip), *act_g)
-        o = rnn_activation((o + p_o * c).clamp(-clip, clip), *act_f)
-        return o * rnn_activation(c, *act_h), c
+        peephole = None if peepholes is None else peepholes[d]
+        return lstm_step(gates + F.linear(h, r, rb), c, peephole, acts[3 * d : 3 * d + 3], clip, input_forget)
 
     return onnx_recurrent(x, w, r, bias, lengths, (h, c), cell, direction, layout)
 
@@ -204,3 +217,68 @@ def onnx_rnn(
         return (rnn_activation((gates + F.linear(states[0], r, rb)).clamp(-clip, clip), *acts[d]),)
 
     return onnx_recurrent(x, w, r, bias, lengths, (h,), cell, direction, layout)
+
+
+# ---- with attention between the steps --------------------------------------------------------------------------------
+
+
+def additive_attention(query: Tensor, keys: Tensor, values: Tensor, v: Tensor, shown: Tensor) -> Tensor:
+    """Bahdanau's attention: the mean of values [batch, steps, depth], weighted by `tanh(keys + query) @ v`.
+
+    Args:
+        query: [batch, size]; keys: [batch, steps, size]; v: [size].
+        shown: which steps count, bool [batch, steps].
+    """
+    scores = torch.tanh(keys + query.unsqueeze(1)) @ v
+    weights = scores.masked_fill(~shown, -math.inf).softmax(-1)
+    return (weights.unsqueeze(1) @ values).squeeze(1)
+
+
+def attention_lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    h: Tensor | None,
+    c: Tensor | None,
+    peepholes: Tensor | None,
+    query_weight: Tensor,
+    memory_weight: Tensor,
+    v: Tensor,
+    memory: Tensor,
+    memory_lengths: Tensor | None = None,
+    attention_weight: Tensor | None = None,
+    *,
+    activations: Sequence[tuple[str, float, float]] = (),
+    clip: float = math.inf,
+    direction: str = "forward",
+    input_forget: bool = False,
+) -> tuple[Tensor, ...]:
+    """onnxruntime's AttnLSTM: each step also takes in what the step before saw of the memory (at first zeros).
+
+    Args:
+        w: [directions, 4 * hidden, input + seen], whose last columns are for what was seen.
+        query_weight: [directions, hidden, size]; memory_weight: [directions, depth, size]; v: [directions, size].
+        memory: [batch, steps, depth], of which `memory_lengths` [batch] steps count.
+        attention_weight: [directions, hidden + depth, seen], which mixes h and the context; else the context is seen.
+        x, r, bias, lengths, h, c, peepholes and all others: as of `onnx_lstm`, in ONNX's layout 0.
+
+    Returns Y, Y_h and Y_c as ONNX's LSTM has them.
+    """
+    acts = activations or (("Sigmoid", 0.0, 0.0), ("Tanh", 0.0, 0.0), ("Tanh", 0.0, 0.0)) * r.shape[0]
+    shown = torch.ones(memory.shape[:2], dtype=torch.bool, device=x.device)
+    if memory_lengths is not None:
+        shown = torch.arange(memory.shape[1], device=x.device) < memory_lengths.unsqueeze(-1)
+    values = torch.where(shown.unsqueeze(-1), memory, 0.0)
+
+    def cell(d: int, gates: Tensor, states: Sequence[Tensor], r: Tensor, rb: Tensor | None) -> Sequence[Tensor]:
+        h, c, seen = states
+        gates = gates + F.linear(seen, w[d, :, x.shape[-1] :]) + F.linear(h, r, rb)
+        peephole = None if peepholes is None else peepholes[d]
+        h, c = lstm_step(gates, c, peephole, acts[3 * d : 3 * d + 3], clip, input_forget)
+        seen = additive_attention(h @ query_weight[d], values @ memory_weight[d], values, v[d], shown)
+        return h, c, seen if attention_weight is None else torch.cat([h, seen], -1) @ attention_weight[d]
+
+    nothing = x.new_zeros(r.shape[0], x.shape[1], w.shape[-1] - x.shape[-1])
+    return onnx_recurrent(x, w[..., : x.shape[-1]], r, bias, lengths, (h, c, nothing), cell, direction, 0)[:3]

@@ -157,3 +157,63 @@ def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Ten
         number = int(found[0])
         numbers.append(number - 2**64 if number >= 2**63 else number)
     return torch.tensor(numbers, dtype=torch.int64, device=device).reshape(x.shape)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def first_match(patterns: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
+    """Where the first match from `start` on begins and ends; of several patterns' that begin there, the longest."""
+    found = [match.span() for pattern in patterns if (match := re.compile(pattern).search(text, start))]
+    return min(found, key=lambda span: (span[0], -span[1]), default=None)
+
+
+def words_between(text: str, separator: Sequence[str]) -> list[str]:
+    """What is between matches of a separator; an empty match takes the next letter with it."""
+    words, start = [], 0
+    while start <= len(text) and (span := first_match(separator, text, start)):
+        words.append(text[start : span[0]])
+        start = span[1] + (span[0] == span[1])
+    return [*words, text[start:]]
+
+
+def words_in(text: str, pattern: Sequence[str], least: int) -> list[str]:
+    """Matches one after the other; after one with fewer letters, the search begins at its second letter."""
+    words, start = [], 0
+    while start <= len(text) and (span := first_match(pattern, text, start)):
+        long_enough = span[1] - span[0] >= least
+        words += [text[span[0] : span[1]]] if long_enough else []
+        start = span[1] if long_enough else span[0] + 1
+    return words
+
+
+def split_words(
+    x: np.ndarray,
+    padding: str,
+    separators: Sequence[Sequence[str]] = (),
+    words: Sequence[str] = (),
+    least: int = 1,
+    mark: bool = False,
+) -> np.ndarray:
+    """onnxruntime's Tokenizer: the words of each string along a further axis; its letters if none are described.
+
+    Args:
+        x: strings [n] or [m, n]. Where there are none, the result has no further axis.
+        padding: stands where a string has fewer words than another.
+        separators: regular expressions of what is between words, each as alternatives; one after the other.
+        words: alternatives of a regular expression that words match.
+        least: the letters that a word has at least.
+        mark: the words of a string are between the letters U+0002 and U+0003, unless no string has any.
+    """
+    if x.size == 0:
+        return x[..., :0]
+    rows = []
+    for text in x.reshape(-1).tolist():
+        row = [text] if separators else words_in(text, words, least) if words else list(text)
+        for separator in separators:
+            row = [word for part in row for word in words_between(part, separator) if len(word) >= least]
+        rows.append(row)
+    if mark and any(rows):
+        rows = [["\x02", *row, "\x03"] for row in rows]
+    width = max(map(len, rows))
+    return text_array([word for row in rows for word in [*row, *[padding] * (width - len(row))]], [*x.shape, width])

@@ -26,7 +26,7 @@ class TooManyWays(ValueError):
 class Pattern:
     """What a pattern consists of: a letter (`ranges`), or `parts` one after the other, or one of them.
 
-    `low` and `high` say how often it is repeated (`high` None: without end).
+    `low` and `high` say how often it is repeated (`high` None: without end). `asserts`: it looks at what is beside it.
     """
 
     ranges: Ranges | None = None
@@ -34,6 +34,7 @@ class Pattern:
     either: bool = False
     low: int = 1
     high: int | None = 1
+    asserts: bool = False
 
 
 @dataclass
@@ -49,7 +50,7 @@ class _Automaton:
     def __init__(self) -> None:
         self.letters: list[Ranges] = []
         self.follow: list[Counter[int]] = []
-        self.edges = 0
+        self.edges = self.parts = 0
 
     def of(self, pattern: Pattern) -> _Part:
         if pattern.low == pattern.high == 1:
@@ -67,6 +68,9 @@ class _Automaton:
         return made
 
     def _once(self, pattern: Pattern) -> _Part:
+        self.parts += 1
+        if self.parts > EDGES:  # repeated, though it has no letters
+            raise TooManyWays("it is too large")
         if pattern.ranges is not None:
             self.letters.append(pattern.ranges)
             self.follow.append(Counter())
@@ -108,7 +112,7 @@ def check_linear(pattern: Pattern) -> None:
     """Raises `TooManyWays` unless `re` matches a whole text against a pattern in linear time."""
     automaton = _Automaton()
     start = automaton.of(pattern)
-    kinds = _kinds(automaton.letters)
+    kinds = letter_kinds(automaton.letters)
     waiting, seen, steps = [start.first], {_key(start.first)}, 0
     while waiting:
         reached = waiting.pop()
@@ -136,7 +140,7 @@ def _key(ways: Ways) -> frozenset[tuple[int, int]]:
     return frozenset(ways.items())
 
 
-def _kinds(letters: Sequence[Ranges]) -> set[frozenset[int]]:
+def letter_kinds(letters: Sequence[Ranges]) -> set[frozenset[int]]:
     """The sets of positions that one letter may have."""
     where: dict[int, list[tuple[int, bool]]] = {}
     for position, ranges in enumerate(letters):

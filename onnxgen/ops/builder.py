@@ -110,12 +110,17 @@ class Builder:
         output = self.node.outputs[index]
         return bool(output.name) and self.lowering.is_wanted(output)
 
-    def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
-        """Assign an intermediate value to a local variable and return its name."""
+    def local(self, hint: str = "", known: Info | None = None) -> str:
+        """A new local variable, which is called by `hint` where nothing else says what it is."""
         name = self.lowering.fresh(hint or "x")
         if hint:
             self.lowering.roles[name] = local(hint)
         self.lowering.infos[name] = known or Info()
+        return name
+
+    def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
+        """Assign an intermediate value to a local variable and return its name."""
+        name = self.local(hint, known)
         self.emit(Assign((name,), value, self.scope, self.nodes))
         return Ref(name)
 

@@ -105,6 +105,20 @@ def matmul_bnb4(
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
 
 
+@op("MatMulFpQ4", domain=MICROSOFT)
+def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: int = 1) -> ast.expr:
+    """A linear layer whose weights, scales and zero points are one blob; the kernel reads all types but 0 as 1."""
+    sizes = B_shape.known_ints("B_shape")
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise b.error(f"its B_shape {sizes} is that of no matrix", "fix the file")
+    columns, rows = sizes
+    size = rows * -(-columns // 32) * (21 if blk_quant_type else 20)
+    if B.shape is not None and isinstance(B.shape[0], int) and B.shape != (size,):
+        raise b.error(f"its blob of a {columns:,} by {rows:,} matrix has not {size:,} bytes", "quantise the file anew")
+    weight = b.call("dequantize_blob", B, (rows, columns), blk_quant_type != 0)
+    return b.call("F.linear", A, weight)
+
+
 @op("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(
     b: Builder, data: Arg, indices: Arg, scales: Arg, zero_points: Arg | None = None, *,

@@ -205,6 +205,19 @@ def max_pool(
     return made if back is OMIT else b("y.to(d)", y=made, d=back)
 
 
+@op("MaxpoolWithMask", domain="com.microsoft")
+def maxpool_with_mask(
+    b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
+    storage_order: int = 0, strides: list[int] | None = None,
+) -> ast.expr:  # fmt: skip
+    """A row of a window ends at the first 0 of its mask; a window of which nothing is left is the lowest number."""
+    w = window(b, X, auto_pad, 0, None, kernel_shape, pads, strides)
+    _spatial(b, w.n)
+    if w.empty is not None:
+        return b("x.new_empty(s)", x=X, s=w.empty)
+    return b.call("masked_max_pool", X, M, tuple(w.kernel), tuple(w.stride), w.all_sides)
+
+
 @op("MaxUnpool")
 def max_unpool(
     b: Builder,

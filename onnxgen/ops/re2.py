@@ -1,17 +1,19 @@
 """Patterns of RE2 (https://github.com/google/re2/wiki/Syntax) as patterns of Python's `re` that match the same strings.
 
-Only whether a whole string matches is asked, so that groups, greed and the order of alternatives do not matter. What
-the two spell alike and mean differently (`$`, `\\d`, `\\s`, `{,5}`, letters regardless of case) is written out.
-RE2 matches in linear time, `re` tries one way after the other: a pattern with many ways is refused (see `ambiguity`).
+Where only whole strings are matched, groups, greed and the order of alternatives do not matter. In a search RE2 can be
+asked for the longest match, and `re` must find that one first (see `longest`). What the two spell alike and mean
+differently (`$`, `\\d`, `\\s`, `{,5}`, letters regardless of case) is written out. RE2 matches in linear time, `re`
+tries one way after the other: a pattern with many ways is refused (see `ambiguity`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onnxgen.ops.ambiguity import Pattern, Ranges, TooManyWays, check_linear
+from onnxgen.ops.longest import greedy_is_longest
 
 LONGEST = 4_096  # characters of a pattern
 LAST = 0x10FFFF
@@ -48,6 +50,25 @@ class NotRe(ValueError):
 
 def as_python(pattern: str) -> str:
     """A pattern of `re`, without flags, for `fullmatch`. Raises `NotRe`."""
+    return _either(_branches(pattern)).text
+
+
+def as_searches(pattern: str) -> list[str]:
+    """Patterns of `re` for `search`. RE2's leftmost and longest match is, of what they find first, the longest.
+
+    Raises:
+        NotRe: also where the first match that `re` finds at a place may be shorter than another.
+    """
+    branches = _branches(pattern)
+    whole = _either(branches)
+    found = next((made for made in ([whole], branches) if all(greedy_is_longest(m.meant) for m in made)), None)
+    if found is None:
+        raise NotRe("the longest of its matches may not be the first that `re` finds")
+    return [made.text for made in found]
+
+
+def _branches(pattern: str) -> list[_Made]:
+    """The alternatives of a pattern. Raises `NotRe`."""
     if len(pattern) > LONGEST:
         raise NotRe(f"it has {len(pattern):,} characters, and may have {LONGEST:,}")
     reader = _Reader(pattern)
@@ -55,10 +76,10 @@ def as_python(pattern: str) -> str:
     if reader.rest():
         raise NotRe("a ) without its (")
     try:
-        check_linear(made.meant)
+        check_linear(_either(made).meant)
     except TooManyWays as error:
         raise NotRe(str(error)) from None
-    return made.text
+    return made
 
 
 class _Made(NamedTuple):
@@ -68,7 +89,11 @@ class _Made(NamedTuple):
     meant: Pattern
 
 
-ASSERTION = Pattern()
+ASSERTION = Pattern(asserts=True)
+
+
+def _either(branches: Sequence[_Made]) -> _Made:
+    return _Made("|".join(b.text for b in branches), Pattern(parts=tuple(b.meant for b in branches), either=True))
 
 
 def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -159,7 +184,7 @@ class _Reader:
         self.at += 1
         return self.text[self.at - 1]
 
-    def alternatives(self, flags: frozenset[str], depth: int) -> _Made:
+    def alternatives(self, flags: frozenset[str], depth: int) -> list[_Made]:
         """Up to the end, or a closing parenthesis, which stays."""
         if depth > DEEPEST:
             raise NotRe("its groups are nested too deeply")
@@ -178,9 +203,10 @@ class _Reader:
                 flags = _flags(flags, changed)
                 continue
             made[-1].append(self.repeated(self.atom(flags, depth)))
-        texts = ["".join(part.text for part in parts) for parts in made]
-        meant = tuple(Pattern(parts=tuple(part.meant for part in parts)) for parts in made)
-        return _Made("|".join(texts), Pattern(parts=meant, either=True))
+        return [
+            _Made("".join(part.text for part in parts), Pattern(parts=tuple(part.meant for part in parts)))
+            for parts in made
+        ]
 
     def repeated(self, made: _Made) -> _Made:
         found = self.match(r"([*+?]|\{(\d+)(,(\d*))?\})\??")
@@ -203,7 +229,7 @@ class _Reader:
             found = self.match(opening)
             if found is not None:
                 inner = _flags(flags, found) if found[0].endswith(":") else flags
-                made = self.alternatives(inner, depth + 1)
+                made = _either(self.alternatives(inner, depth + 1))
                 if not self.take(")"):
                     raise NotRe("a ( without its )")
                 return _Made(f"(?:{made.text})", made.meant)

@@ -238,6 +238,26 @@ def rnn(
     return b.unpack(made, 2)
 
 
+@op("AttnLSTM", domain="com.microsoft")
+def attn_lstm(
+    b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
+    initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,
+    AW: Arg | None = None, *,
+    hidden_size: int, activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
+    activations: list[str] | None = None, clip: float | None = None, direction: str = "forward", input_forget: int = 0,
+) -> Unpack:  # fmt: skip
+    """Between two steps of the LSTM, its output asks a memory by Bahdanau's attention."""
+    made = b.call(
+        "attention_lstm",
+        *(X, W, R, B, sequence_lens, initial_h, initial_c, P, QW, MW, V, M, *_trimmed(memory_seq_lens, AW)),
+        activations=_activations(b, activations, activation_alpha, activation_beta, 3, direction),
+        clip=OMIT if clip is None else shortest(clip),
+        direction=unless(_direction(direction), "forward"),
+        input_forget=unless(bool(input_forget), False),
+    )
+    return b.unpack(made, 3)
+
+
 def _trimmed(*args: Arg | None) -> list[Arg | None]:
     """Optional arguments without the absent ones at the end."""
     given = list(args)

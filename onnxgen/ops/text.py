@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import DeviceOf, unless
 from onnxgen.ops.arg import Arg
-from onnxgen.ops.re2 import NotRe, as_python
+from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.ops.re2 import NotRe, as_python, as_searches
 from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
 
@@ -74,3 +75,34 @@ def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
         return b("full_match(x, p)", x=X, p=as_python(pattern))
     except NotRe as error:
         raise b.error(f"its pattern is not taken: {error}", "write the pattern without it") from error
+
+
+@op("Tokenizer", domain=MICROSOFT)
+def tokenizer(
+    b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
+    tokenexp: str | None = None,
+) -> ast.expr:  # fmt: skip
+    """RE2 takes the longest of all matches at a place; of patterns for which `re` does not, only the alternatives."""
+    if X.rank not in (None, 1, 2) or mincharnum < 1:
+        raise b.error("its input has more than two axes, or its words may have no letters", "fix the file")
+    if not separators and not tokenexp:
+        raise b.error("it has neither separators nor a tokenexp", "fix the file")
+    by_letter = separators == [""] or not separators and tokenexp == "."
+    if by_letter and mincharnum > 1:
+        raise b.error(f"its words are single letters, and must have {mincharnum}", "fix the file")
+    try:
+        between = [] if by_letter else [as_searches(pattern) for pattern in separators or ()]
+        words = [] if by_letter or separators else as_searches(tokenexp or "")
+    except NotRe as error:
+        raise b.error(
+            f"its pattern is not taken: {error}", "write the pattern otherwise, or cut the node off"
+        ) from error
+    return b.call(
+        "split_words",
+        X,
+        pad_value,
+        separators=unless(between, []),
+        words=unless(words, []),
+        least=unless(mincharnum, 1),
+        mark=unless(bool(mark), False),
+    )

@@ -33,6 +33,11 @@ SHAPES = {
     "DecoderMaskedMultiHeadAttention": "b l h; b k h; b k v; mask; ; b n p s; b n p u",
     "RotaryEmbedding": "b l h; b l; r d; r d",
     "MRotaryEmbedding": "b l h; 3 b l; r d; r d",
+    "LinearAttention": "b l h; b l k; b l v; b n d e; b l g; b l u",
+    "GatedDeltaNet": "t n d; t n d; t h e; ; t h; t h; b h e d; h",
+    "VarlenCausalConvWithState": "t c; c o k; ; c; b c s; b",
+    "AttnLSTM": "s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
+    "WordConvEmbedding": "n l; f i k e; f; r e",
     "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
 }
 # of the standard's; layout 1 has other axes
@@ -141,6 +146,29 @@ def _starts(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generat
     return np.array([0, *sorted(rng.choice(np.arange(1, tokens), count - 1, replace=False)), tokens])
 
 
+def _words(table: int) -> Rule:
+    """Letters of words that may end early: rows of a table but the first, which stands for no letter."""
+
+    def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+        rows = (shapes[table] or (1,))[0]
+        if rows < 2 or 0 in drawn.shape:
+            raise Untold("no letters")
+        lengths = rng.integers(1, drawn.shape[-1] + 1, (*drawn.shape[:-1], 1))
+        return np.where(np.arange(drawn.shape[-1]) < lengths, rng.integers(1, rows, drawn.shape), 0)
+
+    return rule
+
+
+def _up_to(index: int, axis: int) -> Rule:
+    """Lengths of sequences, which an input has along an axis; none is empty."""
+
+    def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+        longest = (shapes[index] or (0,) * 3)[axis]
+        return rng.integers(1, max(1, longest) + 1, drawn.shape)
+
+    return rule
+
+
 def _below(low: int, high: int) -> Rule:
     return lambda shapes, drawn, rng: rng.integers(low, high, drawn.shape)
 
@@ -176,7 +204,11 @@ MEANINGS: dict[str, dict[int, Rule]] = {
     "QuantizeLinear": {1: _scale},
     "PackedAttention": {4: _starts},
     "PackedMultiHeadAttention": {5: _starts},
+    "GatedDeltaNet": {3: _starts},
+    "VarlenCausalConvWithState": {2: _starts, 5: _below(-1, 4)},
     "TorchEmbedding": {1: _rows(0)},
+    "WordConvEmbedding": {0: _words(3)},
+    "AttnLSTM": {4: _up_to(0, 0), 12: _up_to(11, 1)},
     "Trilu": {1: _below(-3, 4)},
     "Pad": {1: _below(0, 4)},
 }

@@ -39,7 +39,7 @@ REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMu
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
 # what quantisers put behind a tensor's name, perhaps with a number
-ENDS = ("_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
+ENDS = ("_quantized", "_Transposed_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
 NUMBERED = ("_DQ_Q", "_Q")
 
 

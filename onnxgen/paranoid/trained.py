@@ -28,7 +28,8 @@ STILL, BLOCKED, ROOT = "still", "blocked", "root"  # in `meta`: what passes befo
 LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
     **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
-    "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
+    "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7),
+    "AttnLSTM": (1, 2, 3, 7, 8, 9, 10, 13), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
     **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), (1, 2)), "SVMRegressor": (1, 2, 3),
     "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
     **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -25,14 +25,14 @@ SMALL = 4096  # elements of a stored tensor whose values matter while generating
 __all__ = ["propagate"]
 
 
-def propagate(graph: ir.Graph, options: Options) -> None:
+def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None = None) -> None:
     """Set the `Info` of every value of a graph and its subgraphs (read with `propagate.info.info`).
 
     The graph must be in topological order. A pure function of the graph: run it again after rewriting. Dims that the
     file names are symbols of that name, others are named `"{value}.{axis}"`. Never raises for a graph that makes no
-    sense; what is contradictory stays unknown.
+    sense; what is contradictory stays unknown. `known`: what named dims are, if they are to be other dims.
     """
-    run = _Propagation(graph, options)
+    run = _Propagation(graph, options, known or {})
     for value in graph.inputs:
         set_info(value, run.graph_input(value))
     run.walk(graph)
@@ -41,8 +41,8 @@ def propagate(graph: ir.Graph, options: Options) -> None:
 class _Propagation:
     """One run of `propagate`."""
 
-    def __init__(self, graph: ir.Graph, options: Options) -> None:
-        self.symbols = Symbols()
+    def __init__(self, graph: ir.Graph, options: Options, known: Mapping[str, Dim]) -> None:
+        self.symbols = Symbols(known)
         self.float_sizes = FloatSizes()
         self.depth = 0
         self.budget = options.limits.fold_elements  # what is left of it
@@ -70,7 +70,7 @@ class _Propagation:
         if isinstance(dim, int) and dim >= 0:
             return dim
         name = dim.value if isinstance(dim, ir.SymbolicDim) else None  # a negative number: old exporters' "unknown"
-        return self.symbols.declared(name, (value.name or "", axis)) if name else self.symbols.fresh(value, axis)
+        return self.symbols.declared(name, (value.name or "", axis)) if name else self.symbols.unnamed(value, axis)
 
     def walk(self, graph: ir.Graph) -> None:
         """Set the facts of a graph's initializers and of what its nodes compute."""

@@ -67,6 +67,11 @@ def _fused_matmul(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 1), [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
 
 
+def _sparse_matmul(n: NodeFacts) -> list[Info]:
+    rows, columns = n.shape(0)[-1 if n.int_("transA") else 0], n.shape(1)[0 if n.int_("transB") else -1]
+    return [tensor(n.dtype(0, 1), [rows, columns])]
+
+
 def _float_product(n: NodeFacts) -> list[Info]:
     a, b = n.shape(0), n.shape(1)
     if len(a) < 2 or len(b) < 2:
@@ -77,6 +82,10 @@ def _float_product(n: NodeFacts) -> list[Info]:
 def _blocked_product(n: NodeFacts) -> list[Info]:
     last = n.int_("N") if n.int_("transB", 1) else n.int_("K")
     return [tensor(n.dtype(0), [*n.shape(0)[:-1], last])]
+
+
+def _blob_product(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])]
 
 
 def _qgemm(n: NodeFacts) -> list[Info]:
@@ -210,15 +219,119 @@ def _reorder_output(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), (shape[0], *shape[2:], shape[1]) if n.int_("channels_last") else shape)]
 
 
-def _quantized_lstm(n: NodeFacts) -> list[Info]:
+def _lstm(n: NodeFacts) -> list[Info]:
     x, w, hidden = n.shape(0), n.shape(1), n.int_("hidden_size")
     last = tensor(n.dtype(0), [w[0], x[1], hidden])
     return [tensor(n.dtype(0), [x[0], w[0], x[1], hidden]), last, last]
 
 
+def _pairs(n: NodeFacts) -> list[Info]:
+    """Two outputs like the first input."""
+    return _same(n) * 2
+
+
+def _pre_mix(n: NodeFacts) -> list[Info]:
+    """The sum over the axis of branches, or over parts of the last axis."""
+    shape, branches = n.shape(0), n.int_("num_branches")
+    made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
+    return [tensor(n.dtype(0), made)]
+
+
+def _causal_conv(n: NodeFacts) -> list[Info]:
+    """The state is as long as the convolution looks back."""
+    shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
+    axis = 1 if n.int_("channels_last") else -1
+    state = [before if i == axis % len(shape) else d for i, d in enumerate(shape)]
+    return [tensor(n.dtype(0), shape), tensor(n.dtype(0), state)]
+
+
+def _linear_attention(n: NodeFacts) -> list[Info]:
+    """A state of keys by values for each head."""
+    query, value, heads, shared = n.shape(0), n.shape(2), n.int_("q_num_heads"), n.int_("kv_num_heads")
+    size = floordiv(value[-1], shared)
+    state = n.input(3)
+    found = [query[0], shared, floordiv(query[-1], heads), size]
+    return [tensor(n.dtype(0), [*query[:2], size * max(heads, shared)]), tensor(state.dtype or n.dtype(0), found)]
+
+
+def _gated_delta_net(n: NodeFacts) -> list[Info]:
+    """Of q, k and v side by side, the state has the sizes; without a state, `cu_seqlens` says how many there are."""
+    state = n.input(6).shape
+    if n.has(2):
+        query, value = n.shape(0), n.shape(2)
+        batch = state[0] if state else n.shape(3)[0] - 1 if n.has(3) else value[0]
+        made, found = [*query[:-2], *value[-2:]], [batch, *value[-2:], query[-1]]
+        keys = query[-1] * query[-2]
+    else:
+        found = [*n.shape(6)]
+        made = [*n.shape(0)[:-1], *found[1:3]]
+        keys = floordiv(n.shape(0)[-1] - found[1] * found[2], 2)
+    decays = found[1] * (found[3] if n.has(4) and len(n.shape(4)) == len(made) else 1)
+    taken = [found[0], (decays + keys + found[1] * found[2]) * n.int_("state_update_capacity")]
+    return [tensor(n.dtype(0), made), tensor(FLOAT, found), tensor(FLOAT, taken)]
+
+
+def _packed_conv(n: NodeFacts) -> list[Info]:
+    """The state as it was given, and the first inputs of each sequence."""
+    state = n.shape(4)
+    first = [state[0], n.int_("state_update_capacity"), n.shape(0)[-1]]
+    return [*_same(n), tensor(n.dtype(0), state), tensor(n.dtype(0), first)]
+
+
+def _word_embedding(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])]
+
+
+def _tokens(n: NodeFacts) -> list[Info]:
+    """A further axis, unless there are no strings."""
+    shape = n.shape(0)
+    return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
+
+
+def _gather_packed(n: NodeFacts) -> list[Info]:
+    dtype = ir.DataType(n.int_("output_dtype", ir.DataType.BFLOAT16.value))
+    return [tensor(dtype, [*n.shape(1), n.int_("K")])]
+
+
+def _blocked_scores(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(1).shape)]
+
+
+def _merged_draft(n: NodeFacts) -> list[Info]:
+    return [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)]
+
+
+def _warped(n: NodeFacts) -> list[Info]:
+    return [tensor(INT32, [2, n.fresh(1)])]
+
+
+def _hash(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)]
+
+
+def _ngram_hashes(n: NodeFacts) -> list[Info]:
+    """The ids and segments of the next call, and the ids behind the first tokens."""
+    ids, before = n.shape(0), n.int_("max_ngram_size") - 1
+    rows = n.shape(3)[0] - 1 if n.op.startswith("Varlen") else ids[0]
+    made, past = [*ids, before * n.int_("n_head_per_ngram")], [rows, before]
+    first = [rows, n.int_("state_update_capacity"), before]
+    return [tensor(n.dtype(0), made), tensor(n.dtype(0), past), tensor(INT32, past), tensor(n.dtype(0), first)]
+
+
+def _routed(n: NodeFacts) -> list[Info]:
+    """Of each token and expert: in the input's type the chosen, in float32 all scores."""
+    shape = n.shape(0)
+    rows = shape[0]
+    for dim in shape[1:-1]:
+        rows = rows * dim
+    made = [rows, n.shape(1)[0]]
+    return [tensor(n.dtype(0), made), tensor(FLOAT, made), tensor(FLOAT, made)]
+
+
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
+    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE"
 )
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 
@@ -239,6 +352,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "FusedMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,
     "FusedMatMulActivation": _fused_matmul,
+    "SparseToDenseMatMul": _sparse_matmul,
     "GridSample": infer_conv.RULES["GridSample"],
     "Attention": _attention,
     "QAttention": _attention,
@@ -247,9 +361,11 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "PackedAttention": _attention_without_padding,
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
-    "DynamicQuantizeLSTM": _quantized_lstm,
+    "DynamicQuantizeLSTM": _lstm,
+    "AttnLSTM": _lstm,
     "MatMulNBits": _blocked_product,
     "MatMulBnb4": _blocked_product,
+    "MatMulFpQ4": _blob_product,
     "MatMulIntegerToFloat": _float_product,
     "DynamicQuantizeMatMul": _float_product,
     "QGemm": _qgemm,
@@ -266,6 +382,24 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "CDist": _cdist,
     "Rfft": _rfft,
     "Irfft": _irfft,
+    "CausalConvWithState": _causal_conv,
+    "VarlenCausalConvWithState": _packed_conv,
+    "GatherPacked": _gather_packed,
+    "LinearAttention": _linear_attention,
+    "GatedDeltaNet": _gated_delta_net,
+    "MaxpoolWithMask": infer_conv.RULES["MaxPool"],
+    "WordConvEmbedding": _word_embedding,
+    "Tokenizer": _tokens,
+    "NGramRepeatBlock": _blocked_scores,
+    "BifurcationDetector": _merged_draft,
+    "DynamicTimeWarping": _warped,
+    "MurmurHash3": _hash,
+    "NGramHashMapping": _ngram_hashes,
+    "VarlenNGramHashMapping": _ngram_hashes,
+    "LinearAttentionGate": _pairs,
+    "EngramGate": _pairs,
+    "MoEGroupRouter": _routed,
+    "HyperConnectionPreMix": _pre_mix,
 }
 DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), _same), "SimplifiedLayerNormalization": _layer_norm}
 POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"

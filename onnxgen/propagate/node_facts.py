@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.propagate.dims import Dim, Sym, as_size, atoms, symbol
+from onnxgen.propagate.dims import Dim, Sym, as_size, atoms, symbol, symbols
 from onnxgen.propagate.info import UNKNOWN, Info, Shape
 
 Array: TypeAlias = NDArray[Any]  # the elements of a tensor: numbers, or objects that are dims
@@ -33,16 +33,22 @@ class Symbols:
         elements: names of dims that lists are declared with, which may be other numbers in each of their elements.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, Dim]) -> None:
         self.elements: set[str] = set()
+        self._known = known
         self._owner: dict[str, object] = {}
         self._made: dict[tuple[int, int], Sym] = {}
         self._bodies: list[set[str]] = []
 
-    def declared(self, name: str, source: tuple[str, int]) -> Sym:
+    def declared(self, name: str, source: tuple[str, int]) -> Dim:
         """The dim that the file calls `name`."""
         self._owner.setdefault(name, "file")
-        return symbol(name, source)
+        return self._known.get(name, symbol(name, source))
+
+    def unnamed(self, value: ir.Value, axis: int) -> Dim:
+        """The dim of an axis that the file has no name for."""
+        made = self.fresh(value, axis)
+        return self._known.get(next(iter(symbols(made))), made)
 
     def fresh(self, value: ir.Value, axis: int) -> Sym:
         """The symbol for the length of an axis of a value: always the same one for the same value and axis."""

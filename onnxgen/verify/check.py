@@ -21,10 +21,10 @@ from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
-from onnxgen.propagate import propagate
 from onnxgen.reader import read
 from onnxgen.stored import stored
 from onnxgen.verify import feeds as drawing
+from onnxgen.verify import sizes as sizing
 from onnxgen.verify import torch_side
 from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
 from onnxgen.verify.graph import examine
@@ -42,7 +42,7 @@ ATTEMPTS = 120  # inputs that an oracle may refuse before verifying gives up on 
 NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
 PRECISIONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # units in the last place of 1.0; float32's is 2**-23
 SHOWN = 3  # refusals that the notes quote
-_Input = tuple[drawing.Sizes, int, dict[str, Any]]
+_Input = tuple[sizing.Sizes, int, dict[str, Any]]
 
 
 class Check:
@@ -71,8 +71,7 @@ class Check:
         model = read(self.path, self.options)
         if self.freed is not None:
             free_inputs(model, self.freed)
-        propagate(model.graph, self.options)
-        self.graph = examine(model)
+        self.graph = examine(model, self.options)
         return model
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
@@ -190,7 +189,7 @@ class Check:
                 continue
             if self.freed is not None:
                 oracle = Stacked(oracle, self.freed, self.graph.outputs)
-            used: list[drawing.Sizes] = []
+            used: list[sizing.Sizes] = []
             for run in range(runs if feeds is None else len(feeds)):
                 tries = self._drawn(run, seed, used) if feeds is None else self._own(feeds[run])
                 accepted = self._accepted(oracle, tries)
@@ -210,9 +209,9 @@ class Check:
             Problem(f"could not verify {self.path}: no oracle runs on any input tried ({reasons})", help=way_out)
         )
 
-    def _drawn(self, run: int, seed: int, used: list[drawing.Sizes]) -> Iterator[_Input]:
+    def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
         """Inputs to try: those with sizes that no run had yet first, and cautious values only after all sizes."""
-        candidates = list(drawing.sizes(self.graph, run))
+        candidates = list(sizing.sizes(self.graph, run))
         candidates.sort(key=lambda c: c in used)
         number = seed * 1000 + run
         for spread in drawing.spreads(run):
@@ -241,7 +240,7 @@ class Check:
                 self.refusals.append(line)
         return None
 
-    def _note_sizes(self, used: list[drawing.Sizes]) -> None:
+    def _note_sizes(self, used: list[sizing.Sizes]) -> None:
         if used[0] and len(used) > 1 and all(u == used[0] for u in used):
             self.notes.append(f"of the sizes tried for dynamic dims only {_sizes(used[0])} was accepted by the oracle")
 

@@ -1,7 +1,7 @@
 """Values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
 
 A value is an array, a list of values (sequence), None (absent optional) or a dict (map). Types that torch lacks (int4,
-uint4, int2, float4) travel in the next wider one, strings stay numpy object arrays.
+uint4, int2, float4) travel as generated code has them, in a wider one; strings stay numpy object arrays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.wayback import WIDER
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     """An array in the type that it travels in (see above)."""
     if array.dtype == object or array.dtype.kind in "US":
         return array.astype(object)
-    wider = WIDER.get(ir.DataType.from_numpy(array.dtype))
-    return array if wider is None else array.astype(wider.numpy())
+    dtype = ir.DataType.from_numpy(array.dtype)
+    return array.astype(TORCH_DTYPES[dtype]) if dtype in WIDER and dtype in TORCH_DTYPES else array
 
 
 def to_torch(value: Any) -> Any:

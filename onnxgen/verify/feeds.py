@@ -1,23 +1,22 @@
-"""Seeded inputs for a graph: by dtype, by what the elements are used as, and in several sizes."""
+"""Seeded inputs for a graph: by dtype, and by what the elements are used as."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.propagate.dims import Dim, evaluate, symbols
+from onnxgen.propagate.dims import Dim
 from onnxgen.propagate.info import Info
 from onnxgen.verify.graph import Graph, Role
+from onnxgen.verify.sizes import Sizes, dim_size
 
-Sizes = dict[str, int]
 NUDGE = 4.0  # units in the last place that `nudged` changes a number by, at most
-LARGEST = 1 << 26  # elements of one input past which a size is not tried
 SPREADS = ("plain", "wide", "faint")  # how values are drawn, in turn, where any value will do
 FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates (gates, softmax) shows there
 # The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
@@ -25,62 +24,6 @@ FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates 
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
 CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
-
-
-def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
-    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them.
-
-    The first axis is taken for a batch. The first candidates give different symbols different sizes, so that an axis
-    taken for another shows; the later ones are for graphs whose dims must agree, or be large. Where a pool's window
-    would not fit, onnxruntime makes it smaller and torch raises: such sizes show nothing.
-    """
-    kinds: dict[str, str] = {}
-    for _, _, facts in graph.inputs:
-        for axis, dim in enumerate(facts.shape or ()):
-            kind = "batch" if axis == 0 else "spatial" if len(facts.shape or ()) >= 4 and axis >= 2 else "other"
-            for name in () if isinstance(dim, int) else symbols(dim):
-                kinds[name] = "batch" if "batch" in (kind, kinds.get(name)) else kind
-    if not kinds:
-        yield {}
-        return
-    # batch statistics of one or two examples say little (and PyTorch refuses those of one)
-    batches = (4, 7, 5, 4) if graph.training else (2, 3, 1, 2)
-    usual = [_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0))]
-    candidates = usual[run % len(usual) :] + usual[: run % len(usual)]
-    candidates += [dict.fromkeys(kinds, size) for size in (1, 2, 4, 8)]
-    candidates += [_spread(kinds, batch, n, n, 0) for n in (32, 64, 128, 224, 256, 512) for batch in (batches[0], 1)]
-    candidates = [c for c in candidates if _holds_windows(graph, c)] or candidates
-    seen: list[Sizes] = []
-    for candidate in candidates:
-        if candidate not in seen and _bearable(graph, candidate):
-            seen.append(candidate)
-            yield candidate
-
-
-def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
-    """A size for each symbol by its kind; those of one kind grow by `step`."""
-    sizes = {"batch": batch, "other": other, "spatial": spatial}
-    found: Sizes = {}
-    for name, kind in kinds.items():
-        found[name] = sizes[kind]
-        sizes[kind] += step if kind != "batch" else 0
-    return found
-
-
-def _bearable(graph: Graph, candidate: Sizes) -> bool:
-    return all(
-        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
-    ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
-
-
-def _holds_windows(graph: Graph, candidate: Sizes) -> bool:
-    """Every pool's input has room for its window, as far as that is known."""
-    names = candidate.keys()
-    return all(evaluate(size, candidate) >= least for size, least in graph.windows if names >= set(symbols(size)))
-
-
-def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
-    return dim if isinstance(dim, int) else evaluate(dim, candidate)
 
 
 def spreads(run: int) -> tuple[str, ...]:

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.options import Options
 from onnxgen.passes.trainable import subgraphs
-from onnxgen.propagate.dims import Dim, Sym
+from onnxgen.propagate import propagate
+from onnxgen.propagate.dims import Dim, Sym, substitute, symbols
 from onnxgen.propagate.info import Info, info
 from onnxgen.stored import stored
+from onnxgen.verify.equations import Equation, asked, named, solved
 
+ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
@@ -73,7 +77,9 @@ class Graph:
         branches: it has control flow, so a run need not reach every parameter.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
-        windows: dynamic sizes that a pool slides over, each with the least that holds a window.
+        windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
+        known: named dims that are expressions of others.
+        equations: what else it asks of its sizes.
     """
 
     inputs: list[tuple[str, ir.TypeProtocol | None, Info]]
@@ -87,20 +93,27 @@ class Graph:
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
     windows: list[tuple[Sym, int]] = field(default_factory=list)
+    known: dict[str, Dim] = field(default_factory=dict)
+    equations: list[Equation] = field(default_factory=list)
 
     @property
     def training(self) -> bool:
         return self.trains_norm or self.trains_dropout
 
 
-def examine(model: ir.Model) -> Graph:
-    """Look at a model that `reader.read` returned and `propagate` went over."""
+def examine(model: ir.Model, options: Options) -> Graph:
+    """Look at a model that `reader.read` returned."""
+    propagate(model.graph, options)
+    declared = [info(value) for value in model.graph.inputs]
+    known, equations = related(model.graph, options)
     graph = model.graph
     arguments = list(graph.inputs)
     found = Graph(
-        [(v.name or "", v.type, info(v)) for v in arguments],
+        [(v.name or "", v.type, facts) for v, facts in zip(arguments, declared)],
         {v.name or "": _role(v) for v in arguments},
         [v.name or "" for v in graph.outputs],
+        known=known,
+        equations=equations,
     )
     opset = model.opset_imports.get("", 1)
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
@@ -116,6 +129,25 @@ def examine(model: ir.Model) -> Graph:
             found.halves.add(ir.DataType(node.attributes["to"].as_int()))
     found.halves.update(ir.DataType(v.dtype) for v in arguments if v.dtype in HALVES)
     return found
+
+
+def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
+    """What named dims are in terms of others, and what else the graph asks of sizes; `propagate` goes over it."""
+    names: dict[str, int] = {}
+    for value in graph.inputs:
+        for dim in info(value).shape or ():
+            for name in symbols(dim):
+                names.setdefault(name, len(names))
+    known = named(names)
+    equations: list[Equation] = []
+    for _ in range(ROUNDS if names else 0):
+        propagate(graph, options, known)
+        equations = list(dict.fromkeys(asked(every_node(graph))))
+        new = solved(equations, {name: place for name, place in names.items() if name not in known})
+        if not new:
+            break
+        known = {name: substitute(dim, new) for name, dim in known.items()} | new
+    return known, equations
 
 
 def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -156,15 +188,17 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
 
 
 def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
-    kernel, auto = node.attributes.get("kernel_shape"), node.attributes.get("auto_pad")
-    if node.op_type not in ("MaxPool", "AveragePool", "LpPool") or kernel is None:
+    if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv"):
         return
-    how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel.as_ints())
+    weight = info(node.inputs[1]).shape if node.op_type == "Conv" else None
+    kernel = _ints(node, "kernel_shape") or [d for d in (weight or ())[2:] if isinstance(d, int)]
+    auto = node.attributes.get("auto_pad")
+    how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel)
     if how.startswith("SAME"):  # padded to what the window needs
         return
     dilations, pads = _ints(node, "dilations") or [1] * n, _ints(node, "pads") if how == "NOTSET" else []
     both = [sum(pads[i::n]) for i in range(n)]
-    for size, k, d, pad in zip((info(node.inputs[0]).shape or ())[2:], kernel.as_ints(), dilations, both):
+    for size, k, d, pad in zip((info(node.inputs[0]).shape or ())[2:], kernel, dilations, both):
         if isinstance(size, Sym):
             yield size, (k - 1) * d + 1 - pad
 
@@ -230,7 +264,7 @@ def _keys(node: ir.Node) -> list[str] | list[int]:
 
 CARRIERS = set(
     "Identity Cast Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Concat Split Gather Add Sub Where Min Max "
-    "Clip Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements".split()
+    "Clip Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements Pad".split()
 )
 
 

@@ -16,7 +16,8 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.guards import CheckFunctionManager
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
-from tests.backend.road import Generated, Road, narrowed
+from onnxgen.backend import OnnxgenRep, narrowed
+from tests.backend.road import Road
 from tests.ops.harness import generate, instantiate
 
 # Sizes and numbers that are data stay in the graph (NonZero, Unique), and so do recurrent layers and gradients.
@@ -88,11 +89,11 @@ def forget_guards() -> None:
             finalizer.detach()
 
 
-def compiled(model: onnx.ModelProto, backend: str = "aot_eager") -> Generated:
+def compiled(model: onnx.ModelProto, backend: str = "aot_eager") -> OnnxgenRep:
     """The module of a model as one graph."""
     stored = {tensor.name for tensor in model.graph.initializer}
     axes = [free_axes(value.type) for value in model.graph.input if value.name not in stored]
-    return Generated(OneGraph(instantiate(generate(model)), axes, backend), narrowed(model))
+    return OnnxgenRep(OneGraph(instantiate(generate(model)), axes, backend), narrowed(model))
 
 
 def with_stored(model: onnx.ModelProto, values: Mapping[str, Any]) -> onnx.ModelProto:

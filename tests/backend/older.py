@@ -17,8 +17,8 @@ from onnx import defs, helper, shape_inference, version_converter
 from onnx.backend.test.runner import Runner
 from onnx.reference import ReferenceEvaluator
 
+from onnxgen.backend import OnnxgenRep, narrowed
 from tests.backend.exclusions import ROUNDED
-from tests.backend.road import Generated, narrowed
 from tests.ops.harness import generate, instantiate, run_onnxruntime
 
 DOMAINS = ("", "ai.onnx.ml")
@@ -70,7 +70,7 @@ class Older:
 
     def run(self) -> None:
         """The road; raises if it does not make what the test states."""
-        self.compare(Generated(instantiate(generate(self.model)), narrowed(self.model)).run(self.inputs))
+        self.compare(OnnxgenRep(instantiate(generate(self.model)), narrowed(self.model)).run(self.inputs))
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:

@@ -42,6 +42,8 @@ def test_the_table_has_operators_and_their_inputs() -> None:
     for name in KNOWN:
         schema = _schema(name)
         inputs = _function_parameters(name) if schema is None else [i.name for i in schema.inputs]
+        if name[0] == MICROSOFT:
+            inputs += _function_parameters(name)  # an older onnxruntime knows fewer
         assert BY_INPUT.get(key(*name), {}).keys() <= {*inputs}, name
 
 

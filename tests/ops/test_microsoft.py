@@ -15,6 +15,7 @@ import torch
 from onnxgen.helpers.blocked import dequantize_blocks, unpack_bits
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, refusal, run_node
+from tests.ops.kernels import needs
 
 F = np.float32
 
@@ -94,6 +95,48 @@ def test_bits_that_cross_bytes() -> None:
     stream = sum(int(n) << 3 * i for i, n in enumerate(numbers[0]))
     packed = torch.tensor([[stream >> 8 * i & 255 for i in range(3)]], dtype=torch.uint8)
     assert unpack_bits(packed, 3).tolist() == numbers.tolist()
+
+
+class Blob:
+    """A drawn matrix of 4 bits as onnxruntime's MatMulFpQ4 stores it, and its floats; `zeros`: with zero points."""
+
+    def __init__(self, size: int, rows: int, zeros: bool) -> None:
+        rng = np.random.default_rng(size)
+        blocks = -(-size // 32)
+        scales = rng.uniform(-0.1, 0.1, (rows, blocks, 1)).astype(F)
+        numbers, zero = rng.integers(0, 16, (rows, blocks, 32)), rng.integers(0, 16, (rows, blocks, 1))
+        packed = numbers[..., :16] | numbers[..., 16:] << 4
+        parts = [scales.view(np.uint8), *([zero] if zeros else []), packed]
+        self.bytes = np.concatenate(parts, -1).astype(np.uint8).reshape(-1)
+        self.matrix = ((numbers - (zero if zeros else 8)) * scales).reshape(rows, -1)[:, :size]
+
+
+@needs("MatMulFpQ4")
+@pytest.mark.parametrize("size, rows", [(64, 5), (32, 1), (40, 7), (3, 2), (130, 16)])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_matmul_of_a_blob(size: int, rows: int, zeros: bool) -> None:
+    blob, shape = Blob(size, rows, zeros), np.array([size, rows])
+    attrs = {"blk_quant_type": int(zeros)}
+    for lead in [(3,), (2, 2), (), (0,)]:
+        x = floats(*lead, size)
+        ran = run("MatMulFpQ4", [x, blob.bytes, shape], attrs, initializers={1, 2}, rtol=1e-4, atol=1e-5)
+        assert np.allclose(ran.outputs[0], x @ blob.matrix.T, rtol=1e-4, atol=1e-5)
+    run("MatMulFpQ4", [floats(3, size), blob.bytes, shape], attrs, initializers={1, 2}, dynamic=True, atol=1e-5)
+    run("MatMulFpQ4", [floats(3, size), blob.bytes, shape], attrs, initializers={2}, atol=1e-5)
+
+
+@needs("MatMulFpQ4")
+def test_all_other_types_of_a_blob_are_the_default() -> None:
+    blob = Blob(40, 3, True)
+    for attrs in ({}, {"blk_quant_type": 2}):
+        run("MatMulFpQ4", [floats(2, 40), blob.bytes, np.array([40, 3])], attrs, initializers={1, 2}, atol=1e-5)
+
+
+def test_blobs_of_another_size_are_refused() -> None:
+    inputs = [floats(2, 40), Blob(40, 3, False).bytes, np.array([40, 3])]
+    assert "has not 126 bytes" in refusal("MatMulFpQ4", inputs, domain="com.microsoft", initializers={1, 2})
+    inputs[1] = Blob(40, 3, True).bytes
+    assert "B_shape is computed" in refusal("MatMulFpQ4", inputs, domain="com.microsoft", initializers={1})
 
 
 @pytest.mark.parametrize("quant_type", [0, 1])

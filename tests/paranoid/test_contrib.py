@@ -123,6 +123,8 @@ CASES: list[Case] = [
     ("GridSample", [IMAGE, floats(2, 3, 3, 2)], {}, "GridSample", put(align_corners=1)),
     ("Pad", [SKIP[0], np.array([1, 0, 0, 2])], {}, "Pad", put(mode="edge")),
     ("Range", [np.array(1, F), np.array(7, F), np.array(2, F)], {}, "Range", swap(0, 1)),
+    ("WordConvEmbedding", [np.ones((3, 6), I32), floats(4, 1, 3, 8), BIAS, TABLE], {}, "LessOrEqual",
+     another("Less", "")),
     ("Trilu", [floats(4, 4), np.array(0)], {}, "Trilu", put(upper=0)),
     ("Unique", [np.array([3, 1, 1, 7], F)], {}, "Unique", put(sorted=1)),
 ]  # fmt: skip

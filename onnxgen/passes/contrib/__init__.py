@@ -40,7 +40,6 @@ DEVICE = "what it computes is compiled for one kind of device", "generate from t
 REFUSALS = {  # operators of onnxruntime that are programs of their own, and why
     **dict.fromkeys("BeamSearch WhisperBeamSearch GreedySearch Sampling".split(), SEARCH),
     **dict.fromkeys("EPContext Snpe".split(), DEVICE),
-    "Tokenizer": ("it works on text, not on tensors", "cut it off, and tokenize in Python"),
 }
 
 

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.propagate.info import info
 
 
 @body("FusedConv")
@@ -79,6 +80,21 @@ def _turned(g: Writer, x: ir.Value, last: int, batch: int) -> ir.Value:
     if last and rank > 1:
         perm[-2:] = perm[-1], perm[-2]
     return x if perm == sorted(perm) else g("Transpose", x, perm=perm)
+
+
+@body("SparseToDenseMatMul")
+def sparse_to_dense_matmul(
+    g: Writer, A: ir.Value, B: ir.Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> ir.Value:
+    """`alpha * A' @ B'`; onnxruntime scales numbers of floating point only. A stored matrix is dense by now."""
+    left, right = (g("Transpose", x, perm=[1, 0]) if turned else x for x, turned in ((A, transA), (B, transB)))
+    if any(info(x).rank not in (None, 2) for x in (A, B)):
+        raise Refused("its operands are no matrices", "fix the file")
+    made = g("MatMul", left, right)
+    dtype = info(B).dtype
+    if alpha == 1.0 or dtype is not None and not dtype.is_floating_point():
+        return made
+    return g("Mul", made, g.number(alpha, B))
 
 
 @body("FusedMatMulActivation")

@@ -12,6 +12,12 @@ def trilu(g: Writer, X: ir.Value, k: ir.Value | None = None, *, upper: int = 1) 
     return g("Trilu", X, k, upper=upper)
 
 
+@body("SampleOp")
+def sample_op(g: Writer, X: ir.Value) -> ir.Value:
+    """An example of an operator: what goes in comes out."""
+    return g("Identity", X)
+
+
 @body("Pad")
 def pad(
     g: Writer, data: ir.Value, pads: ir.Value, value: ir.Value | None = None, *, mode: str = "constant"

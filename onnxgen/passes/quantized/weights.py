@@ -20,7 +20,10 @@ from onnxgen.stored import stored
 BIASED = {"Conv", "ConvTranspose", "Gemm"}
 PRODUCT = "product"  # in `node.meta` of a bias's DequantizeLinear
 # what quantisers append to the name of a tensor
-SUFFIX = re.compile(r"(_quantized|_quant|_DQ_Q\d+|_Q\d+(G\d+)?|_Bnb4|_[iq]nt8|_q8|_DequantizeLinear_Output)$")
+# _Transposed: of a Gemm's weight for a MatMul (onnxruntime 1.32)
+SUFFIX = re.compile(
+    r"(_Transposed)?(_quantized|_quant|_DQ_Q\d+|_Q\d+(G\d+)?|_Bnb4|_[iq]nt8|_q8|_DequantizeLinear_Output)$"
+)
 
 
 def weights(model: ir.Model, mode: str) -> None:

@@ -170,9 +170,22 @@ def _others() -> Iterator[Case]:
     operands = [floats(1, 2, 3, 4, seed=s).astype(np.float16) for s in range(4)]
     yield fused("GemmaRotaryEmbedding", floats(1, 3, 4), *operands, outputs=2)
     yield fused("TorchEmbedding", floats(5, 3), ints(1, 4, 1))
+    for stored in ([], [1]):
+        yield fused("SparseToDenseMatMul", floats(3, 2), floats(3, 4), transA=1, alpha=0.5, stored=stored)
+    yield fused(
+        "MaxpoolWithMask",
+        floats(1, 2, 4, 4),
+        ints(*[1, 1, 1, 0] * 8, dtype="int32").reshape(1, 2, 4, 4),
+        kernel_shape=[2, 2],
+    )
+    yield fused("NGramRepeatBlock", ints(1, 2, 1, 2, 1).reshape(1, 5), floats(1, 4), ngram_size=2)
+    yield fused("SampleOp", floats(2, 3))
     yield fused("NhwcMaxPool", floats(1, 3, 3, 2), kernel_shape=[2, 2])
     yield fused("UnfoldTensor", floats(2, 4, 5), size=2, step=2, dim=1)
     boxes, size = np.array([[0.1, 0.2, 0.72, 0.9], [0.8, 0.9, 0.2, 0.1]], np.float32), ints(2, 3, dtype="int32")
+    words = np.array([[3, 1, 4, 2], [2, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
+    for stored in ([], [1, 2, 3]):
+        yield fused("WordConvEmbedding", words, floats(3, 1, 2, 2), floats(3), floats(5, 2), stored=stored)
     for mode in ("bilinear", "nearest"):
         yield fused("CropAndResize", floats(2, 1, 4, 4), boxes, ints(1, 0, dtype="int32"), size, mode=mode)
     yield fused("Inverse", floats(2, 3, 3) + 3 * np.eye(3, dtype=np.float32))

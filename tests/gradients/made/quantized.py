@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gradients.cases import Case
-from tests.gradients.made.nodes import Array, between, floats, fused, integers, node
+from tests.gradients.made.nodes import Array, between, floats, fused, integers, ints, node
 
 
 def _side(scale: float, zero: int, dtype: str = "uint8") -> list[Array]:
@@ -55,6 +55,8 @@ def _blocks() -> Iterator[Case]:
         attrs = {"K": 24, "N": rows, "block_size": block, "bits": bits}
         yield fused("MatMulNBits", floats(3, 24), packed, scales, zeros, None, floats(rows), **attrs)
         yield fused("MatMulNBits", floats(3, 24), packed, scales, stored=[1, 2], **attrs)
+    blob = np.concatenate([between(0.01, 0.1, 2, 1).view(np.uint8), integers("uint8", 2, 16)], 1).reshape(-1)
+    yield fused("MatMulFpQ4", floats(3, 24), blob, ints(24, 2), stored=[1, 2], blk_quant_type=0)
     table, scales = integers("uint8", 4, 8), between(0.01, 0.1, 4, 1)
     gathered: Any = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
     yield fused("GatherBlockQuantized", table, np.array([1, 3, 1]), scales, **gathered)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gradients.cases import Case
-from tests.gradients.made.nodes import between, floats, graph, node
+from tests.gradients.made.nodes import between, floats, fused, graph, node
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 HIDDEN, INPUT, BATCH, LENGTH = 2, 2, 2, 3
@@ -31,7 +31,25 @@ def cases() -> Iterator[Case]:
         if kind == "LSTM":
             yield _layer(kind, peepholes=True, input_forget=1, clip=1.1)
             yield _layer(kind, peepholes=True, direction="bidirectional", stored=[1, 2, 3, 7])
+    yield from _with_memory()
     yield from _control()
+
+
+def _with_memory() -> Iterator[Case]:
+    """Two of three steps of the second memory count; what is seen of it is mixed, or not."""
+    steps, depth, size = 3, 2, 3
+    lengths, counts = (np.array(v, np.int32) for v in ([3, 2], [3, 2]))
+    for seen, d in ((2, 1), (0, 2)):
+        width = INPUT + (seen or depth)
+        inputs = [
+            floats(LENGTH, BATCH, INPUT), floats(d, 4 * HIDDEN, width), floats(d, 4 * HIDDEN, HIDDEN),
+            floats(d, 8 * HIDDEN), lengths, *(floats(d, BATCH, HIDDEN, seed=s) for s in (1, 2)), floats(d, 3 * HIDDEN),
+            floats(d, HIDDEN, size), floats(d, depth, size), floats(d, size), floats(BATCH, steps, depth), counts,
+            floats(d, HIDDEN + depth, seen) if seen else None,
+        ]  # fmt: skip
+        direction = "bidirectional" if d == 2 else "reverse"
+        for stored in ([], [1, 2, 3, 7, 8, 9, 10, *([13] if seen else [])]):
+            yield fused("AttnLSTM", *inputs, hidden_size=HIDDEN, direction=direction, outputs=3, stored=stored)
 
 
 def _layer(

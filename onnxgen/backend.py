@@ -1,0 +1,118 @@
+"""onnxgen as a backend of ONNX: a model is generated, imported and run by PyTorch.
+
+    import onnx.backend.test, onnxgen.backend
+    suite = onnx.backend.test.BackendTest(onnxgen.backend, __name__)
+
+The interface is that of `onnx.backend.base` (docs/ImplementingAnOnnxBackend.md in ONNX's repository).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+from onnx import helper
+from onnx.backend.base import Backend, BackendRep, Device, DeviceType
+
+from onnxgen.load import load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["OnnxgenBackend", "OnnxgenRep", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
+
+
+class OnnxgenBackend(Backend):
+    """onnxgen as a backend of ONNX."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """CPU always, CUDA where PyTorch has it."""
+        kind = Device(device).type
+        if kind == DeviceType.CUDA:
+            import torch
+
+            return torch.cuda.is_available()
+        return bool(kind == DeviceType.CPU)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> OnnxgenRep:
+        """A module of the model, with its weights.
+
+        Args:
+            model: to be generated from. It is not changed.
+            device: "CPU" or "CUDA", with a number after a colon if need be.
+            kwargs: ignored; the interface has them.
+
+        Raises:
+            OnnxgenError: the model can't be converted.
+        """
+        with TemporaryDirectory(prefix="onnxgen-") as folder:
+            path = Path(folder) / "model.onnx"
+            path.write_bytes(model.SerializeToString())
+            module = load(path)
+        return OnnxgenRep(module, narrowed(model), device)
+
+    @classmethod
+    def run_node(cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", *args: Any, **kwargs: Any) -> Any:
+        """A node is no file: there is nothing to generate from it. Raises `NotImplementedError`."""
+        raise NotImplementedError("make a model of the node: onnx.helper.make_model")
+
+
+class OnnxgenRep(BackendRep):
+    """A module that is ready to run.
+
+    Attributes:
+        module: an instance of the generated class, in eval mode.
+        dtypes: for each output numpy's type where PyTorch holds it in a wider one, else None.
+    """
+
+    def __init__(self, module: nn.Module, dtypes: Sequence[Any], device: str = "CPU") -> None:
+        self.module, self.dtypes = module, dtypes
+        self.device = device.lower()
+        module.to(self.device)
+
+    def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs on numpy arrays, in graph order.
+
+        Attention is computed by PyTorch's plain kernel: its fast one for CPUs rounds the probabilities of half floats.
+        """
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        from onnxgen.verify.convert import to_numpy, to_torch
+
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            made = self.module(*[_moved(to_torch(value), self.device) for value in inputs])
+        found = [to_numpy(value) for value in (made if isinstance(made, tuple) else (made,))]
+        return tuple(x if dtype is None else x.astype(dtype) for x, dtype in zip(found, self.dtypes, strict=True))
+
+
+def narrowed(model: onnx.ModelProto) -> list[Any]:
+    """For each output numpy's type, if generated code holds it in the next wider one; None for all others."""
+    return [_narrow(output.type.tensor_type.elem_type) for output in model.graph.output]
+
+
+def _narrow(elem_type: int) -> Any:
+    if elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING, onnx.TensorProto.BOOL):
+        return None
+    dtype = ir.DataType(elem_type)
+    small = dtype.bitwidth < 8 or dtype == ir.DataType.FLOAT8E8M0
+    return helper.tensor_dtype_to_np_dtype(elem_type) if small else None
+
+
+def _moved(value: Any, device: str) -> Any:
+    if isinstance(value, list):
+        return [_moved(item, device) for item in value]
+    return value.to(device) if hasattr(value, "to") else value
+
+
+is_compatible = OnnxgenBackend.is_compatible
+prepare = OnnxgenBackend.prepare
+run_model = OnnxgenBackend.run_model
+run_node = OnnxgenBackend.run_node
+supports_device = OnnxgenBackend.supports_device

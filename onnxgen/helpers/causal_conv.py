@@ -1,0 +1,54 @@
+"""Causal convolutions of sequences that lie one behind the other, each with the inputs of an earlier call before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def inputs_at(x: Tensor, starts: Tensor, state: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The inputs of `x` [tokens, channels] at `places`, of the sequences `rows` that begin at `starts`.
+
+    Before a sequence's first input stand the last ones of its `state` [rows, channels, length].
+    """
+    early, length = places - starts[rows], state.shape[2]
+    past = torch.nn.functional.pad(state, (0, 1))[rows, :, (early + length).clamp(max=length)]
+    return torch.where((early < 0).unsqueeze(-1), past, x[places.clamp(min=0)])
+
+
+def packed_causal_conv(
+    x: Tensor, weight: Tensor, starts: Tensor, state: Tensor, bias: Tensor | None = None, dilation: int = 1
+) -> Tensor:
+    """A convolution of each channel for itself that sees nothing that comes later.
+
+    Args:
+        x: [tokens, channels], sequence behind sequence.
+        weight: [channels, 1, taps].
+        starts: [sequences + 1], where each begins, and where the last one ends.
+        state: [sequences, channels, (taps - 1) * dilation], the inputs before.
+        bias: [channels].
+        dilation: how far apart taps are.
+    """
+    starts, numbers = starts.long(), torch.arange(x.shape[0], device=x.device)
+    rows = torch.searchsorted(starts[1:], numbers, right=True)
+    made = torch.zeros_like(x) if bias is None else bias.expand_as(x)
+    for tap in range(weight.shape[2]):
+        back = (weight.shape[2] - 1 - tap) * dilation
+        made = made + weight[:, 0, tap] * inputs_at(x, starts, state, rows, numbers - back)
+    return made
+
+
+def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
+    """The last inputs of each sequence, as many as `state` has, and laid out as that; arguments as above."""
+    starts = starts.long()
+    numbers = torch.arange(state.shape[2], device=x.device) - state.shape[2]
+    rows = torch.arange(state.shape[0], device=x.device).unsqueeze(-1)
+    return inputs_at(x, starts, state, rows, starts[1:, None] + numbers).transpose(1, 2)
+
+
+def leading_inputs(x: Tensor, starts: Tensor, counts: Tensor, capacity: int) -> Tensor:
+    """The first inputs of each sequence, at most `counts` [sequences] of them; zeros behind them, to `capacity`."""
+    numbers = torch.arange(capacity, device=x.device)
+    kept = numbers < torch.minimum(counts, starts.diff())[:, None]
+    first = x[(starts[:-1, None] + numbers).clamp(max=x.shape[0] - 1)]
+    return torch.where(kept.unsqueeze(-1), first, torch.zeros_like(first))

@@ -1,0 +1,35 @@
+"""Which experts of a mixture a token is sent to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def route_by_groups(
+    logits: Tensor, bias: Tensor, count: int, groups: int = 1, kept: int = 1, best: int = 2, sentinel: float = -10000.0
+) -> Tensor:
+    """Log scores [tokens, experts] of the experts that are chosen for each token, as DeepSeek-V3 chooses them.
+
+    Experts compete by `sigmoid(logits) + bias`, within the groups whose best experts are the strongest; the bias counts
+    for the choice only (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", 2.1.2).
+
+    Args:
+        logits: [..., experts].
+        bias: [experts], float32.
+        count: experts for each token.
+        groups: of experts that lie side by side; `kept`: of these for each token.
+        best: how many experts of a group speak for it.
+        sentinel: the score of the others.
+    """
+    scores = torch.sigmoid(logits.flatten(0, -2).float())
+    biased = scores + bias
+    if kept < groups:
+        members = biased.view(len(biased), groups, biased.shape[1] // groups)
+        strength = members.topk(min(best, members.shape[-1])).values.sum(-1)
+        strongest = strength.sort(dim=-1, descending=True, stable=True).indices[:, :kept]
+        closed = torch.ones_like(strength, dtype=torch.bool).scatter(1, strongest, False)
+        biased = members.masked_fill(closed[..., None], float("-inf")).flatten(1)
+    chosen = biased.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    logs = scores.gather(1, chosen).clamp(min=1e-20).log()
+    return torch.full_like(scores, sentinel).scatter(1, chosen, logs).to(logits.dtype)

@@ -1,0 +1,165 @@
+"""Attention that sums up its keys and values in a state, one token after the other.
+
+Linear attention (Katharopoulos et al. 2020) adds each key and value to the state. With a decay the state fades before
+(Gated Linear Attention: Yang et al. 2023); by the delta rule what the state already says of a key is taken from the
+value (DeltaNet: Yang et al. 2024), and Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024) does both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What each query reads from the state as it is behind its own token; and the last state.
+
+    Args:
+        q: [batch, length, heads, key size], whose heads share those of v, or are shared by them.
+        k: [batch, length, heads, key size], whose heads are those of v, or are shared by them.
+        v: [batch, length, heads, value size].
+        state: [batch, heads, key size, value size], of zeros if it is None.
+        decay: [batch, length, heads, key size or 1], logarithms of what is kept of the state; None keeps all.
+        beta: [batch, length, heads or 1, 1], by how much the state learns a value in place of the one that it has for
+            a key; None adds the value to it.
+        scale: of the results; None is the inverse root of the key size.
+    """
+    heads = v.shape[2]
+    k = k.repeat_interleave(heads // k.shape[2], 2)
+    q = torch.unflatten(q.repeat_interleave(max(heads // q.shape[2], 1), 2), 2, (heads, -1))
+    q = q * (scale or 1 / math.sqrt(q.shape[-1]))
+    if state is None:
+        state = v.new_zeros(v.shape[0], heads, k.shape[3], v.shape[3])
+    made = []
+    for step in range(v.shape[1]):
+        key, value = k[:, step].unsqueeze(-1), v[:, step]
+        if decay is not None:
+            state = state * decay[:, step].exp().unsqueeze(-1)
+        if beta is not None:
+            value = beta[:, step] * (value - (state * key).sum(-2))
+        state = state + key * value.unsqueeze(-2)
+        made.append(q[:, step] @ state)
+    results = torch.stack(made, 1) if made else q @ state.unsqueeze(1)
+    return results.flatten(2, 3), state
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    kv_heads: int,
+    state: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`delta_rule` of heads that lie side by side, [batch, length, heads * size]; computed in float32.
+
+    A decay has a number for each head, or for each element of its keys; beta has one for each head, or one for all.
+    """
+    dtype, kept = q.dtype, q.dtype if state is None else state.dtype
+    k = torch.unflatten(k.float(), -1, (-1, q.shape[-1] // heads))
+    q = torch.unflatten(q.float(), -1, (heads, -1))
+    v = torch.unflatten(v.float(), -1, (kv_heads, -1))
+    decay = None if decay is None else torch.unflatten(decay.float(), -1, (kv_heads, -1))
+    beta = None if beta is None else beta.float().unsqueeze(-1)
+    made, state = delta_rule(q, k, v, None if state is None else state.float(), decay, beta, scale)
+    return made.flatten(2).to(dtype), state.to(kept)
+
+
+def packed_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    epsilon: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`delta_rule` of sequences that lie one behind the other; computed in float32.
+
+    Args:
+        q, k, v: [tokens, heads, size] or [batch, length, heads, size].
+        state: [batch, heads, value size, key size].
+        starts: [batch + 1], where each sequence begins, and where the last one ends; None: all are as long.
+        decay: [tokens, heads] or [tokens, heads, key size]; beta: [tokens, heads]; or both with a batch.
+        epsilon: queries and keys are brought to length 1, of squares that it is added to; None leaves them.
+    """
+    dtype, lead = q.dtype, v.shape[:-1]
+    q, k, v = q.float(), k.float(), v.float()
+    if epsilon is not None:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + epsilon) for x in (q, k))
+    beta = None if beta is None else beta.float().unsqueeze(-1)
+    decay = None if decay is None else decay.float().reshape(*lead, -1)
+    state = None if state is None else state.transpose(-2, -1)
+    if starts is None:
+        batch = v.shape[0] if state is None else state.shape[0]
+        q, k, v = (x.reshape(batch, -1, *x.shape[-2:]) for x in (q, k, v))
+        decay, beta = (None if x is None else x.reshape(batch, -1, *x.shape[-2:]) for x in (decay, beta))
+        made, state = delta_rule(q, k, v, state, decay, beta, scale)
+    else:
+        results, states = [], []
+        ends = starts.tolist()
+        for row, (start, end) in enumerate(zip(ends, ends[1:])):
+            q_row, k_row, v_row = (x[None, start:end] for x in (q, k, v))
+            decay_row, beta_row = (None if x is None else x[None, start:end] for x in (decay, beta))
+            begun = None if state is None else state[row : row + 1]
+            result, ended = delta_rule(q_row, k_row, v_row, begun, decay_row, beta_row, scale)
+            results.append(result[0])
+            states.append(ended)
+        made, state = torch.cat(results), torch.cat(states)
+    return made.reshape(*lead, -1).to(dtype), state.transpose(-2, -1)
+
+
+def state_updates(
+    k: Tensor,
+    v: Tensor,
+    counts: Tensor,
+    capacity: int,
+    state: Tensor | None = None,
+    starts: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float | None = None,
+) -> Tensor:
+    """What the state keeps, and what it takes, at the first tokens of each sequence: decays, then keys, then values.
+
+    Of these there are `counts` [batch] tokens at most, and zeros behind them, to `capacity`. The others: as above.
+    """
+    shared, heads = k.shape[-2], v.shape[-2]
+    k, v = k.float().flatten(0, -3), v.float().flatten(0, -3)
+    if epsilon is not None:
+        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + epsilon)
+    if starts is None:
+        starts = torch.arange(len(counts) + 1, device=k.device) * (len(k) // len(counts))
+    numbers = torch.arange(capacity, device=k.device)
+    kept = numbers < torch.minimum(counts, starts.diff()).unsqueeze(-1)
+    places = (starts[:-1].unsqueeze(-1) + numbers).clamp(max=len(k) - 1)
+    decays = v.new_ones(len(k), heads, 1) if decay is None else decay.float().exp().reshape(len(k), heads, -1)
+    rates = v.new_ones(len(k), heads, 1) if beta is None else beta.float().reshape(len(k), heads, 1)
+    keys, values, decays, rates = (x[places] for x in (k, v, decays, rates))
+    wide = keys.repeat_interleave(heads // shared, 2).unsqueeze(-1)
+    if state is None:
+        state = v.new_zeros(len(counts), heads, v.shape[-1], k.shape[-1])
+    state, taken = state.transpose(-2, -1), []
+    for step in range(capacity):
+        state, value = state * decays[:, step].unsqueeze(-1), values[:, step]
+        if beta is not None:
+            value = rates[:, step] * (value - (state * wide[:, step]).sum(-2))
+        state = state + wide[:, step] * value.unsqueeze(-2)
+        taken.append(value)
+    parts = (x.flatten(2).masked_fill(~kept.unsqueeze(-1), 0) for x in (decays, keys, torch.stack(taken, 1)))
+    return torch.cat([part.flatten(1) for part in parts], 1)

@@ -1,0 +1,50 @@
+"""Causal convolutions of onnxruntime over sequences of several lengths."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.microsoft import ANEW, MICROSOFT
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+
+@op("VarlenCausalConvWithState", domain=MICROSOFT)
+def varlen_causal_conv_with_state(
+    b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
+    capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,
+    activation: str = "none", dilation: int = 1, state_update_capacity: int = 0, group_size: int = 1,
+    delta_offset: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Of each channel for itself, computed in float32; and the inputs that the next call needs."""
+    if kernel_delta is not None or previous_mask is not None or group_size != 1 or delta_offset:
+        raise b.error("weights of each token's own run on GPUs only", ANEW)
+    if activation not in ("none", "silu", "swish") or dilation < 1:
+        raise b.error("its activation is neither none, silu nor swish, or its dilation is none", "fix the file")
+    if (capture_count is None) == (state_update_capacity > 0):
+        raise b.error("its capture_count and its state_update_capacity contradict each other", "fix the file")
+    given: list[Any] = [_wide(b, x) for x in (input, weight)]
+    made = b.call(
+        "packed_causal_conv", *given, cumulative_sequence_length, _wide(b, initial_state),
+        OMIT if bias is None else _wide(b, bias), dilation=unless(dilation, 1),
+    )  # fmt: skip
+    if activation != "none":
+        made = b("F.silu(y)", y=made)
+    if input.dtype != ir.DataType.FLOAT:
+        made = b("y.to(x.dtype)", y=made, x=input)
+    state = b.call("packed_conv_state", input, cumulative_sequence_length, initial_state)
+    if not b.wants(2) or capture_count is None:
+        return [made, state]
+    first = b.call("leading_inputs", input, cumulative_sequence_length, capture_count, state_update_capacity)
+    return [made, state, first]
+
+
+def _wide(b: Builder, x: Arg) -> Any:
+    return x if x.dtype == ir.DataType.FLOAT else b("x.float()", x=x)

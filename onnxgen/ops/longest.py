@@ -1,0 +1,121 @@
+"""Whether the first match that Python's `re` finds at a place is the longest one there, which RE2 can be asked for.
+
+A pattern is made a program of letters and of branches, in the order in which `re` tries them (greedily). Its threads
+follow every text at once: those of `re`, which end where an earlier one has matched, and all of them. Where these
+match, one of `re` must match, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnxgen.ops.ambiguity import STEPS, Pattern, Ranges, letter_kinds
+
+MATCH = -1
+Threads = tuple[int, ...]  # numbers of letters, or `MATCH`; what `re` tries first comes first
+
+
+class _Program:
+    """Letters and branches by number.
+
+    Attributes:
+        start: where it begins; `after`: what comes behind each letter.
+        asserts: something looks at what is beside it, which may hold or not.
+        loops: something that may match nothing is repeated.
+        twice: a place was reached in two ways at once.
+    """
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.letters: list[Ranges] = []
+        self.after: list[int] = []
+        self.branches: list[list[int]] = []
+        self.asserts = self.loops = self.twice = False
+        self.start = self.of(pattern, MATCH)
+
+    def branch(self, *ways: int) -> int:
+        """Where one of some ways is taken; branches are numbered from -2 down."""
+        self.branches.append(list(ways))
+        return -1 - len(self.branches)
+
+    def of(self, pattern: Pattern, then: int) -> int:
+        """Where a pattern begins, behind which comes `then`."""
+        entry = then
+        if pattern.high != 1:
+            self.loops |= _may_be_empty(pattern)
+        if pattern.high is None:
+            entry = self.branch()
+            self.branches[-2 - entry] += [self.once(pattern, entry), then]
+        for _ in range(0 if pattern.high is None else pattern.high - pattern.low):
+            entry = self.branch(self.once(pattern, entry), then)
+        for _ in range(pattern.low):
+            entry = self.once(pattern, entry)
+        return entry
+
+    def once(self, pattern: Pattern, then: int) -> int:
+        if pattern.ranges is not None:
+            self.letters.append(pattern.ranges)
+            self.after.append(then)
+            return len(self.letters) - 1
+        self.asserts |= pattern.asserts
+        if pattern.either:
+            return self.branch(*(self.of(part, then) for part in pattern.parts))
+        for part in reversed(pattern.parts):
+            then = self.of(part, then)
+        return then
+
+    def threads(self, places: Iterable[int]) -> Threads:
+        """The letters and the match that are reached from some places."""
+        found: dict[int, None] = {}
+        seen: set[int] = set()
+        waiting = list(places)[::-1]
+        while waiting:
+            place = waiting.pop()
+            if place in seen:
+                self.twice = True
+                continue
+            seen.add(place)
+            if place >= MATCH:
+                found[place] = None
+            else:
+                waiting += self.branches[-2 - place][::-1]
+        return tuple(found)
+
+    def behind(self, threads: Threads, kind: frozenset[int]) -> Threads:
+        """What is reached by a letter that is one of some."""
+        return self.threads(self.after[t] for t in threads if t in kind)
+
+
+def _may_be_empty(pattern: Pattern) -> bool:
+    """Whether what is repeated may match nothing."""
+    if pattern.ranges is not None:
+        return False
+    empty = [part.low == 0 or _may_be_empty(part) for part in pattern.parts]
+    return any(empty) if pattern.either else all(empty)
+
+
+def greedy_is_longest(pattern: Pattern) -> bool:
+    """Whether `re`, at any place of any text, finds the longest match first. False where that takes long to tell.
+
+    Where something looks at what is beside it, threads may end early. So none may stand behind a match then, and none
+    may be left out since an earlier one is where it would be.
+    """
+    program = _Program(pattern)
+    if program.loops:
+        return False
+    kinds, steps = letter_kinds(program.letters), 0
+    waiting = [(program.threads([program.start]),) * 2]
+    known = set(waiting)
+    while waiting:
+        tried, every = waiting.pop()
+        if MATCH in every and (MATCH not in tried or program.asserts and every[-1] != MATCH):
+            return False
+        tried = tried[: tried.index(MATCH)] if MATCH in tried else tried
+        for kind in kinds:
+            state = program.behind(tried, kind), program.behind(every, kind)
+            steps += len(tried) + len(every)
+            if steps > STEPS:
+                return False
+            if state not in known:
+                known.add(state)
+                waiting.append(state)
+    return not (program.asserts and program.twice)

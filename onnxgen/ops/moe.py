@@ -1,0 +1,251 @@
+"""Mixtures of experts of onnxruntime: a loop over the experts, each of which sees the tokens that were sent to it."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.module_def import Assign, Loop, Statement
+from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.microsoft import ANEW, MICROSOFT
+from onnxgen.ops.registry import op
+from onnxgen.propagate.info import Info
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder
+
+Layer = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
+ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}
+
+
+@op("MoE", domain=MICROSOFT)
+def moe(
+    b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_experts_bias: Arg | None,
+    fc2_experts_weights: Arg, fc2_experts_bias: Arg | None = None, fc3_experts_weights: Arg | None = None,
+    fc3_experts_bias: Arg | None = None, *, activation_alpha: float = 1.0, activation_beta: float = 0.0,
+    activation_type: str = "relu", k: int = 1, normalize_routing_weights: int = 0, swiglu_fusion: int = 0,
+    swiglu_limit: float = math.inf, swiglu_limit_after_activation: int = 0, use_sparse_mixer: int = 0,
+) -> ast.expr:  # fmt: skip
+    """Experts are linear layers, whose weights lie in one tensor for all of them (Fedus, Zoph, Shazeer 2021)."""
+    if use_sparse_mixer or swiglu_limit_after_activation:
+        raise b.error("sparse mixers, and limits behind the activation, run on GPUs only", ANEW)
+    inner = _layer(b, fc1_experts_weights, fc1_experts_bias)
+    outer = _layer(b, fc2_experts_weights, fc2_experts_bias)
+    other = None if fc3_experts_weights is None else _layer(b, fc3_experts_weights, fc3_experts_bias)
+    gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
+    return mixture(
+        b, input, router_probs, None, experts(b, fc1_experts_weights), k, bool(normalize_routing_weights), gate, outer
+    )
+
+
+def _layer(b: Builder, weight: Arg, bias: Arg | None) -> Layer:
+    def linear(x: ast.expr, i: Ref) -> ast.expr:
+        return b.call("F.linear", x, b("w[i]", w=weight, i=i), OMIT if bias is None else b("v[i]", v=bias, i=i))
+
+    return linear
+
+
+def pair(b: Builder, value: ast.expr, *hints: str) -> tuple[Ref, Ref]:
+    """Two local variables for the two parts of a value."""
+    first, second = map(b.local, hints)
+    b.emit(Assign((first, second), value, b.scope, b.nodes))
+    return Ref(first), Ref(second)
+
+
+class Gate:
+    """The first half of an expert: a linear layer and its activation, or two layers, one of which gates the other."""
+
+    def __init__(
+        self, b: Builder, kind: str, fusion: int, alpha: float, beta: float, limit: float, inner: Layer,
+        other: Layer | None,
+    ) -> None:  # fmt: skip
+        """Raises a problem where the layers and the activation do not go together."""
+        if kind != "swiglu" and kind not in ACTIVATIONS:
+            raise b.error(f"its activation is {kind}, which runs on GPUs only", ANEW)
+        if fusion not in (0, 1, 2) or (other is None) != (kind != "swiglu" or fusion != 0):
+            raise b.error(f"its activation {kind} and its layers contradict each other", "fix the file")
+        self.b, self.kind, self.fusion, self.inner, self.other = b, kind, fusion, inner, other
+        self.alpha, self.beta, self.limit = shortest(alpha), shortest(beta), shortest(limit)
+
+    def __call__(self, x: ast.expr, i: Ref) -> ast.expr:
+        made = self.inner(x, i)
+        if self.kind != "swiglu":
+            return self.b(ACTIVATIONS[self.kind], x=made)
+        if self.other is not None:
+            return self._gated(made, self.other(x, i))
+        both = self.b.let(made, "h")
+        if self.fusion == 1:
+            return self._gated(self.b("h[:, ::2]", h=both), self.b("h[:, 1::2]", h=both))
+        return self._gated(*pair(self.b, self.b("h.chunk(2, dim=-1)", h=both), "gate", "up"))
+
+    def _gated(self, gate: ast.expr, up: ast.expr) -> ast.expr:
+        b = self.b
+        if self.limit != math.inf:
+            gate = b.let(b("g.clamp(max=n)", g=gate, n=self.limit), "gate")
+            up = b("u.clamp(-n, n)", u=up, n=self.limit)
+        if self.beta:
+            up = b("u + n", u=up, n=self.beta)
+        if self.alpha == 1:
+            return b("F.silu(g) * u", g=gate, u=up)
+        gate = b.let(gate, "gate")
+        return b("g * torch.sigmoid(a * g) * u", g=gate, a=self.alpha, u=up)
+
+
+def experts(b: Builder, weight: Arg) -> int:
+    """How many there are. Raises a problem where that is unknown."""
+    shape = weight.shape
+    if not shape or not isinstance(count := shape[0], int):
+        raise b.error("the number of its experts is unknown", "run onnx's shape inference on the file first")
+    return count
+
+
+def mixture(
+    b: Builder, input: Arg, router: Arg, weights: Arg | None, count: int, k: int, normalize: bool, gate: Layer,
+    outer: Layer,
+) -> ast.expr:  # fmt: skip
+    """The sum of what the `k` experts that the router prefers make of each token, each by its weight.
+
+    Among equals onnxruntime's kernel prefers the last, as the end of a stable sort does. `weights`: where the experts'
+    weights come from, if not from the router's numbers.
+    """
+    if not 1 <= k <= count:
+        raise b.error(f"it sends each token to {k} of {count} experts", "fix the file")
+    scores = router.expr if normalize or weights is not None else b("x.softmax(-1)", x=router)
+    ranked, order = pair(b, b("x.sort(dim=-1, stable=True)", x=scores), "ranked", "order")
+    chosen = b.let(b("x[:, -k:]", x=order, k=k), "chosen")
+    if weights is None:
+        share = b("x[:, -k:]", x=ranked, k=k)
+        share = b.let(b("x.softmax(-1)", x=share) if normalize else share, "share")
+    else:
+        share = b.let(b("w.gather(1, c)", w=weights, c=chosen), "share")
+        share = b.let(b("s / s.sum(-1, keepdim=True)", s=share), "share") if normalize else share
+    x: ast.expr = input.expr
+    if input.known_rank != 2:
+        x = b.let(b("x.flatten(0, -2)", x=x), "tokens")
+    made = b.let(b("torch.zeros_like(x)", x=x), "total")
+    turn = b.local("expert", Info(kind="int"))
+    inner: list[Statement] = []
+    outside, b.lowering.block = b.lowering.block, inner
+    try:
+        rows, ranks = pair(b, b("torch.where(c == i)", c=chosen, i=Ref(turn)), "rows", "ranks")
+        hidden = b.let(gate(b("x[r]", x=x, r=rows), Ref(turn)), "h")
+        part = b("h * w[r, n, None]", h=outer(hidden, Ref(turn)), w=share, r=rows, n=ranks)
+        b.emit(Assign((made.value,), b("y.index_add(0, r, p)", y=made, r=rows, p=part), b.scope, b.nodes))
+    finally:
+        b.lowering.block = outside
+    b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (made.value,), b.scope, b.nodes))
+    return made if input.known_rank == 2 else b("y.view_as(x)", y=made, x=input)
+
+
+@op("MoEGroupRouter", domain=MICROSOFT)
+def moe_group_router(
+    b: Builder, logits: Arg, expert_bias: Arg, projection_weight: Arg | None = None, *, top_k: int,
+    group_topk: int = 2, n_group: int = 1, router_sentinel: float = -10000.0, topk_group: int = 1,
+) -> list[ast.expr | None]:  # fmt: skip
+    """The log scores of the experts that are chosen; or all scores, with the bias and without."""
+    count = experts(b, expert_bias)
+    if min(top_k, group_topk, n_group, topk_group) < 1 or count % n_group or topk_group > n_group:
+        raise b.error(f"its groups are {topk_group} of {n_group}, of {count} experts", "fix the file")
+    if top_k > topk_group * (count // n_group):
+        raise b.error(f"it sends each token to {top_k} of {topk_group * (count // n_group)} experts", "fix the file")
+    if b.wants(0):
+        if projection_weight is not None:
+            raise b.error("it projects its input, and hands out chosen experts", "fix the file")
+        made = b.call(
+            "route_by_groups", logits, expert_bias, top_k, groups=unless(n_group, 1), kept=unless(topk_group, 1),
+            best=unless(group_topk, 2), sentinel=unless(shortest(router_sentinel), -10000.0),
+        )  # fmt: skip
+        return [made, None, None]
+    x = logits.expr if logits.dtype == ir.DataType.FLOAT else b("x.float()", x=logits)
+    if projection_weight is not None:
+        x = b(
+            "F.linear(x, w)", x=x, w=b("w.float()" if logits.dtype != ir.DataType.FLOAT else "w", w=projection_weight)
+        )
+    elif logits.known_rank != 2:
+        x = b("x.flatten(0, -2)", x=x)
+    scores = b.let(b("torch.sigmoid(x)", x=x), "scores")
+    return [None, b("s + v", s=scores, v=expert_bias), scores]
+
+
+# ---- of few bits -----------------------------------------------------------------------------------------------------
+
+
+@op("QMoE", domain=MICROSOFT)
+def qmoe(
+    b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_scales: Arg | None,
+    fc1_experts_bias: Arg | None, fc2_experts_weights: Arg, fc2_scales: Arg | None = None,
+    fc2_experts_bias: Arg | None = None, fc3_experts_weights: Arg | None = None, fc3_scales: Arg | None = None,
+    fc3_experts_bias: Arg | None = None, fc1_zero_points: Arg | None = None, fc2_zero_points: Arg | None = None,
+    fc3_zero_points: Arg | None = None, router_weights: Arg | None = None, fc1_global_scale: Arg | None = None,
+    fc2_global_scale: Arg | None = None, fc1_act_scale: Arg | None = None, fc2_act_scale: Arg | None = None,
+    fc1_act_block_scale: Arg | None = None, fc2_act_block_scale: Arg | None = None, *, accuracy_level: int = 0,
+    activation_alpha: float = 1.0, activation_beta: float = 0.0, activation_type: str = "relu", block_size: int = 0,
+    expert_weight_bits: int = 4, fc1_expert_weight_bits: int = 0, fc2_expert_weight_bits: int = 0,
+    fc3_expert_weight_bits: int = 0, k: int = 1, normalize_routing_weights: int = 0, quant_type: str = "int",
+    swiglu_fusion: int = 0, swiglu_limit: float = math.inf, swiglu_limit_after_activation: int = 0,
+    use_sparse_mixer: int = 0, weights_prepacked: int = -1,
+) -> ast.expr:  # fmt: skip
+    """MoE of weights of a few bits. The kernel weighs the experts as if `normalize_routing_weights` were set."""
+    of_floats = (
+        fc1_global_scale,
+        fc2_global_scale,
+        fc1_act_scale,
+        fc2_act_scale,
+        fc1_act_block_scale,
+        fc2_act_block_scale,
+    )
+    is_floating = quant_type != "int" or any(scale is not None for scale in of_floats)
+    if use_sparse_mixer or swiglu_limit_after_activation or is_floating:
+        raise b.error("sparse mixers, limits behind the activation and weights of floats run on GPUs only", ANEW)
+    if weights_prepacked == 1:
+        raise b.error("its weights are packed for one kind of device", ANEW)
+    bits = [n or expert_weight_bits for n in (fc1_expert_weight_bits, fc2_expert_weight_bits, fc3_expert_weight_bits)]
+    if not {*bits} <= {2, 3, 4, 8}:
+        raise b.error(f"its weights are of {bits} bits", "fix the file")
+    layer = partial(_packed_layer, b, block_size)
+    inner = layer(bits[0], fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_experts_bias)
+    outer = layer(bits[1], fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_experts_bias)
+    other = None
+    if fc3_experts_weights is not None:
+        other = layer(bits[2], fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias)
+    gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
+    normalize = bool(normalize_routing_weights) or router_weights is None
+    return mixture(b, input, router_probs, router_weights, experts(b, fc1_experts_weights), k, normalize, gate, outer)
+
+
+def _packed_layer(
+    b: Builder, block: int, bits: int, weight: Arg, scales: Arg | None, zeros: Arg | None, bias: Arg | None
+) -> Layer:
+    """Blocks of a row have a scale and a zero point each; without blocks, the row has them."""
+    shape = weight.shape
+    if scales is None or shape is None or len(shape) != 3 or not isinstance(shape[2], int) or not shape[2]:
+        raise b.error("the scales, or the sizes, of its weights are unknown", "fix the file")
+    size = shape[2] * 8 // bits
+    if block < 0 or block and size % block:
+        raise b.error(f"rows of {size} elements, in blocks of {block}", "fix the file")
+
+    def linear(x: ast.expr, i: Ref) -> ast.expr:
+        if block:
+            packed = b("w[i].unflatten(-1, (n, -1))", w=weight, i=i, n=size // block)
+            zero: Any = None if zeros is None else b("z[i]", z=zeros, i=i)
+        else:
+            packed = b("w[i, :, None]", w=weight, i=i)
+            zero = None if zeros is None else _of_rows(b, zeros, scales, i, bits)
+        full = b.call("dequantize_blocks", packed, b("s[i]", s=scales, i=i), zero, size, bits)
+        return b.call("F.linear", x, full, OMIT if bias is None else b("v[i]", v=bias, i=i))
+
+    return linear
+
+
+def _of_rows(b: Builder, zeros: Arg, scales: Arg, i: Ref, bits: int) -> ast.expr:
+    """The zero points of rows, which lie packed one behind the other, as numbers of the scales' type."""
+    rows = scales.shape[1] if scales.shape and len(scales.shape) > 1 else None
+    if not isinstance(rows, int):
+        raise b.error("the sizes of its scales are unknown", "run onnx's shape inference on the file first")
+    return b("unpack_bits(z[i], n)[:m].to(s.dtype)", z=zeros, i=i, n=bits, m=rows, s=scales)

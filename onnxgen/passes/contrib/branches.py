@@ -1,0 +1,105 @@
+"""Hyper-connections: features in several streams, or branches, that are normed, mixed and summed (Zhu et al. 2024).
+
+The streams are an axis, [..., branches, size], or lie side by side, [..., branches * size]. Kernels compute in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.contrib.gated import SIZES, plain_rms_norm, rounded, size_of, widened
+from onnxgen.passes.contrib.writer import Refused, Writer, body
+from onnxgen.propagate.info import info
+
+
+def _split(g: Writer, x: ir.Value, branches: int) -> tuple[ir.Value, int]:
+    """Streams in float32 with an axis of their own, and the rank of that. `branches`: as the attribute."""
+    rank = g.rank(x)
+    if branches < 0 or rank < 1 + (not branches):
+        raise Refused("its streams have no axis, or it has fewer than no branches", "fix the file")
+    wide = widened(g, x)
+    if not branches:
+        return wide, rank
+    size = size_of(x, -1)
+    if size < 1 or size % branches:
+        raise Refused(f"its {branches} branches have {size} elements", "fix the file")
+    return g("Reshape", wide, g.ints(*[0] * (rank - 1), branches, size // branches)), rank + 1
+
+
+def _joined(g: Writer, made: ir.Value, x: ir.Value, branches: int) -> ir.Value:
+    """Streams as they were given."""
+    if branches:
+        made = g("Reshape", made, g.ints(*[0] * (g.rank(x) - 1), size_of(x, -1)))
+    return rounded(g, made, x)
+
+
+def _gate(g: Writer, gate: ir.Value, rank: int, branches: int, size: int, is_flat: bool) -> ir.Value:
+    """A gate in float32 that broadcasts over streams of a rank: one number a branch, or one an element."""
+    given, wide = g.rank(gate), widened(g, gate)
+    if given == rank:
+        return wide
+    last = size_of(gate, -1)
+    if given == rank - 1 and last == branches:
+        return g("Unsqueeze", wide, g.ints(-1))
+    if given == rank - 1 and is_flat and last == branches * size:
+        return g("Reshape", wide, g.ints(*[0] * (given - 1), branches, size))
+    raise Refused("its gate fits neither its branches nor their elements", "fix the file")
+
+
+def _sizes(x: ir.Value, branches: int) -> tuple[int, int]:
+    """How many branches there are, and how many elements each has."""
+    last = size_of(x, -1)
+    return (branches, last // branches) if branches else (size_of(x, -2), last)
+
+
+@body("BranchwiseRMSNorm")
+def branchwise_rms_norm(
+    g: Writer, X: ir.Value, scale: ir.Value | None = None, *, num_branches: int = 0, epsilon: float = 1e-5
+) -> ir.Value:
+    """RMSNormalization of each branch; the scale is one of each, or all have the same."""
+    x, _ = _split(g, X, num_branches)
+    branches, size = _sizes(X, num_branches)
+    given = None if scale is None else info(scale).shape
+    if scale is not None and given == (size,):
+        made = g("RMSNormalization", x, widened(g, scale), axis=-1, epsilon=epsilon)
+        return _joined(g, made, X, num_branches)
+    made = plain_rms_norm(g, x, size, epsilon)
+    if scale is not None:
+        wide = widened(g, scale)
+        if given == (branches * size,):
+            wide = g("Reshape", wide, g.ints(branches, size))
+        elif given != (branches, size):
+            raise Refused("its scale fits neither a branch nor all of them", SIZES)
+        made = g("Mul", made, wide)
+    return _joined(g, made, X, num_branches)
+
+
+@body("HyperConnectionPreMix")
+def hyper_connection_pre_mix(
+    g: Writer, streams: ir.Value, pre_mix: ir.Value, *, num_branches: int = 0, reduction_scale: float = 1.0
+) -> ir.Value:
+    """The sum of all streams, each gated."""
+    x, rank = _split(g, streams, num_branches)
+    branches, size = _sizes(streams, num_branches)
+    gate = _gate(g, pre_mix, rank, branches, size, bool(num_branches))
+    made = g("ReduceSum", g("Mul", x, gate), g.ints(-2), keepdims=0)
+    if reduction_scale != 1.0:
+        made = g("Mul", made, g.constant(np.asarray(reduction_scale, np.float32)))
+    return rounded(g, made, streams)
+
+
+@body("HyperConnectionPostMix")
+def hyper_connection_post_mix(
+    g: Writer, streams: ir.Value, block_output: ir.Value, post_mix: ir.Value, stream_mix: ir.Value | None = None, *,
+    num_branches: int = 0,
+) -> ir.Value:  # fmt: skip
+    """Streams, perhaps mixed with each other, and to each the gated output of a block."""
+    x, rank = _split(g, streams, num_branches)
+    branches, size = _sizes(streams, num_branches)
+    gate = _gate(g, post_mix, rank, branches, size, False)
+    if stream_mix is not None:
+        turned = [*range(rank - 2), rank - 1, rank - 2]
+        x = g("MatMul", g("Transpose", widened(g, stream_mix), perm=turned), x)
+    added = g("Mul", gate, g("Unsqueeze", widened(g, block_output), g.ints(-2)))
+    return _joined(g, g("Add", x, added), streams, num_branches)

@@ -1,0 +1,126 @@
+"""What is scaled by a gate: the norms, sums and activations around linear attention. Kernels compute in float32."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
+from onnxgen.passes.trainable import BLOCKED
+from onnxgen.propagate.info import info
+
+Results = list[ir.Value | None]
+SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
+LEAST = 1e-6  # the smallest number whose root EngramGate takes
+
+
+def widened(g: Writer, x: ir.Value) -> ir.Value:
+    """A value in float32."""
+    return x if info(x).dtype == FLOAT else g("Cast", x, to=FLOAT.value)
+
+
+def rounded(g: Writer, made: ir.Value, like: ir.Value) -> ir.Value:
+    """A value of float32 in the type of an input."""
+    dtype = info(like).dtype
+    if dtype is None:
+        raise Refused("the type of its input is unknown", "run onnx's shape inference on the file first")
+    return made if dtype == FLOAT else g("Cast", made, to=dtype.value)
+
+
+def size_of(x: ir.Value, axis: int) -> int:
+    """A dim of an input. Raises `Refused` where it is unknown."""
+    shape = info(x).shape
+    if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(size := shape[axis], int):
+        raise Refused("the sizes of its inputs are unknown", SIZES)
+    return size
+
+
+def plain_rms_norm(g: Writer, x: ir.Value, size: int, epsilon: float) -> ir.Value:
+    """RMSNormalization over the last axis in float32, by ones that nobody trains."""
+    made = g("RMSNormalization", x, g.constant(np.ones(size, np.float32)), axis=-1, epsilon=epsilon)
+    g.written[-1].meta[BLOCKED] = {1}
+    return made
+
+
+@body("GatedRMSNorm")
+def gated_rms_norm(
+    g: Writer, X: ir.Value, scale: ir.Value, gate: ir.Value, *, activation: str = "silu", epsilon: float = 1e-5
+) -> ir.Value:
+    """RMSNormalization of each group of as many elements as `scale` has, times an activated gate.
+
+    The gate is the one of Mamba2 and of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
+    """
+    if activation not in ("silu", "swish", "sigmoid"):
+        raise Refused("its activation is neither silu, swish nor sigmoid", "fix the file")
+    rank, size, last = g.rank(X), size_of(scale, 0), (info(X).shape or (None,))[-1]
+    if size < 1 or isinstance(last, int) and last % size:
+        raise Refused(f"its scale has {size} elements, and its input {last} in a row", "fix the file")
+    x, weight, wide = (widened(g, v) for v in (X, scale, gate))
+    if last != size:
+        groups = last // size if isinstance(last, int) else -1
+        x = g("Reshape", x, g.ints(*[0] * (rank - 1), groups, size))
+    made = g("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
+    if last != size:
+        made = g("Reshape", made, g.ints(*[0] * (rank - 1), last if isinstance(last, int) else -1))
+    gated = g("Sigmoid", wide)
+    return rounded(g, g("Mul", made, gated if activation == "sigmoid" else g("Mul", wide, gated)), X)
+
+
+@body("GatedAdd")
+def gated_add(
+    g: Writer, X: ir.Value, Y: ir.Value, gate: ir.Value, gate_weight: ir.Value | None = None
+) -> ir.Value:  # fmt: skip
+    """A sum whose second operand is scaled by a number for each row."""
+    if gate_weight is not None:
+        raise Refused("it projects its gate, which runs on GPUs only", "optimise the file for the CPU")
+    return g("Add", X, g("Mul", Y, gate))
+
+
+@body("ScaledSiLU")
+def scaled_silu(g: Writer, X: ir.Value, scale: ir.Value | None = None, *, alpha: float = 1.0) -> ir.Value:
+    """SiLU of a scaled input; the product is rounded to the input's type before."""
+    inner = X
+    if scale is not None:
+        inner = rounded(g, g("Mul", widened(g, X), widened(g, scale)), X)
+    elif alpha != 1.0:
+        inner = rounded(g, g("Mul", widened(g, X), g.constant(np.asarray(alpha, np.float32))), X)
+    return g("Mul", inner, g("Sigmoid", inner))
+
+
+@body("LinearAttentionGate")
+def linear_attention_gate(
+    g: Writer, a: ir.Value, dt_bias: ir.Value, decay_scale: ir.Value, b: ir.Value | None = None
+) -> Results:
+    """The decay (in log space) and the update rate of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024)."""
+    if g.wants(1) and b is None:
+        raise Refused("it hands out an update rate, and its b is missing", "fix the file")
+    rate = g("Softplus", g("Add", widened(g, a), dt_bias))
+    decay = rounded(g, g("Mul", decay_scale, rate), a)
+    return [decay, None if b is None or not g.wants(1) else g("Sigmoid", b)]
+
+
+@body("EngramGate")
+def engram_gate(
+    g: Writer, key: ir.Value, query: ir.Value, value: ir.Value, key_norm_scale: ir.Value,
+    query_norm_scale: ir.Value, conv_norm_scale: ir.Value | None = None, *, epsilon: float = 1e-5,
+) -> Results:  # fmt: skip
+    """A value, gated by how well each stream's key fits its query; and that, normed, as it is rounded."""
+    if g.wants(1) and conv_norm_scale is None:
+        raise Refused("it hands out normed values, and its conv_norm_scale is missing", "fix the file")
+    size = size_of(key, -1)
+
+    def normed(x: ir.Value, scale: ir.Value) -> ir.Value:
+        return g("Mul", plain_rms_norm(g, widened(g, x), size, epsilon), widened(g, scale))
+
+    product = g("Mul", normed(key, key_norm_scale), normed(query, query_norm_scale))
+    root = g.constant(np.asarray(math.sqrt(size), np.float32))
+    fit = g("Div", g("ReduceSum", product, g.ints(-1), keepdims=1), root)
+    least = g.constant(np.asarray(LEAST, np.float32))
+    strength = g("Mul", g("Sign", fit), g("Sqrt", g("Max", g("Abs", fit), least)))
+    gated = g("Mul", g("Sigmoid", strength), g("Unsqueeze", widened(g, value), g.ints(2)))
+    made = rounded(g, gated, value)
+    if not g.wants(1) or conv_norm_scale is None:
+        return [made]
+    return [made, rounded(g, normed(g.like(made, key), conv_norm_scale), key)]

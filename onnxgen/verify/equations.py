@@ -1,0 +1,287 @@
+"""What a graph asks of the sizes of its inputs, as equations between dims; and what follows for the named dims.
+
+Names that are expressions ("past_sequence_length + 1") are those expressions, and operators relate dims: the inner dims
+of a product are one size, operands of a sum have one size along each axis, or 1. What can be solved for a named dim is;
+the rest is left to be tried with numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgen.propagate.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
+from onnxgen.propagate.info import Shape, info
+
+Shapes = list[Shape | None]
+Pair = tuple[Dim, Dim]
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Equation:
+    """Two dims that a graph asks to be one size. `or_one`: unless one of them is 1."""
+
+    a: Dim
+    b: Dim
+    or_one: bool = False
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it does for such sizes; where one of its dims is not known by then, it may."""
+        try:
+            a, b = (d if isinstance(d, int) else evaluate(d, sizes) for d in (self.a, self.b))
+        except (KeyError, ArithmeticError):
+            return True
+        return a == b or self.or_one and 1 in (a, b)
+
+    def after(self, found: Mapping[str, Dim]) -> Equation:
+        """The same, once some named dims are known."""
+        return Equation(substitute(self.a, found), substitute(self.b, found), self.or_one)
+
+
+# ---- names that are expressions --------------------------------------------------------------------------------------
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: apply("floordiv", a, b),
+}
+
+
+def named(names: Iterable[str]) -> dict[str, Dim]:
+    """The expressions that names of dims spell, of other names."""
+    plain = {name for name in names if name.isidentifier()}
+    found: dict[str, Dim] = {}
+    for name in names:
+        if name in plain or len(name) > 200:
+            continue
+        with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+            dim = _dim(ast.parse(name, mode="eval").body)
+            if symbols(dim).keys() <= plain:
+                found[name] = dim
+    return found
+
+
+def _dim(tree: ast.expr) -> Dim:
+    """An expression of names and whole numbers; `floor(a / b)` is `a // b`. Raises ValueError for others."""
+    match tree:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name):
+            return symbol(name)
+        case ast.BinOp(left=left, op=kind, right=right) if type(kind) in BINARY:
+            made: Dim = BINARY[type(kind)](_dim(left), _dim(right))
+            return made
+        case ast.Call(func=ast.Name(id="floor"), args=[ast.BinOp(left=left, op=ast.Div(), right=right)]):
+            return apply("floordiv", _dim(left), _dim(right))
+        case ast.Call(func=ast.Name(id=("min" | "max" | "Min" | "Max") as function), args=args) if args:
+            return apply(function.lower(), *map(_dim, args))
+    raise ValueError("no size")
+
+
+# ---- what operators ask ----------------------------------------------------------------------------------------------
+
+BROADCASTING = set(
+    "Add Sub Mul Div Pow Mod Where Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Min Max Sum Mean PRelu "
+    "BitShift BitwiseAnd BitwiseOr BitwiseXor".split()
+)
+RECURRENT = ("LSTM", "GRU", "RNN")
+# the axes of each input of operators of onnxruntime: one letter, one size
+LETTERS = {
+    "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
+    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", ""),
+    "Attention": ("blq", "qv", "v"),
+    "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
+    "SkipSimplifiedLayerNormalization": ("blh", "blh", "h", "h"),
+    "EmbedLayerNormalization": ("bl", "bl", "vh", "ph", "sh", "h", "h"),
+    "RotaryEmbedding": ("", "bl"),
+}
+
+
+def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
+    """The equations of the nodes of a graph, as far as dims are known; numbers that are equal are left out."""
+    for node in nodes:
+        shapes = [info(value).shape for value in node.inputs]
+        with suppress(IndexError, TooComplex):
+            for equation in _of_node(node, shapes):
+                if equation.a != equation.b and not (isinstance(equation.a, int) and isinstance(equation.b, int)):
+                    yield equation
+
+
+def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
+    if node.domain == MICROSOFT:
+        yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
+    elif node.op_type in BROADCASTING and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
+        yield from _broadcast([s for s in shapes if s is not None])
+    elif node.op_type in RULES:
+        for a, b in RULES[node.op_type](node, shapes):
+            yield Equation(a, b)
+    if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
+        yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
+
+
+def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:
+    first: dict[str, Dim] = {}
+    for names, shape in zip(letters, shapes):
+        for name, dim in zip(names, shape or ()) if len(names) == len(shape or ()) else ():
+            yield Equation(first.setdefault(name, dim), dim)
+
+
+def _broadcast(shapes: list[Shape]) -> Iterator[Equation]:
+    """Sizes along each axis, counted from the last, are equal or 1."""
+    for axis in range(1, max(map(len, shapes), default=0) + 1):
+        dims = [s[-axis] for s in shapes if len(s) >= axis and s[-axis] != 1]
+        yield from (Equation(dims[0], dim, or_one=True) for dim in dims[1:])
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None or attribute.type != ir.AttributeType.INT else attribute.as_int()
+
+
+def _product(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    a, b = shapes[:2]
+    if a and b:
+        yield a[-1], b[-2] if len(b) > 1 else b[-1]
+
+
+def _gemm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    a, b = shapes[:2]
+    if a and b:
+        yield a[0 if _int(node, "transA", 0) else 1], b[1 if _int(node, "transB", 0) else 0]
+
+
+def _conv(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    x, weight = shapes[:2]
+    if x and weight:
+        yield x[1], weight[0] if node.op_type == "ConvTranspose" else weight[1] * _int(node, "group", 1)
+
+
+def _norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    x, scale = shapes[:2]
+    if x and scale and len(scale) == 1:
+        yield x[1], scale[0]
+
+
+def _layer_norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    x, scale = shapes[:2]
+    if x and scale:
+        yield from zip(reversed(x), reversed(scale))
+
+
+def _concat(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    known = [s for s in shapes if s]
+    axis = _int(node, "axis", 1)
+    for shape in known[1:]:
+        for i, (a, b) in enumerate(zip(known[0], shape)):
+            if i != axis % len(shape):
+                yield a, b
+
+
+def _reshape(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    made = info(node.outputs[0]).shape
+    if shapes[0] is not None and made is not None:
+        yield product(shapes[0]), product(made)
+
+
+def _recurrent(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    x, weight = shapes[:2]
+    batch = 0 if _int(node, "layout", 0) else 1
+    if x and weight:
+        yield x[2], weight[2]
+        if len(shapes) > 4 and shapes[4]:
+            yield shapes[4][0], x[batch]
+        for state in shapes[5:7]:
+            if state and len(state) == 3:
+                yield state[batch], x[batch]
+
+
+def _scattered(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    indices, updates = shapes[1:3]
+    if indices and updates:
+        yield from zip(indices, updates)
+
+
+def _attention(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    q, k, v = shapes[:3]
+    if q and k and v and len(q) == len(k) == len(v):
+        yield from ((q[0], k[0]), (k[0], v[0]), (k[-2], v[-2]))
+        for past in shapes[4:6]:
+            if past and len(past) == 4:
+                yield past[0], q[0]
+
+
+def _rois(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    if shapes[1] and shapes[2]:
+        yield shapes[1][0], shapes[2][0]
+
+
+RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
+    "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
+    "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,
+    "RMSNormalization": _layer_norm, "Concat": _concat, "Reshape": _reshape, **dict.fromkeys(RECURRENT, _recurrent),
+    "ScatterElements": _scattered, "Attention": _attention,
+    "RoiAlign": _rois,
+}  # fmt: skip
+
+
+# ---- what follows ----------------------------------------------------------------------------------------------------
+
+
+def solved(equations: Iterable[Equation], free: Mapping[str, int]) -> dict[str, Dim]:
+    """Named dims as expressions of others, by what is surely equal first.
+
+    Args:
+        free: the names that equations are solved for, each with its place in the order of inputs: later ones are
+            expressions of earlier ones. An equation that has other names, too, says nothing.
+    """
+    found: dict[str, Dim] = {}
+    for equation in sorted(equations, key=lambda e: e.or_one):
+        with suppress(ArithmeticError, KeyError):
+            current = equation.after(found)
+            if current.or_one and 1 in (current.a, current.b):
+                continue
+            made = _solution(current, free)
+            if made is not None:
+                name, dim = made
+                found = {known: substitute(d, {name: dim}) for known, d in found.items()} | {name: dim}
+    return found
+
+
+def _solution(equation: Equation, free: Mapping[str, int]) -> tuple[str, Dim] | None:
+    """A name, and what it must be: the one that stands alone, or else comes last."""
+    difference = equation.a - equation.b
+    if not isinstance(difference, Sym) or not symbols(difference).keys() <= free.keys():
+        return None
+    best: tuple[tuple[bool, int], str, Dim] | None = None
+    for name in symbols(difference):
+        dim = _alone(difference, name)
+        if dim is None or isinstance(dim, int) and dim < 1:
+            continue
+        stands = symbol(name) in (equation.a, equation.b)
+        rank = (stands, free[name])
+        if best is None or rank > best[0]:
+            best = rank, name, dim
+    return None if best is None else best[1:]
+
+
+def _alone(difference: Sym, name: str) -> Dim | None:
+    """What a symbol is where a sum of it and of others is 0; None where that is no polynomial."""
+    factor = 0
+    for monomial, coefficient in difference.terms:
+        if [(a.key, p) for a, p in monomial] == [(repr(name), 1)]:
+            factor = coefficient
+    if factor == 0:
+        return None
+    rest = difference - factor * symbol(name)
+    if isinstance(rest, Sym) and name in symbols(rest):
+        return None
+    if isinstance(rest, int):
+        return -rest // factor if rest % factor == 0 else None
+    return rest * -factor if abs(factor) == 1 else None

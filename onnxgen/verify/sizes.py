@@ -1,0 +1,112 @@
+"""Sizes for the dynamic dims of a graph's inputs, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+from onnxgen.propagate.dims import Dim, evaluate, symbols
+from onnxgen.verify.graph import Graph
+
+Sizes = dict[str, int]
+LARGEST = 1 << 26  # elements of one input past which a size is not tried
+USUAL = 4  # sizes that runs begin with, in turn
+FEW, MOST = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1), 5000  # sizes of a search, and how many rows of them
+SIDES = (32, 64, 128, 224, 256, 512, 2048, 16000)  # of images, which most networks' strides divide, and of sounds
+
+
+def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
+    return dim if isinstance(dim, int) else evaluate(dim, candidate)
+
+
+def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
+    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them.
+
+    What the graph says of its dims is followed: sizes that contradict it come last. The first axis is taken for a
+    batch. The first candidates give different symbols different sizes, so that an axis taken for another shows; the
+    later ones are for graphs whose dims must agree, or be large. Where a pool's window would not fit, onnxruntime makes
+    it smaller and torch raises: such sizes show nothing.
+    """
+    kinds = _kinds(graph)
+    if not kinds:
+        yield {}
+        return
+    free = {name: kind for name, kind in kinds.items() if name not in graph.known}
+    related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
+    fitting = [c for c in related if _fits(graph, c)]
+    if len(fitting) < USUAL:
+        fitting += itertools.islice(_searched(graph, free), USUAL)
+    first = min(run % USUAL, len(fitting))
+    fitting = fitting[first:USUAL] + fitting[:first] + fitting[USUAL:]
+    seen: list[Sizes] = []
+    for candidate in [*fitting, *related, *_candidates(kinds, graph.training)]:
+        if candidate not in seen and _bearable(graph, candidate):
+            seen.append(candidate)
+            yield candidate
+
+
+def _kinds(graph: Graph) -> dict[str, str]:
+    """What each symbol of the inputs' dims is taken for."""
+    kinds: dict[str, str] = {}
+    for _, _, facts in graph.inputs:
+        for axis, dim in enumerate(facts.shape or ()):
+            kind = "batch" if axis == 0 else "spatial" if len(facts.shape or ()) >= 4 and axis >= 2 else "other"
+            for name in () if isinstance(dim, int) else symbols(dim):
+                kinds[name] = "batch" if "batch" in (kind, kinds.get(name)) else kind
+    for dim in graph.known.values():
+        for name in symbols(dim):
+            kinds.setdefault(name, "other")
+    return kinds
+
+
+def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
+    """Sizes by what symbols are taken for; the first `USUAL` are as good as each other."""
+    # batch statistics of one or two examples say little (and PyTorch refuses those of one)
+    batches = (4, 7, 5, 4) if training else (2, 3, 1, 2)
+    yield from (_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0)))
+    yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))
+    yield from (_spread(kinds, batch, n, n, 0) for n in SIDES for batch in (batches[0], 1))
+
+
+def _searched(graph: Graph, free: Mapping[str, str]) -> Iterator[Sizes]:
+    """All sizes from a few, of few symbols, that what the graph says does not contradict."""
+    for row in itertools.islice(itertools.product(FEW, repeat=len(free)), MOST):
+        whole = _completed(graph, dict(zip(free, row)))
+        if whole is not None and _fits(graph, whole):
+            yield whole
+
+
+def _completed(graph: Graph, candidate: Sizes) -> Sizes | None:
+    """Sizes for all symbols, of those for the free ones; None where one would be below 1."""
+    try:
+        whole = candidate | {name: dim_size(dim, candidate) for name, dim in graph.known.items()}
+    except (KeyError, ArithmeticError):
+        return None
+    return whole if all(size >= 1 for size in whole.values()) else None
+
+
+def _fits(graph: Graph, candidate: Sizes) -> bool:
+    return _holds_windows(graph, candidate) and all(e.holds(candidate) for e in graph.equations)
+
+
+def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
+    """A size for each symbol by its kind; those of one kind grow by `step`."""
+    sizes = {"batch": batch, "other": other, "spatial": spatial}
+    found: Sizes = {}
+    for name, kind in kinds.items():
+        found[name] = sizes[kind]
+        sizes[kind] += step if kind != "batch" else 0
+    return found
+
+
+def _bearable(graph: Graph, candidate: Sizes) -> bool:
+    return all(
+        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
+    ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
+
+
+def _holds_windows(graph: Graph, candidate: Sizes) -> bool:
+    """Every pool's input has room for its window, as far as that is known."""
+    names = candidate.keys()
+    return all(evaluate(size, candidate) >= least for size, least in graph.windows if names >= set(symbols(size)))

@@ -1,0 +1,101 @@
+"""Sizes that `verify` draws: what the graph says of its dims is followed, whatever it is said by."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxgen import Options
+from onnxgen.verify import feeds
+from onnxgen.verify.check import Check
+from onnxgen.verify.equations import named
+from onnxgen.verify.graph import Graph
+from onnxgen.verify.sizes import sizes
+
+RELATED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {  # a graph, and the shapes of its weights
+    "a sum": ("(float[n, t] x, float[m, s] y) => (float[a, b] z) { z = Add (x, y) }", {}),
+    "a product": ("(float[n, t] x, float[s, k] y) => (float[a, b] z) { z = MatMul (x, y) }", {}),
+    "channels": ("(float[n, c, h, w] x) => (float[a, b, d, e] z) { z = Conv <pads = [1, 1, 1, 1]> (x, w0) }",
+                 {"w0": (4, 3, 3, 3)}),
+    "groups": ("(float[n, c, h, w] x) => (float[a, b, d, e] z) { z = Conv <group = 2> (x, w0) }", {"w0": (4, 3, 1, 1)}),
+    "features": ("(float[n, c] x) => (float[a, b] z) { z = Gemm <transB = 1> (x, w0) }", {"w0": (4, 7)}),
+    "a cache": ("""(float[b, 2, s, 4] q, float[c, 2, p, 4] past, float[d, 1, 1, t] mask) => (float[x, y, z, w] o) {
+        k = Concat <axis = 2> (past, q)  r = Transpose <perm = [0, 1, 3, 2]> (k)  scores = MatMul (q, r)
+        masked = Add (scores, mask)  weights = Softmax (masked)  o = MatMul (weights, k) }""", {}),
+    "states": ("""(float[t, n, 3] x, float[1, m, 5] h, float[1, k, 5] c) => (float[a, b, d, e] y) {
+        y = LSTM <hidden_size = 5> (x, w0, w1, , , h, c) }""", {"w0": (1, 20, 3), "w1": (1, 20, 5)}),
+    "strides": ("""(float[n, 1, h, w] x) => (float[a, b, d, e] z) {
+        u = Conv <strides = [4, 4], pads = [1, 1, 1, 1]> (x, w0)
+        v = ConvTranspose <strides = [4, 4]> (u, w1)  z = Add (v, x) }""", {"w0": (1, 1, 3, 3), "w1": (1, 1, 4, 4)}),
+    "windows": ("(float[n, 1, t] x) => (float[a, b, d] z) { u = Conv <strides = [5]> (x, w0)  z = Conv (u, w0) }",
+                {"w0": (1, 1, 40)}),
+    "heads": ("""(float[n, t, e] x) => (float[a, b, c, d] z) { r = Constant <value = int64[4] {0, 0, 4, 6}> ()
+        z = Reshape (x, r) }""", {}),
+    "rows of fours": ("""(float[n] x) => (float[a, b] z) { r = Constant <value = int64[2] {-1, 4}> ()
+        z = Reshape (x, r) }""", {}),
+    "updates": ("""(float[n, 3] x, int64[m, 3] i, float[k, 3] u) => (float[a, b] z) {
+        z = ScatterElements <axis = 1> (x, i, u) }""", {}),
+}  # fmt: skip
+
+
+def graph(tmp_path: Path, text: str, weights: dict[str, tuple[int, ...]] | None = None) -> tuple[Path, Graph]:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    for name, shape in (weights or {}).items():
+        drawn = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(drawn, name))
+    onnx.save(model, path := tmp_path / "graph.onnx")
+    return path, Check(path, Options(), rtol=0.0, atol=0.0).graph
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_the_first_sizes_run(name: str, tmp_path: Path) -> None:
+    """onnxruntime takes the first sizes of each run: none is refused before one is found."""
+    path, found = graph(tmp_path, *RELATED[name])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    tried: list[Any] = []
+    for run in range(3):
+        tried.append(next(iter(sizes(found, run))))
+        session.run(None, feeds.draw(found, tried[-1], "plain", run))
+    assert len({tuple(t.values()) for t in tried}) > 1
+
+
+def test_names_that_are_expressions(tmp_path: Path) -> None:
+    """The graph itself relates nothing here."""
+    dims = "past + sequence", "2 * past", "sequence // 2", "floor((sequence - 1)/2) + 1", "Max(past, sequence)"
+    given = ", ".join(f"float[d{i}] x{i}" for i in range(len(dims)))
+    text = f"(float[past, sequence] x, {given}) => (float[a, b] z) {{ z = Neg (x) }}"
+    path, _ = graph(tmp_path, text)
+    model = onnx.load(path)
+    for value, name in zip(model.graph.input[1:], dims):
+        value.type.tensor_type.shape.dim[0].dim_param = name
+    onnx.save(model, path)
+    found = Check(path, Options(), rtol=0.0, atol=0.0).graph
+    for drawn in islice(sizes(found, 0), 5):
+        p, s = drawn["past"], drawn["sequence"]
+        assert [drawn[name] for name in dims] == [p + s, 2 * p, s // 2, (s - 1) // 2 + 1, max(p, s)]
+
+
+@pytest.mark.parametrize(
+    "name", ["a +", "a()", "f(a)", "a.b", "a / b", "lambda: a", "[a]", "1e3", "a if b else c", "x + 1"]
+)
+def test_names_that_are_none(name: str) -> None:
+    assert named(["a", "b", name]) == {}
+
+
+def test_dims_that_may_be_one_are_tried_so(tmp_path: Path) -> None:
+    """Where equal sizes do not run, others are tried: here the sum's second row must be 1."""
+    path, found = graph(
+        tmp_path,
+        """(float[n, 3] x, float[m, 3] y) => (float[a, b] z) { s = Constant <value = int64[1] {3}> ()
+        r = Reshape (y, s)  z = Add (x, r) }""",
+    )
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    drawn = next(iter(sizes(found, 0)))
+    assert drawn["m"] == 1 and session.run(None, feeds.draw(found, drawn, "plain", 0))
