@@ -108,4 +108,8 @@ def _gradients(found: Gradients) -> str:
     if found.unreached:
         names = ", ".join(found.unreached[:5]) + (", ..." if len(found.unreached) > 5 else "")
         text += f"; none reaches {names} (the graph's differentiable part need not reach them in these runs)"
+    if found.groups:
+        text += f"; {found.held} of {counted(found.groups, 'group')} of parameters and inputs agree with differences"
+    if found.unclear:
+        text += f"; differences say nothing of {', '.join(found.unclear[:3])}" + (", ..." if found.unclear[3:] else "")
     return text

@@ -23,9 +23,9 @@ from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.stored import stored
+from onnxgen.verify import directions, torch_side
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import sizes as sizing
-from onnxgen.verify import torch_side
 from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import approximation_of, compare_weights, record_of
@@ -271,9 +271,21 @@ class Check:
         try:
             if backward is not None:
                 backward.add(network, outputs)
+                self._hold_gradients(network, feeds, run, gradients)
         except torch_side.Failed as failure:
             gradients.error = gradients.error or str(failure)
         return run
+
+    def _hold_gradients(self, network: nn.Module, feeds: Mapping[str, Any], run: Run, gradients: Gradients) -> None:
+        """Hold gradients to differences, in the first run of which the outputs agree."""
+        if gradients.groups or not run.agrees or self.graph.random or self.approximation is not None:
+            return
+        if self.graph.straight_through:
+            why = "the graph rounds to integers: its gradients are passed straight through, and not held to differences"
+        else:
+            why = directions.hold(network, feeds, gradients)
+        if why and why not in self.notes:
+            self.notes.append(why)
 
     def _allow_for_conditioning(
         self, run: Run, given: tuple[_Input, Oracle, list[Any]], expected: list[Any], got: list[Any]

@@ -140,7 +140,7 @@ def _broadcast(shapes: list[Shape]) -> Iterator[Equation]:
         yield from (Equation(dims[0], dim, or_one=True) for dim in dims[1:])
 
 
-def _int(node: ir.Node, name: str, default: int) -> int:
+def whole(node: ir.Node, name: str, default: int = 0) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None or attribute.type != ir.AttributeType.INT else attribute.as_int()
 
@@ -154,13 +154,13 @@ def _product(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
 def _gemm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     a, b = shapes[:2]
     if a and b:
-        yield a[0 if _int(node, "transA", 0) else 1], b[1 if _int(node, "transB", 0) else 0]
+        yield a[0 if whole(node, "transA", 0) else 1], b[1 if whole(node, "transB", 0) else 0]
 
 
 def _conv(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     x, weight = shapes[:2]
     if x and weight:
-        yield x[1], weight[0] if node.op_type == "ConvTranspose" else weight[1] * _int(node, "group", 1)
+        yield x[1], weight[0] if node.op_type == "ConvTranspose" else weight[1] * whole(node, "group", 1)
 
 
 def _norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
@@ -177,7 +177,7 @@ def _layer_norm(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
 
 def _concat(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     known = [s for s in shapes if s]
-    axis = _int(node, "axis", 1)
+    axis = whole(node, "axis", 1)
     for shape in known[1:]:
         for i, (a, b) in enumerate(zip(known[0], shape)):
             if i != axis % len(shape):
@@ -192,7 +192,7 @@ def _reshape(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
 
 def _recurrent(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     x, weight = shapes[:2]
-    batch = 0 if _int(node, "layout", 0) else 1
+    batch = 0 if whole(node, "layout", 0) else 1
     if x and weight:
         yield x[2], weight[2]
         if len(shapes) > 4 and shapes[4]:

@@ -22,7 +22,7 @@ FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates 
 # The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
 # are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
-CAUTIOUS = ("small", "ones", "zeros")  # what is tried where the oracle refuses those
+CAUTIOUS = ("masks", "small", "ones", "zeros")  # what is tried where the oracle refuses those
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
 
@@ -106,6 +106,8 @@ def _array(
         choices = list(role.compared)
         return np.full(shape, choices[turn % len(choices)]).astype(dtype.numpy())
     low, high = _range(dtype, role, candidate, spread)
+    if role.distinct is not None:
+        return _distinct(rng, shape, role.distinct, high).astype(dtype.numpy())
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
@@ -117,12 +119,18 @@ def _array(
 
 def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tuple[int, int]:
     """The integers to draw from, the end excluded."""
+    least = max(_known(role.least, candidate), default=0)
     if role.indexes:
         bound = min(_known(role.bounds, candidate), default=4)
-        return 0, max(1, {"plain": bound, "wide": bound // 2, "faint": bound}.get(spread, 1))
+        return least, max(least + 1, {"plain": bound, "wide": bound // 2, "faint": bound}.get(spread, 1))
+    low, high = _unbounded(dtype, role, spread)
+    return (max(low, least), max(high, least + 1)) if role.least else (low, high)
+
+
+def _unbounded(dtype: ir.DataType, role: Role, spread: str) -> tuple[int, int]:
     if role.size:
         return 1, 2 if spread == "small" else 4
-    if spread == "small":
+    if spread in ("masks", "small"):
         return 0, 2
     if dtype in (ir.DataType.UINT8, ir.DataType.INT8):
         return (0, 256) if dtype == ir.DataType.UINT8 else (-128, 128)
@@ -130,6 +138,16 @@ def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tup
     if dtype.bitwidth < 8:
         return (-(1 << dtype.bitwidth - 1), 1 << dtype.bitwidth - 1) if signed else (0, 1 << dtype.bitwidth)
     return (-8, 9) if signed and spread == "wide" else (0, 4)
+
+
+def _distinct(rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, int], below: int) -> NDArray[Any]:
+    """Integers of which no two are equal along some axes, where there are enough of them."""
+    first, last = axes
+    rows, count = shape[:first] + shape[last:], math.prod(shape[first:last])
+    of = max(below, count)
+    drawn = np.array([rng.permutation(of)[:count] % max(below, 1) for _ in range(math.prod(rows))])
+    drawn = drawn.reshape(*rows, *shape[first:last])
+    return np.moveaxis(drawn, range(len(rows), len(shape)), range(first, last))
 
 
 def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,10 +15,12 @@ from onnxgen.propagate import propagate
 from onnxgen.propagate.dims import Dim, Sym, substitute, symbols
 from onnxgen.propagate.info import Info, info
 from onnxgen.stored import stored
-from onnxgen.verify.equations import Equation, asked, named, solved
+from onnxgen.verify.equations import Equation, asked, named, solved, whole
+from onnxgen.verify.roles import range_of
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 # position of the indices: their elements must be below a dim of input 0
@@ -53,6 +56,8 @@ class Role:
         compared: integers to try because a branch may hang on them: constants that they are compared with, first, and
             neighbours of these.
         keys: that a map is asked for.
+        least: integers are this at the least.
+        distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -61,6 +66,8 @@ class Role:
     mode: bool = False
     compared: list[int] = field(default_factory=list)
     keys: list[str] | list[int] = field(default_factory=list)
+    least: list[Dim] = field(default_factory=list)
+    distinct: tuple[int, int] | None = None
 
 
 @dataclass
@@ -77,6 +84,7 @@ class Graph:
         branches: it has control flow, so a run need not reach every parameter.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
+        straight_through: it rounds to integers, which a module passes gradients straight through.
         windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
         known: named dims that are expressions of others.
         equations: what else it asks of its sizes.
@@ -92,6 +100,7 @@ class Graph:
     branches: bool = False
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
+    straight_through: bool = False
     windows: list[tuple[Sym, int]] = field(default_factory=list)
     known: dict[str, Dim] = field(default_factory=dict)
     equations: list[Equation] = field(default_factory=list)
@@ -120,6 +129,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)
         found.windows.extend(_windows(node))
+        found.straight_through = found.straight_through or bool(STRAIGHT_THROUGH.search(node.op_type))
         found.chooses = found.chooses or node.op_type == "If"
         found.branches = found.branches or any(True for _ in subgraphs(node))
         for value in (*node.inputs, *node.outputs):
@@ -173,15 +183,15 @@ def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
 def _norm_trains(node: ir.Node, opset: int) -> bool:
     """Opset 14 has an attribute; 7 to 13 tell by the extra outputs; before that `is_test` did (0 is its default)."""
     if opset >= 14:
-        return _int(node, "training_mode") == 1
+        return whole(node, "training_mode") == 1
     if opset >= 7:
         return sum(1 for output in node.outputs if output.name) > 1
-    return _int(node, "is_test") == 0
+    return whole(node, "is_test") == 0
 
 
 def _dropout_trains(node: ir.Node, opset: int) -> bool:
     if opset < 7:
-        return _int(node, "is_test") == 0
+        return whole(node, "is_test") == 0
     mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None
     tensor = stored(mode) if mode is not None else None
     return tensor is not None and bool(np.asarray(tensor.numpy()).any())
@@ -208,11 +218,6 @@ def _ints(node: ir.Node, name: str) -> list[int]:
     return [] if attribute is None else list(attribute.as_ints())
 
 
-def _int(node: ir.Node, name: str) -> int:
-    attribute = node.attributes.get(name)
-    return 0 if attribute is None else attribute.as_int()
-
-
 def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Value]:
     """The values that depend on a random operator."""
     tainted: set[ir.Value] = set(outer or ())
@@ -234,7 +239,13 @@ def _role(value: ir.Value) -> Role:
     while todo:
         for use in todo.pop().uses():
             node, position = use.node, use.idx
-            if position in SIZES.get(node.op_type, ()):
+            taken = range_of(node, position)
+            if taken is not None:
+                role.least.append(taken.least)
+                role.indexes = role.indexes or taken.below is not None
+                role.bounds.extend([] if taken.below is None else [taken.below])
+                role.distinct = role.distinct or taken.distinct
+            elif position in SIZES.get(node.op_type, ()):
                 role.size = True
             elif position in MODES.get(node.op_type, ()):
                 role.mode = True
@@ -259,7 +270,7 @@ def _keys(node: ir.Node) -> list[str] | list[int]:
     """The keys that an operator takes out of a map, as far as it says so."""
     if "string_vocabulary" in node.attributes:
         return list(node.attributes["string_vocabulary"].as_strings())
-    return _ints(node, "int64_vocabulary") or list(range(_int(node, "max_map") or 3))
+    return _ints(node, "int64_vocabulary") or list(range(whole(node, "max_map") or 3))
 
 
 CARRIERS = set(
@@ -293,5 +304,5 @@ def _bounds(node: ir.Node) -> list[Dim]:
         indices = info(node.inputs[1]).shape
         depth = indices[-1] if indices and isinstance(indices[-1], int) else len(shape)
         return list(shape[:depth])
-    axis = _int(node, "axis")
+    axis = whole(node, "axis")
     return [shape[axis]] if -len(shape) <= axis < len(shape) else []

@@ -74,6 +74,10 @@ class Gradients:
             no part of the ONNX file).
         not_finite: those with an infinite or NaN gradient while every output was finite.
         error: why a backward pass failed.
+        groups: of parameters and inputs whose gradients can be held to differences (`onnxgen.verify.directions`).
+        held: how many of them were, and agree.
+        wrong: those that part, with both numbers.
+        unclear: those of which the differences of both sides part, too, and the gradient is not between them.
     """
 
     parameters: int = 0
@@ -82,10 +86,14 @@ class Gradients:
     unreached: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
     error: str = ""
+    groups: int = 0
+    held: int = 0
+    wrong: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
 
     @property
     def agrees(self) -> bool:
-        return not (self.missing or self.not_finite or self.error)
+        return not (self.missing or self.not_finite or self.error or self.wrong)
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,7 @@ class VerifyReport:
         found += [f"backward: {g.error}"] if g.error else []
         found += [f"parameter {name}: no gradient reaches it" for name in g.missing]
         found += [f"parameter {name}: its gradient is not finite" for name in g.not_finite]
+        found += [f"gradient of {line}" for line in g.wrong]
         return found + (self.integrity.differences if self.integrity else [])
 
     def as_json(self) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""Gradients against differences: what backward says of a direction, and what a small step along it does.
+
+Both are of a copy of the module in float64, where a step of a millionth still leaves ten digits. At a kink (a ReLU at
+0, a tie of a maximum) the quotients of the two sides differ, and any number between them is a gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from onnxgen.errors import counted
+from onnxgen.names import printable
+from onnxgen.verify.convert import to_torch
+from onnxgen.verify.report import Gradients
+
+STEPS = (1e-6, 1e-8)  # the second one where the first meets a kink
+GROUPS = 24  # of parameters, at most: each costs two runs for a step
+SECONDS = 10.0  # for all groups; at least one is held
+SMOOTH, EQUAL = 1e-3, 1e-2  # what the two sides, and the gradient and a side, may differ by, in the largest of them
+DIGITS = 1e-14  # of the sum of the outputs' sizes: what float64 rounds off in a run
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
+
+_Group = tuple[str, list[Tensor]]
+
+
+class _Wide(TorchFunctionMode):
+    """Makes float64 of every narrower type that code asks for."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _NARROWING:
+            return args[0].double()
+        args = tuple(torch.float64 if a in _NARROW else a for a in args) if _names_type(args) else args
+        kwargs = {key: torch.float64 if _is_narrow(a) else a for key, a in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+
+def _is_narrow(argument: Any) -> bool:
+    return isinstance(argument, torch.dtype) and argument in _NARROW
+
+
+def _names_type(args: Sequence[Any]) -> bool:
+    return any(map(_is_narrow, args))
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def hold(module: nn.Module, feeds: Mapping[str, Any], found: Gradients) -> str:
+    """Hold the gradients of a module to differences, on one set of inputs.
+
+    Args:
+        module: in the mode that it is compared in; it is not changed.
+        feeds: the graph's inputs, in order.
+        found: gets the counts, and the names of what parts.
+
+    Returns:
+        why nothing was held, for the notes; empty if something was.
+    """
+    try:
+        with _float64():
+            return _Held(module, feeds).compare(found)
+    except Exception as error:  # an operator that is not there in float64, or memory that ends
+        return f"gradients are not held to differences: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class _Held:
+    """A copy of a module in float64, and its inputs."""
+
+    def __init__(self, module: nn.Module, feeds: Mapping[str, Any]) -> None:
+        self.module = copy.deepcopy(module).double()
+        self.inputs = {name: _wide(to_torch(value)) for name, value in feeds.items()}
+        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and p.is_floating_point()}
+        floats = {n: v for n, v in self.inputs.items() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()}
+        self.groups = [*_grouped(named), *((f"input {printable(name)}", [v]) for name, v in floats.items())]
+        self.leaves = [tensor.requires_grad_() for _, tensors in self.groups for tensor in tensors]
+        self.generator = torch.Generator().manual_seed(0)
+        self.weights: list[Tensor] = []
+        self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
+
+    def loss(self) -> Tensor | None:
+        """A sum of all outputs' elements with fixed random weights; None if no output is of floats."""
+        with torch.no_grad():  # a BatchNorm in training moved its statistics in the last run
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(self.buffers[name])
+        floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([self.module(*self.inputs.values())])]
+        if not self.weights:
+            self.weights = [torch.randn(t.shape, generator=self.generator) for t in floats]
+        self.size = sum(float((t.detach() * w).abs().sum()) for t, w in zip(floats, self.weights, strict=True))
+        return torch.stack([(t * w).sum() for t, w in zip(floats, self.weights, strict=True)]).sum() if floats else None
+
+    def compare(self, found: Gradients) -> str:
+        loss = self.loss()
+        if loss is None or not loss.requires_grad:
+            return ""
+        gradients = dict(zip(self.leaves, torch.autograd.grad(loss, self.leaves, allow_unused=True), strict=True))
+        found.groups = len(self.groups)
+        end = time.monotonic() + SECONDS
+        with torch.no_grad():
+            for name, tensors in self.groups:
+                if found.held + len(found.unclear) + len(found.wrong) and time.monotonic() > end:
+                    break
+                self._compare_group(name, tensors, gradients, float(loss), found)
+        return ""
+
+    def _compare_group(
+        self, name: str, tensors: list[Tensor], gradients: Mapping[Tensor, Tensor | None], loss: float, found: Gradients
+    ) -> None:
+        directions = [torch.randn(t.shape, generator=self.generator) * _scale(t) for t in tensors]
+        pairs = [(gradients[t], d) for t, d in zip(tensors, directions, strict=True)]
+        slope = sum(float((g * d).sum()) for g, d in pairs if g is not None)
+        for step in STEPS:
+            right = (self._after(tensors, directions, step) - loss) / step
+            left = (loss - self._after(tensors, directions, -step)) / step
+            largest, noise = max(abs(left), abs(right), abs(slope)), DIGITS * self.size / step
+            if not largest < float("inf"):  # NaN, too
+                break
+            if min(left, right) - EQUAL * largest - noise <= slope <= max(left, right) + EQUAL * largest + noise:
+                found.held += 1
+                return
+            if abs(left - right) <= SMOOTH * largest + noise:
+                found.wrong.append(f"{name}: backward gives {slope:.4g} along a direction, a small step {right:.4g}")
+                return
+        found.unclear.append(name)
+
+    def _after(self, tensors: list[Tensor], directions: list[Tensor], step: float) -> float:
+        before = [t.detach().clone() for t in tensors]
+        try:
+            for tensor, direction in zip(tensors, directions, strict=True):
+                tensor.add_(direction, alpha=step)
+            moved = self.loss()
+            return float("nan") if moved is None else float(moved)
+        finally:
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+
+
+def _scale(tensor: Tensor) -> float:
+    return float(tensor.detach().square().mean().sqrt()) or 1.0
+
+
+def _grouped(named: Mapping[str, Tensor]) -> Iterator[_Group]:
+    """Parameters one by one, or neighbours together where there are many."""
+    names = list(named)
+    size = -(-len(names) // GROUPS) if names else 1
+    for start in range(0, len(names), size):
+        part = names[start : start + size]
+        more = f" and {counted(len(part) - 1, 'parameter')} after it" if len(part) > 1 else ""
+        yield f"parameter {part[0]}{more}", [named[name] for name in part]
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_wide(v) for v in value]
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _floats(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _floats(value)
+        elif isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            yield torch.view_as_real(value).double() if value.is_complex() else value.double()

@@ -1,0 +1,155 @@
+"""The numbers that operators take at an input which indexes something, counts something or divides.
+
+A random number there is refused by the oracle, or worse: it is taken, and means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgen.propagate.dims import Dim, dim_min
+from onnxgen.propagate.info import Shape, info
+from onnxgen.verify.equations import whole
+
+
+@dataclass(frozen=True)
+class Range:
+    """What an operator takes at an input.
+
+    Attributes:
+        least: the least number.
+        below: the numbers are below this; None where only `least` counts.
+        distinct: axes, from one up to another, along which no two are equal, or the order of writing decides.
+    """
+
+    least: Dim = 0
+    below: Dim | None = None
+    distinct: tuple[int, int] | None = None
+
+
+Rule = Callable[[ir.Node, list[Shape | None]], Range | None]
+MASK = Range(0, 2)
+
+
+def range_of(node: ir.Node, position: int) -> Range | None:
+    """What a node takes at an input; None where that is nothing special, or its shapes are not known."""
+    if node.op_type in ("Div", "Mod") and position == 1:
+        return Range(1)
+    rule = RULES.get((node.op_type, position))
+    if rule is None:
+        return None
+    try:
+        return rule(node, [info(value).shape for value in node.inputs])
+    except (IndexError, TypeError):  # an input that the rule asks for is absent, or of unknown shape
+        return None
+
+
+def _rows(table: int, axis: int = 0) -> Rule:
+    """Indices of the rows of another input."""
+    return lambda node, shapes: Range(0, _of(shapes, table)[axis])
+
+
+def _of(shapes: list[Shape | None], i: int) -> Shape:
+    shape = shapes[i]
+    if shape is None:
+        raise TypeError
+    return shape
+
+
+def _lengths(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(1, _of(shapes, 0)[1 if whole(node, "layout") else 0] + 1)
+
+
+def _reversed(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1)
+
+
+def _total(shapes: list[Shape | None]) -> Dim:
+    """The length of keys in GroupQueryAttention, those of the cache included."""
+    past, length = shapes[3], _of(shapes, 0)[1]
+    return length if past is None else past[2] + length
+
+
+def _seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(_total(shapes) - 1, _total(shapes))
+
+
+def _total_length(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(_total(shapes), _total(shapes) + 1)
+
+
+def _padding(node: ir.Node, shapes: list[Shape | None], at: int = 4) -> Range:
+    """A mask, or lengths of the keys."""
+    if len(_of(shapes, at)) != 1:
+        return MASK
+    keys = shapes[1] if at == 4 and shapes[1] is not None else _of(shapes, 0)
+    return Range(1, keys[1] + 1)
+
+
+def _mask_index(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return _padding(node, shapes, 3)
+
+
+def _rotary(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    """Positions of each token, or of the first ones."""
+    rows, positions, x = _of(shapes, 2)[0], _of(shapes, 1), _of(shapes, 0)
+    length = x[-2] if len(x) == 4 else x[1]
+    return Range(0, rows - length + 1 if len(positions) == 1 else rows)
+
+
+def _rank(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(0, len(_of(shapes, 0)))
+
+
+def _inner_axis(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(1, len(_of(shapes, 0)) - 1)
+
+
+def _plane(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    """Places of a plane, each at most once, in the smallest plane that can be: as large as the input."""
+    shape = _of(shapes, 0)
+    size: Dim = 1
+    for dim in shape[2:]:
+        size = size * dim
+    return Range(0, size, distinct=(2, len(shape)))
+
+
+def _scattered(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
+    data = _of(shapes, 0)
+    axis = whole(node, "axis") % len(data)
+    return Range(0, data[axis], distinct=(axis, axis + 1))
+
+
+def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
+    """Numbers of rows; with several axes each of them is below the least, and the first alone makes rows distinct."""
+    data, indices = _of(shapes, 0), _of(shapes, 1)
+    depth = indices[-1] if isinstance(indices[-1], int) else len(data)
+    return Range(0, dim_min(*data[:depth]), distinct=(0, len(indices) - 1))
+
+
+RULES: dict[tuple[str, int], Rule] = {
+    **dict.fromkeys([("LSTM", 4), ("GRU", 4), ("RNN", 4)], _lengths),
+    ("ReverseSequence", 1): _reversed,
+    ("GroupQueryAttention", 5): _seqlens,
+    ("GroupQueryAttention", 6): _total_length,
+    ("MultiHeadAttention", 4): _padding,
+    ("Attention", 3): _mask_index,
+    ("EmbedLayerNormalization", 0): _rows(2),
+    ("EmbedLayerNormalization", 1): _rows(4),
+    ("EmbedLayerNormalization", 7): lambda node, shapes: MASK,
+    ("EmbedLayerNormalization", 8): _rows(3),
+    ("RotaryEmbedding", 1): _rotary,
+    ("RotaryEmbedding", 3): _rows(1),
+    ("DecoderMaskedMultiHeadAttention", 7): lambda node, shapes: Range(1, _of(shapes, 5)[2]),
+    ("RoiAlign", 2): _rows(0),
+    ("CropAndResize", 2): _rows(0),
+    ("CumSum", 1): _rank,
+    ("DFT", 2): _inner_axis,
+    ("MaxUnpool", 1): _plane,
+    ("ScatterElements", 1): _scattered,
+    ("Scatter", 1): _scattered,
+    ("ScatterND", 1): _scattered_nd,
+}
