@@ -67,6 +67,10 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         tell(f"different: {problem}")
     if len(problems) > SHOWN:
         tell(f"different: and {len(problems) - SHOWN} more (--json has all)")
+    if report.located is not None:
+        at = report.located
+        where = f"line {at.line} of {report.module}, by {at.absolute:.3g}" if at.line else "in its weights"
+        tell(f"first difference: node {at.node} ({at.op_type}), {where}")
     for name, why in report.untold.items():
         tell(f"not told apart: output {name}: {why}")
     if not quiet:

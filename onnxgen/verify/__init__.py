@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.verify.report import Gradients, Integrity, OutputCheck, Run, VerifyReport
+from onnxgen.verify.report import Gradients, Integrity, Located, OutputCheck, Run, VerifyReport
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Gradients", "Integrity", "OutputCheck", "Run", "VerifyReport", "verify"]
+__all__ = ["Gradients", "Integrity", "Located", "OutputCheck", "Run", "VerifyReport", "verify"]
 
 
 def verify(
@@ -33,6 +33,7 @@ def verify(
     atol: float = 1e-5,
     feeds: Sequence[Mapping[str, Any]] | None = None,
     integrity: bool = False,
+    locate: bool = False,
 ) -> VerifyReport:
     """Compare a module with its ONNX file: every output's value, shape and dtype, then the gradients.
 
@@ -51,6 +52,7 @@ def verify(
         seed: for the inputs; the same seed draws the same ones on every machine.
         rtol, atol: an element agrees if `|got - expected| <= atol + rtol * |expected|`.
         feeds: inputs of your own instead of drawn ones: for each run a numpy array by input name.
+        locate: where something differs, look for the first node that does (`report.located`).
         integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.
 
     Returns:
@@ -66,7 +68,7 @@ def verify(
         raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
     need_torch("verify")
     check = Check(Path(model), options or Options(), rtol=rtol, atol=atol)
-    return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity)
+    return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate)
 
 
 callable_module(__name__, verify)

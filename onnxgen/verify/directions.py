@@ -7,8 +7,9 @@ Both are of a copy of the module in float64, where a step of a millionth still l
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,12 +65,13 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
-def hold(module: nn.Module, feeds: Mapping[str, Any], found: Gradients) -> str:
+def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gradients) -> str:
     """Hold the gradients of a module to differences, on one set of inputs.
 
     Args:
         module: in the mode that it is compared in; it is not changed.
         feeds: the graph's inputs, in order.
+        fixed: inputs that no step is taken along.
         found: gets the counts, and the names of what parts.
 
     Returns:
@@ -77,7 +79,7 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], found: Gradients) -> str:
     """
     try:
         with _float64():
-            return _Held(module, feeds).compare(found)
+            return _Held(module, feeds, fixed).compare(found)
     except Exception as error:  # an operator that is not there in float64, or memory that ends
         return f"gradients are not held to differences: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -85,11 +87,15 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], found: Gradients) -> str:
 class _Held:
     """A copy of a module in float64, and its inputs."""
 
-    def __init__(self, module: nn.Module, feeds: Mapping[str, Any]) -> None:
+    def __init__(self, module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str]) -> None:
         self.module = copy.deepcopy(module).double()
         self.inputs = {name: _wide(to_torch(value)) for name, value in feeds.items()}
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and p.is_floating_point()}
-        floats = {n: v for n, v in self.inputs.items() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()}
+        floats = {
+            n: v
+            for n, v in self.inputs.items()
+            if n not in fixed and isinstance(v, Tensor) and v.is_floating_point() and v.numel()
+        }
         self.groups = [*_grouped(named), *((f"input {printable(name)}", [v]) for name, v in floats.items())]
         self.leaves = [tensor.requires_grad_() for _, tensors in self.groups for tensor in tensors]
         self.generator = torch.Generator().manual_seed(0)
@@ -130,9 +136,9 @@ class _Held:
         for step in STEPS:
             right = (self._after(tensors, directions, step) - loss) / step
             left = (loss - self._after(tensors, directions, -step)) / step
-            largest, noise = max(abs(left), abs(right), abs(slope)), DIGITS * self.size / step
-            if not largest < float("inf"):  # NaN, too
+            if not all(map(math.isfinite, (left, right, slope))):
                 break
+            largest, noise = max(abs(left), abs(right), abs(slope)), DIGITS * self.size / step
             if min(left, right) - EQUAL * largest - noise <= slope <= max(left, right) + EQUAL * largest + noise:
                 found.held += 1
                 return

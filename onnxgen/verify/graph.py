@@ -88,6 +88,7 @@ class Graph:
         windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
         known: named dims that are expressions of others.
         equations: what else it asks of its sizes.
+        types: ONNX's element type of every value of the main graph, as far as it is known.
     """
 
     inputs: list[tuple[str, ir.TypeProtocol | None, Info]]
@@ -104,6 +105,7 @@ class Graph:
     windows: list[tuple[Sym, int]] = field(default_factory=list)
     known: dict[str, Dim] = field(default_factory=dict)
     equations: list[Equation] = field(default_factory=list)
+    types: dict[str, int] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -125,6 +127,8 @@ def examine(model: ir.Model, options: Options) -> Graph:
         equations=equations,
     )
     opset = model.opset_imports.get("", 1)
+    values = [value for node in graph for value in node.outputs]
+    found.types = {v.name or "": int(dtype) for v in values if (dtype := info(v).dtype) is not None}
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)

@@ -38,7 +38,7 @@ class Oracle(Protocol):
 
 
 class Onnxruntime:
-    """onnxruntime on the CPU with graph optimisations off.
+    """onnxruntime on the CPU with graph optimisations off, or on.
 
     Raises:
         Refused: it can't load the model.
@@ -46,14 +46,17 @@ class Onnxruntime:
 
     name = "onnxruntime"
 
-    def __init__(self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any]) -> None:
+    def __init__(
+        self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any], *, optimised: bool = False
+    ) -> None:
         try:
             import onnxruntime as ort
         except ImportError as error:
             raise Refused(f"onnxruntime is not installed ({error})") from None
         self.ort = ort
         options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        levels = ort.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
         options.log_severity_level = 4
         model: Any = str(path)
         if changed is not None:
@@ -168,7 +171,7 @@ def oracles(path: Path, *, without_dropout: bool, new_ops: Sequence[Any] = ()) -
     `without_dropout` compares a copy of the model in which no Dropout drops anything. `new_ops`: what plugins say of
     their operators (`plugins.evaluating`), for onnx's evaluator.
     """
-    changed = _still(path) if without_dropout else None
+    changed = proto(path, without_dropout=True) if without_dropout else None
     for kind in (Onnxruntime, Reference):
         try:
             yield kind(path, changed, new_ops)
@@ -176,14 +179,14 @@ def oracles(path: Path, *, without_dropout: bool, new_ops: Sequence[Any] = ()) -
             yield Refused(f"{kind.name} can't load it: {refusal}")
 
 
-def _still(path: Path) -> onnx.ModelProto:
-    """The model with every Dropout's ratio at 0, which is what a Dropout does outside training mode."""
+def proto(path: Path, *, without_dropout: bool) -> onnx.ModelProto:
+    """The model, or with every Dropout's ratio at 0, which is what a Dropout does outside training mode."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
         raise OnnxgenError(Problem(f"{path}: {_line(error)}")) from None
     for node in proto_nodes(model):
-        if node.op_type != "Dropout":
+        if node.op_type != "Dropout" or not without_dropout:
             continue
         if len(node.input) > 2:
             node.input[2] = ""

@@ -108,6 +108,23 @@ class Integrity:
         return not self.differences
 
 
+@dataclass(frozen=True)
+class Located:
+    """Where a module parts from its file.
+
+    Attributes:
+        node: the name of the ONNX node, or of its first output if it has none.
+        op_type: what it is.
+        line: of the module; 0 if it is the weights that differ.
+        absolute: the largest difference of that result; NaN of weights, infinite if the shapes differ.
+    """
+
+    node: str
+    op_type: str
+    line: int
+    absolute: float
+
+
 @dataclass
 class VerifyReport:
     """The result of `verify`.
@@ -119,6 +136,8 @@ class VerifyReport:
         runs: one for each set of inputs; never one that the oracle refused.
         gradients: see `Gradients`.
         integrity: see `Integrity`; None if not asked for.
+        moved: the file's tensors that the module's weights do not hold.
+        located: see `Located`; None if not asked for, or not found.
         notes: what could not be compared, was refused by the oracle, or is good to know.
         untold: outputs that a wrong module could have had, too, as they vary no more than rounding to integers explains
             (`onnxgen.verify.telling`), each with the reason in words.
@@ -131,6 +150,8 @@ class VerifyReport:
     runs: list[Run] = field(default_factory=list)
     gradients: Gradients = field(default_factory=Gradients)
     integrity: Integrity | None = None
+    moved: list[str] = field(default_factory=list)
+    located: Located | None = None
     notes: list[str] = field(default_factory=list)
     untold: dict[str, str] = field(default_factory=dict)
 
@@ -142,7 +163,7 @@ class VerifyReport:
     @property
     def differs(self) -> bool:
         """Whether something is not equal, or nothing was compared."""
-        checked = self.integrity is None or self.integrity.agrees
+        checked = (self.integrity is None or self.integrity.agrees) and not self.moved
         return not (self.runs and all(r.agrees for r in self.runs) and self.gradients.agrees and checked)
 
     def __bool__(self) -> bool:
@@ -157,6 +178,7 @@ class VerifyReport:
         found += [f"parameter {name}: no gradient reaches it" for name in g.missing]
         found += [f"parameter {name}: its gradient is not finite" for name in g.not_finite]
         found += [f"gradient of {line}" for line in g.wrong]
+        found += [f"weights: {ascii(name)[1:-1]} is not what the file stores" for name in self.moved]
         return found + (self.integrity.differences if self.integrity else [])
 
     def as_json(self) -> dict[str, Any]:

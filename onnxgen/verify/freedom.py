@@ -1,0 +1,133 @@
+"""The oracle's own freedom: other answers that it gives to the same inputs, as right as the first.
+
+onnxruntime computes a file in another order with its optimisations on, quantises activations where a node's
+`accuracy_level` allows it, and rounds every result. What a module differs by is nothing but rounding where the oracle
+moves as much by these. Each answer is computed; no tolerance is loosened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.verify.compare import HIDES, SLACK
+from onnxgen.verify.convert import widened
+from onnxgen.verify.oracle import Onnxruntime, Refused, proto, proto_nodes
+
+NOISY = 4  # answers with noise in every operator's result
+UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
+
+
+class Freedom:
+    """The other answers of onnxruntime to one file; sessions are made when first asked for."""
+
+    def __init__(self, path: Path, *, without_dropout: bool, types: Mapping[str, int]) -> None:
+        """`types`: ONNX's element type of each value of the graph, as far as it is known."""
+        self.path, self.without_dropout, self.types = path, without_dropout, types
+        self.sessions: list[tuple[str, Onnxruntime]] | None = None
+
+    def answers(self, feeds: Mapping[str, Any]) -> list[list[Any]]:
+        """The outputs of each variant that runs on these inputs."""
+        if self.sessions is None:
+            self.sessions = list(self._made())
+        found = []
+        for _, session in self.sessions:
+            try:
+                found.append(session.run(feeds))
+            except Refused:
+                continue
+        return found
+
+    def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
+        try:
+            model = proto(self.path, without_dropout=self.without_dropout)
+        except OnnxgenError:
+            return
+        variants = [("optimised", model, True), ("in full precision", _in_full(model), False)]
+        variants += [("with noise", _noisy(model, self.types, seed), False) for seed in range(NOISY)]
+        for name, changed, optimised in variants:
+            try:
+                yield name, Onnxruntime(self.path, changed, (), optimised=optimised)
+            except Refused:
+                continue
+
+
+def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which no node may quantise its activations (`accuracy_level`)."""
+    made = _copied(model)
+    for node in proto_nodes(made):
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    return made
+
+
+def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int) -> onnx.ModelProto:
+    """A copy in which each floating point result of the main graph is multiplied by numbers next to 1."""
+    made = _copied(model)
+    outputs = {value.name for value in made.graph.output}
+    nodes: list[onnx.NodeProto] = []
+    for node in made.graph.node:
+        nodes.append(node)
+        if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
+            continue
+        for i, name in enumerate(node.output):
+            if types.get(name) not in _FLOATS:
+                continue
+            exact, noise = f"{name}/exact", f"{name}/noise"
+            node.output[i] = exact
+            place = float(seed * 7919 + len(nodes))
+            draw = onnx.helper.make_node("RandomUniformLike", [exact], [noise], low=1 - UNIT, high=1 + UNIT, seed=place)
+            nodes.append(draw)
+            nodes.append(onnx.helper.make_node("Mul", [exact, noise], [name]))
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    known = [value for value in made.graph.value_info if value.name not in outputs]
+    del made.graph.value_info[:]
+    made.graph.value_info.extend(known)
+    return made
+
+
+def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    return made
+
+
+def explained(expected: Any, got: Any, others: Sequence[Any]) -> bool:
+    """Whether the oracle's answers differ among themselves as much as `got` differs from the first of them.
+
+    Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
+    `SLACK` times those of the answers, the largest first; these are small in what is computed (`HIDES`), or a wrong
+    answer could hide in them.
+    """
+    arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
+    if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
+        return False
+    expected, got, *others = map(widened, arrays)
+    if expected.dtype != got.dtype:
+        return False
+    if expected.dtype.kind in "biu":
+        return bool(np.any([got == other for other in (expected, *others)], axis=0).all())
+    return expected.dtype.kind in "fV" and _dominated(expected, got, others)
+
+
+def _dominated(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]]) -> bool:
+    first = expected.astype(np.float64)
+    if not np.array_equal(np.isfinite(first), np.isfinite(got.astype(np.float64))):
+        return False
+    with np.errstate(all="ignore"):
+        differs = np.nan_to_num(np.abs(got.astype(np.float64) - first), nan=0.0)
+        moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
+    moved = np.max(moves, axis=0)
+    size = float(np.square(np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)).sum())
+    if float(np.square(moved).sum()) > HIDES**2 * size:
+        return False
+    return bool((np.sort(differs, axis=None) <= SLACK * np.sort(moved, axis=None)).all())

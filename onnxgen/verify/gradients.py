@@ -1,0 +1,52 @@
+"""Which parameters gradients must reach, and which they did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.passes.trainable import stored_values
+from onnxgen.pipeline import read_and_simplify
+from onnxgen.verify.report import Gradients
+from onnxgen.verify.torch_side import Backward
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gradients) -> None:
+    """Sum up the backward passes of all runs. `expected`: see `expected_keys`."""
+    names = [n for n, p in network.named_parameters() if p.requires_grad]
+    found.parameters = len(names)
+    found.not_finite = [n for n in names if n in backward.not_finite]
+    found.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
+    without = [n for n in names if n not in backward.reached | backward.not_finite]
+    expected = set() if found.error else expected
+    found.missing = [n for n in without if n in expected]
+    found.unreached = [n for n in without if n not in expected]
+
+
+def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:
+    """The state-dict keys to which a gradient must come: the graph's differentiable part reaches what they hold.
+
+    `record`: how the file's tensors are made of the state dict (`wayback.way_back`).
+    """
+    try:
+        model = read_and_simplify(path, replace(options, trainable=None, frozen=None))
+    except OnnxgenError:
+        return set()
+    trained = {v.name or "" for v in stored_values(model.graph) if v.meta.get("trainable", (False,))[0]}
+    return {key for name in trained & record.keys() for key in _keys(record[name])}
+
+
+def _keys(entry: Any) -> set[str]:
+    """The state-dict keys in one entry of the way back."""
+    if isinstance(entry, str):
+        return {entry}
+    if isinstance(entry, list):
+        return set().union(*map(_keys, entry))
+    return {part["key"] for part in entry["parts"]}

@@ -1,0 +1,145 @@
+"""What `verify` compares beyond outputs: gradients by differences, weights by their record, and where things part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+from safetensors.numpy import load_file, save_file
+
+from onnxgen.options import Options
+from onnxgen.pipeline import generate
+from onnxgen.reader import read
+from onnxgen.verify import feeds, verify
+from onnxgen.verify.freedom import Freedom, explained
+from onnxgen.verify.graph import examine
+from onnxgen.verify.sizes import sizes
+from onnxgen.weights import read_header
+
+NET = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6] x) => (float[n, 4] y) {
+    a = Gemm <transB = 1> (x, w0, b0)  r = Relu (a)  s = Sub (r, a)  y = Gemm <transB = 1> (s, w1, b1) }"""
+
+
+def _net(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    model = parser.parse_model(NET)
+    for name, shape in {"w0": (8, 6), "b0": (8,), "w1": (4, 8), "b1": (4,)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    for i, node in enumerate(model.graph.node):
+        node.name = f"node{i}"
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+@pytest.fixture
+def generated(tmp_path: Path) -> tuple[Path, Path]:
+    path = _net(tmp_path)
+    generate(path, tmp_path / "net.py")
+    return path, tmp_path / "net.py"
+
+
+def test_gradients_of_a_right_module_agree_with_differences(generated: tuple[Path, Path]) -> None:
+    found = verify(*generated).gradients
+    assert (found.held, found.groups, found.wrong, found.unclear) == (5, 5, [], [])
+
+
+def test_a_gradient_that_is_cut_off_is_told(generated: tuple[Path, Path]) -> None:
+    path, out = generated
+    source = out.read_text()
+    text = source.splitlines()
+    forward = next(i for i, line in enumerate(text) if "def forward(" in line)
+    last = next(i for i, line in enumerate(text) if i > forward and line.strip().startswith("return "))
+    value = text[last].strip().removeprefix("return ")
+    text[last : last + 1] = [f"        y = {value}", "        return 0.5 * y + 0.5 * y.detach()"]
+    out.write_text("\n".join(text) + "\n")
+    report = verify(path, out)
+    assert all(run.agrees for run in report.runs)
+    assert report.gradients.wrong and not report.agrees
+
+
+def test_a_weight_that_hardly_shows_is_told_and_located(generated: tuple[Path, Path]) -> None:
+    path, out = generated
+    sidecar = out.with_suffix(".safetensors")
+    tensors, metadata = load_file(sidecar), read_header(sidecar)[0]
+    key = next(key for key, value in tensors.items() if value.shape == (4, 8))
+    tensors[key] = tensors[key].copy()
+    tensors[key][0, 0] = np.nextafter(tensors[key][0, 0], np.float32(9))
+    save_file(tensors, sidecar, metadata)
+    report = verify(path, out, locate=True)
+    assert all(run.agrees for run in report.runs)
+    assert report.moved == ["w1"] and not report.agrees
+    assert report.located is not None and report.located.node == "node3"
+
+
+def test_swapped_operands_are_located(tmp_path: Path) -> None:
+    path = _net(tmp_path)
+    model = onnx.load(path)
+    sub = model.graph.node[2]
+    sub.input[:] = list(reversed(sub.input))
+    onnx.save(model, tmp_path / "spoilt.onnx")
+    generate(tmp_path / "spoilt.onnx", tmp_path / "spoilt.py")
+    report = verify(path, tmp_path / "spoilt.py", locate=True)
+    assert report.located is not None
+    assert (report.located.node, report.located.op_type) == ("node2", "Sub")
+    assert report.located.line > 0
+
+
+ANSWERS: dict[str, tuple[Any, Any, list[Any], bool]] = {
+    "rounding": (np.float32([1, 2]), np.float32([1.01, 2]), [np.float32([1, 2.01])], True),
+    "more than rounding": (np.float32([1, 2]), np.float32([1.2, 2]), [np.float32([1, 2.01])], False),
+    "hidden": (np.float32([1, 2]), np.float32([1.2, 2]), [np.float32([1, 3])], False),
+    "a tie": (np.int64([3, 1]), np.int64([1, 3]), [np.int64([1, 3])], True),
+    "an index nobody gave": (np.int64([3, 1]), np.int64([2, 3]), [np.int64([1, 3])], False),
+    "no answer": (np.float32([1]), np.float32([1.01]), [], False),
+    "infinite": (np.float32([1, 2]), np.float32([np.inf, 2]), [np.float32([1, 2.01])], False),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_what_other_answers_explain(case: str) -> None:
+    expected, got, others, is_explained = ANSWERS[case]
+    assert explained(expected, got, others) is is_explained
+
+
+def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
+    path = _net(tmp_path)
+    graph = examine(read(path, Options()), Options())
+    answers = Freedom(path, without_dropout=False, types=graph.types).answers(
+        feeds.draw(graph, next(sizes(graph, 0)), "plain", 0)
+    )
+    assert len(answers) == 6
+    assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[2:])
+
+
+ROLES = {  # a graph; how many inputs of its random ones onnxruntime takes is what is tested
+    "lengths": """(float[t, n, 3] x, int32[n] lengths, float[1, 8, 3] w, float[1, 8, 2] r) => (float[a, b, c, d] y) {
+        y = LSTM <hidden_size = 2> (x, w, r, , lengths) }""",
+    "an axis": "(float[n, t] x, int64 axis) => (float[a, b] y) { y = CumSum (x, axis) }",
+    "divisors": "(int64[n] x, int64[n] y) => (int64[m] z) { z = Div (x, y) }",
+    "regions": """(float[n, 2, 8, 8] x, float[k, 4] rois, int64[k] batch) => (float[a, b, c, d] y) {
+        y = RoiAlign <output_height = 2, output_width = 2> (x, rois, batch) }""",
+}
+
+
+@pytest.mark.parametrize("case", ROLES)
+def test_integers_are_what_operators_take(case: str, tmp_path: Path) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17]> net {ROLES[case]}'
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees, report.problems()
+    assert not any("refused" in note for note in report.notes)
+
+
+def test_places_of_scatters_are_distinct(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net
+        (float[n, 9] x, int64[n, 5] at, float[n, 5] u) => (float[a, b] y) {
+        y = ScatterElements <axis = 1> (x, at, u) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    graph = examine(read(tmp_path / "net.onnx", Options()), Options())
+    drawn = feeds.draw(graph, next(sizes(graph, 0)), "plain", 3)["at"]
+    assert all(len(set(row)) == 5 for row in drawn.tolist())
