@@ -87,7 +87,7 @@ def locate(
     expected, got = _traced(right, graph, feeds), _traced(module, graph, feeds)
     for i, (one, other) in enumerate(zip(expected, got, strict=False)):
         if one.function != other.function or not _equal(one.results, other.results, PARTS):
-            return _looked_up(path, model, graph, feeds, expected[i:], other, one)
+            return _looked_up(path, model, feeds, expected, got, i)
     return None
 
 
@@ -115,25 +115,51 @@ def _close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
 def _looked_up(
     path: Path,
     model: onnx.ModelProto,
-    graph: Graph,
     feeds: Mapping[str, Any],
     expected: Sequence[Event],
-    got: Event,
-    right: Event,
+    got: Sequence[Event],
+    i: int,
 ) -> Located | None:
-    """The node whose result the first of the expected events is that is one of the graph's."""
+    """The first node of those that the parting event stands for, which may be many: a whole norm is one function.
+
+    They end at the node whose result the right module has there, or has next. They begin behind the results that the
+    module does have: it may compute one by one what a right module computes at once.
+    """
     values = _intermediate(path, model, feeds)
-    pairs = zip(right.results, got.results, strict=False)
+    pairs = zip(expected[i].results, got[i].results, strict=False)
     alike = [(a, b) for a, b in pairs if a.shape == b.shape]
     with np.errstate(all="ignore"):
         largest = max((float(np.nan_to_num(np.abs(a - b)).max()) for a, b in alike if a.size), default=float("inf"))
-    for event in expected:
+    for event in expected[i:]:
         for how in (_close, _rearranged):
             for node in model.graph.node:
-                for name in node.output:
-                    if name in values and any(how(values[name], r, SAME) for r in event.results):
-                        return Located(printable(node.name or name), node.op_type, got.line, largest)
+                if any(name in values and how(values[name], r, SAME) for name in node.output for r in event.results):
+                    first = _first(model, node, values, got)
+                    return Located(printable(first.name or first.output[0]), first.op_type, got[i].line, largest)
     return None
+
+
+def _first(
+    model: onnx.ModelProto, last: onnx.NodeProto, values: Mapping[str, NDArray[Any]], got: Sequence[Event]
+) -> onnx.NodeProto:
+    """The first node, in the graph's order, on the way to the last one whose floats the module does not have."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    constant = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if all(name in constant or not name for name in node.input):
+            constant.update(node.output)
+    results = [r for event in got for r in event.results]
+    todo, region = [last], [last]
+    while todo:
+        for name in todo.pop().input:
+            node = made.get(name)
+            if node is None or node in region or name in constant or name not in values:
+                continue
+            if any(_close(values[name], r, SAME) or _rearranged(values[name], r, SAME) for r in results):
+                continue
+            region.append(node)
+            todo.append(node)
+    return min(region, key=list(model.graph.node).index)
 
 
 def _rearranged(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
@@ -152,7 +178,7 @@ def _intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) 
     except Refused:
         return {}
     named = zip((value.name for value in model.graph.output), found, strict=True)
-    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "biuf"}
+    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:
