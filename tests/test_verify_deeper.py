@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
 
+from onnxgen.cli.app import app
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.reader import read
@@ -87,6 +90,20 @@ def test_swapped_operands_are_located(tmp_path: Path) -> None:
     assert report.located is not None
     assert (report.located.node, report.located.op_type) == ("node2", "Sub")
     assert report.located.line > 0
+
+
+def test_sizes_can_be_said(tmp_path: Path) -> None:
+    path = _net(tmp_path)
+    assert [run.sizes for run in verify(path, sizes={"n": 9}).runs] == [{"n": 9}] * 3
+    with pytest.raises(OnnxgenError, match="has no dynamic dim m .it has: n."):
+        verify(path, sizes={"m": 9})
+
+
+@pytest.mark.parametrize("text", ["n", "n=0", "=3", "n=-1", "n=two"])
+def test_sizes_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", str(_net(tmp_path)), "--sizes", text])
+    assert result.exit_code != 0
+    assert result.exception is None or "NAME=N" in str(result.exception) or "NAME=N" in result.output
 
 
 ANSWERS: dict[str, tuple[Any, Any, list[Any], bool]] = {

@@ -66,6 +66,7 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
     help="Inputs of your own, an array by input name; one file a run.",
 )
 @click.option("--integrity", is_flag=True, help="Also compare every tensor of the weights, bit for bit.")
+@click.option("--sizes", metavar="NAME=N", multiple=True, help="The size of a dynamic dim; others are drawn.")
 @click.option("--locate", is_flag=True, help="Name the first node and line where MODULE parts from MODEL.")
 @generation_options
 @saying_options

@@ -20,6 +20,7 @@ def verify_command(
     options: Options,
     *,
     inputs: tuple[Path, ...],
+    sizes: tuple[str, ...],
     quiet: bool,
     verbose: bool,
     as_json: bool,
@@ -31,12 +32,22 @@ def verify_command(
 
     feeds = [_arrays(path) for path in inputs] or None
     with progress(f"verifying {model.name}", quiet or as_json):
-        report = verify(model, default_out(model, module), options=options, feeds=feeds, **given)
+        report = verify(model, default_out(model, module), options=options, feeds=feeds, sizes=_sizes(sizes), **given)
     if as_json:
         tell_json(report.as_json())
     else:
         print_report(report, quiet)
     return 0 if report.agrees else 1
+
+
+def _sizes(given: tuple[str, ...]) -> dict[str, int]:
+    found = {}
+    for text in given:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or int(size) < 1:
+            raise OnnxgenError(f"--sizes {text}: it takes NAME=N, the name of a dynamic dim and a size of at least 1")
+        found[name] = int(size)
+    return found
 
 
 def _arrays(path: Path) -> dict[str, Any]:

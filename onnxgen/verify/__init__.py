@@ -32,6 +32,7 @@ def verify(
     rtol: float = 1e-3,
     atol: float = 1e-5,
     feeds: Sequence[Mapping[str, Any]] | None = None,
+    sizes: Mapping[str, int] | None = None,
     integrity: bool = False,
     locate: bool = False,
 ) -> VerifyReport:
@@ -52,6 +53,7 @@ def verify(
         seed: for the inputs; the same seed draws the same ones on every machine.
         rtol, atol: an element agrees if `|got - expected| <= atol + rtol * |expected|`.
         feeds: inputs of your own instead of drawn ones: for each run a numpy array by input name.
+        sizes: of dynamic dims of inputs, by name; those that are not said are drawn.
         locate: where something differs, look for the first node that does (`report.located`).
         integrity: also compare every tensor of the sidecar with the ONNX file, bit for bit.
 
@@ -67,7 +69,7 @@ def verify(
     if runs < 1 or rtol < 0 or atol < 0:
         raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
     need_torch("verify")
-    check = Check(Path(model), options or Options(), rtol=rtol, atol=atol)
+    check = Check(Path(model), options or Options(), rtol=rtol, atol=atol, sizes=sizes)
     return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate)
 
 

@@ -50,12 +50,15 @@ _Input = tuple[sizing.Sizes, int, dict[str, Any]]
 class Check:
     """Compares one ONNX file with modules (see `verify` for the arguments and what is raised)."""
 
-    def __init__(self, path: Path, options: Options, *, rtol: float, atol: float) -> None:
-        self.path, self.options = path, options
+    def __init__(
+        self, path: Path, options: Options, *, rtol: float, atol: float, sizes: Mapping[str, int] | None = None
+    ) -> None:
+        self.path, self.options, self.sizes = path, options, sizes or {}
         self.new_ops = evaluators(options.plugins)
         self.freed: Freed | None = None
         self.approximation: Approximation | None = None
         model = self._examined()
+        sizing.need_named(self.sizes, self.graph, path)
         self.unsaid = without_reference(model, self.new_ops)
         tensors = (stored(v) for v in stored_values(model.graph))
         floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
@@ -217,7 +220,7 @@ class Check:
                 self._note_sizes(used)
                 return
         reasons = "; ".join(dict.fromkeys(self.refusals[:1] + self.refusals[-1:]))
-        way_out = "fix dims with --input-shape, or give inputs of your own with --inputs FILE.npz"
+        way_out = "say sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
         if self.unsaid:
             way_out = f"say in a --plugin what {', '.join(self.unsaid)} computes: @onnxgen.op(..., reference=...)"
         raise OnnxgenError(
@@ -226,7 +229,7 @@ class Check:
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
         """Inputs to try: those with sizes that no run had yet first, and cautious values only after all sizes."""
-        candidates = list(sizing.sizes(self.graph, run))
+        candidates = list(sizing.sizes(self.graph, run, self.sizes))
         candidates.sort(key=lambda c: c in used)
         number = seed * 1000 + run
         for spread in drawing.spreads(run):

@@ -178,7 +178,7 @@ def _intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) 
     except Refused:
         return {}
     named = zip((value.name for value in model.graph.output), found, strict=True)
-    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "fb"}
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from onnxgen.propagate.dims import Dim, evaluate, symbols
+from onnxgen.errors import OnnxgenError
+from onnxgen.names import printable
+from onnxgen.propagate.dims import Dim, evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
 Sizes = dict[str, int]
@@ -20,8 +24,17 @@ def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
     return dim if isinstance(dim, int) else evaluate(dim, candidate)
 
 
-def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
-    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them.
+def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
+    """Raises `OnnxgenError` for a size of a dim that the file at `path` does not have."""
+    names = _kinds(graph)
+    unknown = sorted(said.keys() - names)
+    if unknown:
+        has = ", ".join(map(printable, names)) or "none"
+        raise OnnxgenError(f"{path} has no dynamic dim {printable(unknown[0])} (it has: {has})")
+
+
+def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:
+    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: those that are said.
 
     What the graph says of its dims is followed: sizes that contradict it come last. The first axis is taken for a
     batch. The first candidates give different symbols different sizes, so that an axis taken for another shows; the
@@ -32,6 +45,9 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
     if not kinds:
         yield {}
         return
+    said = {name: size for name, size in (fixed or {}).items() if name in kinds}
+    known = {name: substitute(dim, said) for name, dim in graph.known.items()}
+    graph = replace(graph, known={**known, **said})
     free = {name: kind for name, kind in kinds.items() if name not in graph.known}
     related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
     fitting = [c for c in related if _fits(graph, c)]
@@ -40,7 +56,7 @@ def sizes(graph: Graph, run: int) -> Iterator[Sizes]:
     first = min(run % USUAL, len(fitting))
     fitting = fitting[first:USUAL] + fitting[:first] + fitting[USUAL:]
     seen: list[Sizes] = []
-    for candidate in [*fitting, *related, *_candidates(kinds, graph.training)]:
+    for candidate in [*fitting, *related, *(c | said for c in _candidates(kinds, graph.training))]:
         if candidate not in seen and _bearable(graph, candidate):
             seen.append(candidate)
             yield candidate
