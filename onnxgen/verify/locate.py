@@ -1,14 +1,14 @@
 """Where a module and its ONNX file part: the first node, the line of the module, and the difference there.
 
 A freshly generated module is right, or the file could not have been generated. It and the module that is looked into
-run side by side, one PyTorch function after the other; the first result that parts is looked up among the results of
-the ONNX graph's nodes.
+run on the same inputs, and what their PyTorch functions return is kept; the first result of the right one that the
+other never has is looked up among the results of the ONNX graph's nodes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +32,18 @@ from onnxgen.verify.report import Located
 
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
 SAME = 1e-4  # relative: results of a right module and of onnxruntime that are one
+ARRANGES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Split", "Expand"}
+DISTINCT = 3  # different numbers, up to which arrays are the same by chance
 PARTS = 1e-5  # relative: results of two modules that part; the same code gives the same bits
 
 
 @dataclass(frozen=True)
 class Event:
-    """The result of one PyTorch function, and the line of the module that asked for it."""
+    """What one PyTorch function took and returned, and the line of the module that asked for it."""
 
     function: str
     line: int
+    arguments: list[NDArray[Any]]
     results: list[NDArray[Any]]
 
 
@@ -52,12 +55,13 @@ class _Trace(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        taken = [_numbers(t) for t in args if isinstance(t, Tensor) and self.room > 0]  # before it changes them
         result = function(*args, **(kwargs or {}))
         tensors = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
-        self.room -= sum(t.numel() * t.element_size() for t in tensors)
+        self.room -= sum(t.numel() * 8 for t in tensors) + sum(a.nbytes for a in taken)
         name = getattr(function, "__name__", str(function))
         if tensors and self.room > 0 and name != "__get__":
-            self.events.append(Event(name, self._line(), [_numbers(t) for t in tensors]))
+            self.events.append(Event(name, self._line(), taken, [_numbers(t) for t in tensors]))
         return result
 
     def _line(self) -> int:
@@ -85,10 +89,45 @@ def locate(
         return _user(model, moved[0])
     right = load(path, options)
     expected, got = _traced(right, graph, feeds), _traced(module, graph, feeds)
-    for i, (one, other) in enumerate(zip(expected, got, strict=False)):
-        if one.function != other.function or not _equal(one.results, other.results, PARTS):
-            return _looked_up(path, model, feeds, expected, got, i)
-    return None
+    parted = next(_strange(expected, got), None)
+    if parted is None:
+        return None
+    at = next(i for i, event in enumerate(expected) if event is parted)
+    return _looked_up(path, model, feeds, expected, at, got, next(_strange(got, expected), None))
+
+
+def _strange(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Event]:
+    """The events of which a result is none of the others', whatever the order: two modules may compute in two.
+
+    A few numbers, or zeros and ones, can be another function's by chance.
+    """
+    known = _Results(others)
+    for event in events:
+        if not all(known.takes(event.function, r) if _is_plain(r) else known.has(r, PARTS) for r in event.results):
+            yield event
+
+
+class _Results:
+    """The results of a trace: is an array one of them, perhaps in another layout?"""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.by_size: dict[int, list[NDArray[Any]]] = {}
+        self.by_function: dict[str, list[NDArray[Any]]] = {}
+        for event in events:
+            for result in event.results:
+                self.by_size.setdefault(result.size, []).append(result)
+                self.by_function.setdefault(event.function, []).append(result)
+
+    def has(self, array: NDArray[Any], rtol: float) -> bool:
+        return any(_alike(array, result, rtol) for result in self.by_size.get(array.size, []))
+
+    def takes(self, function: str, array: NDArray[Any]) -> bool:
+        """Whether it is one that the function returned, which no other array is then."""
+        found = self.by_function.get(function, [])
+        at = next((i for i, result in enumerate(found) if _close(array, result, PARTS)), None)
+        if at is not None:
+            del found[at]
+        return at is not None
 
 
 def _traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Event]:
@@ -98,10 +137,6 @@ def _traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[E
     with torch_side.in_mode(module, graph), torch.no_grad(), trace, suppress(Exception):
         module(*map(to_torch, feeds.values()))  # if it fails, what it did until then is what is asked for
     return trace.events
-
-
-def _equal(a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]], rtol: float) -> bool:
-    return len(a) == len(b) and all(_close(x, y, rtol) for x, y in zip(a, b, strict=True))
 
 
 def _close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
@@ -117,54 +152,117 @@ def _looked_up(
     model: onnx.ModelProto,
     feeds: Mapping[str, Any],
     expected: Sequence[Event],
+    at: int,
     got: Sequence[Event],
-    i: int,
+    strange: Event | None,
 ) -> Located | None:
     """The first node of those that the parting event stands for, which may be many: a whole norm is one function.
 
     They end at the node whose result the right module has there, or has next. They begin behind the results that the
     module does have: it may compute one by one what a right module computes at once.
+
+    Args:
+        expected: what a right module computes; from the event `at` on the module does not have it.
+        strange: the first event of the module that a right one does not have.
     """
     values = _intermediate(path, model, feeds)
-    pairs = zip(expected[i].results, got[i].results, strict=False)
-    alike = [(a, b) for a, b in pairs if a.shape == b.shape]
-    with np.errstate(all="ignore"):
-        largest = max((float(np.nan_to_num(np.abs(a - b)).max()) for a, b in alike if a.size), default=float("inf"))
-    for event in expected[i:]:
-        for how in (_close, _rearranged):
-            for node in model.graph.node:
-                if any(name in values and how(values[name], r, SAME) for name in node.output for r in event.results):
-                    first = _first(model, node, values, got)
-                    return Located(printable(first.name or first.output[0]), first.op_type, got[i].line, largest)
+    had = _Had(model, values, _Results(got))
+    line = 0 if strange is None else strange.line
+    for event in expected[at:]:
+        nodes = [n for n in model.graph.node if _given(n, event, values) is not None]
+        if not nodes:
+            continue
+        found = [value for n in nodes if (value := _given(n, event, values)) is not None]
+        order = [
+            (_is_others(value, event, found, expected), -_taken(n, event, values)) for n, value in zip(nodes, found)
+        ]
+        first = _first(nodes[min(range(len(nodes)), key=order.__getitem__)], had)
+        name = printable(first.name or first.output[0])
+        return Located(name, first.op_type, line, _largest(expected[at], strange))
     return None
 
 
-def _first(
-    model: onnx.ModelProto, last: onnx.NodeProto, values: Mapping[str, NDArray[Any]], got: Sequence[Event]
-) -> onnx.NodeProto:
-    """The first node, in the graph's order, on the way to the last one whose floats the module does not have."""
-    made = {name: node for node in model.graph.node for name in node.output}
-    constant = {tensor.name for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if all(name in constant or not name for name in node.input):
-            constant.update(node.output)
-    results = [r for event in got for r in event.results]
+def _given(node: onnx.NodeProto, event: Event, values: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """The result of a node that is one of an event, too."""
+    results = (values[name] for name in node.output if name in values)
+    return next((value for value in results if any(_alike(value, r, SAME) for r in event.results)), None)
+
+
+def _is_others(value: NDArray[Any], event: Event, rivals: Sequence[NDArray[Any]], events: Sequence[Event]) -> bool:
+    """Whether a value is another event's: it is nearer to that one, which no rival of the value is nearer to."""
+    own = min(_distance(value, r) for r in event.results if r.size == value.size)
+    others = (r for e in events if e is not event for r in e.results if r.shape == value.shape)
+    nearer = (r for r in others if _distance(value, r) < own)
+    return any(
+        all(_distance(value, r) <= _distance(rival, r) for rival in rivals if rival.size == r.size) for r in nearer
+    )
+
+
+def _taken(node: onnx.NodeProto, event: Event, values: Mapping[str, NDArray[Any]]) -> int:
+    """How many of a node's inputs are arguments of a function: of several nodes with one result the likeliest."""
+    inputs = [values[name] for name in node.input if name in values]
+    return sum(any(_alike(value, argument, SAME) for argument in event.arguments) for value in inputs)
+
+
+def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.nan_to_num(np.abs(np.sort(a, axis=None) - np.sort(b, axis=None))).max()) if a.size else 0.0
+
+
+def _largest(expected: Event, got: Event | None) -> float:
+    """The largest difference of two events' results, where they have the same shapes."""
+    pairs = zip(expected.results, () if got is None else got.results, strict=False)
+    with np.errstate(all="ignore"):
+        found = [float(np.nan_to_num(np.abs(a - b)).max()) for a, b in pairs if a.shape == b.shape and a.size]
+    return max(found, default=float("inf"))
+
+
+class _Had:
+    """Which values of an ONNX graph a module has, by the results of its functions."""
+
+    def __init__(self, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], results: _Results) -> None:
+        self.values, self.results = values, results
+        self.order = {name: i for i, node in enumerate(model.graph.node) for name in node.output}
+        self.made = {name: node for node in model.graph.node for name in node.output}
+        self.constant = {tensor.name for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            if all(name in self.constant or not name for name in node.input):
+                self.constant.update(node.output)
+
+    def __call__(self, name: str) -> bool:
+        """Whether the module has a value, or it depends on no input, or it is none that can be compared.
+
+        What only arranges a value's elements a module need not do: it has the one if it has the other.
+        """
+        node = self.made.get(name)
+        if node is None or name in self.constant or name not in self.values:
+            return True
+        if self.results.has(self.values[name], SAME):
+            return True
+        return node.op_type in ARRANGES and node.input[0] in self.made and self(node.input[0])
+
+
+def _first(last: onnx.NodeProto, had: _Had) -> onnx.NodeProto:
+    """The first node, in the graph's order, on the way to the last one whose result the module does not have."""
     todo, region = [last], [last]
     while todo:
         for name in todo.pop().input:
-            node = made.get(name)
-            if node is None or node in region or name in constant or name not in values:
-                continue
-            if any(_close(values[name], r, SAME) or _rearranged(values[name], r, SAME) for r in results):
-                continue
-            region.append(node)
-            todo.append(node)
-    return min(region, key=list(model.graph.node).index)
+            if not had(name) and had.made[name] not in region:
+                region.append(had.made[name])
+                todo.append(had.made[name])
+    return min(region, key=lambda node: had.order[next(filter(None, node.output))])
 
 
-def _rearranged(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
-    """The same numbers in another layout; a few numbers can be equal by chance."""
-    return 3 < a.size == b.size and _close(np.sort(a, axis=None), np.sort(b, axis=None), rtol)
+def _alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
+    """The same numbers, perhaps in another layout."""
+    if a.size != b.size:
+        return False
+    return _close(a, b, rtol) or (not _is_plain(a) and _close(np.sort(a, axis=None), np.sort(b, axis=None), rtol))
+
+
+def _is_plain(array: NDArray[Any]) -> bool:
+    """Whether there are so few different numbers in it that another array has the same by chance."""
+    return bool(np.unique(array).size <= DISTINCT)
 
 
 def _intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
