@@ -8,7 +8,7 @@ other never has is looked up among the results of the ONNX graph's nodes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from onnxgen.verify.report import Located
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
 SAME = 1e-4  # relative: results of a right module and of onnxruntime that are one
 ARRANGES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Split", "Expand"}
+Alike = Callable[[NDArray[Any], NDArray[Any], float], bool]
 DISTINCT = 3  # different numbers, up to which arrays are the same by chance
 PARTS = 1e-5  # relative: results of two modules that part; the same code gives the same bits
 
@@ -89,21 +90,24 @@ def locate(
         return _user(model, moved[0])
     right = load(path, options)
     expected, got = _traced(right, graph, feeds), _traced(module, graph, feeds)
-    parted = next(_strange(expected, got), None)
-    if parted is None:
-        return None
-    at = next(i for i, event in enumerate(expected) if event is parted)
-    return _looked_up(path, model, feeds, expected, at, got, next(_strange(got, expected), None))
+    for alike in (_alike, _in_order):  # a layout of its own is no fault, unless nothing else is one
+        parted = next(_strange(expected, got, alike), None)
+        if parted is not None:
+            at = next(i for i, event in enumerate(expected) if event is parted)
+            return _looked_up(path, model, feeds, expected, at, got, next(_strange(got, expected, alike), None))
+    return None
 
 
-def _strange(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Event]:
+def _strange(events: Sequence[Event], others: Sequence[Event], alike: Alike) -> Iterator[Event]:
     """The events of which a result is none of the others', whatever the order: two modules may compute in two.
 
     A few numbers, or zeros and ones, can be another function's by chance.
     """
     known = _Results(others)
     for event in events:
-        if not all(known.takes(event.function, r) if _is_plain(r) else known.has(r, PARTS) for r in event.results):
+        if not all(
+            known.takes(event.function, r) if _is_plain(r) else known.has(r, PARTS, alike) for r in event.results
+        ):
             yield event
 
 
@@ -118,8 +122,8 @@ class _Results:
                 self.by_size.setdefault(result.size, []).append(result)
                 self.by_function.setdefault(event.function, []).append(result)
 
-    def has(self, array: NDArray[Any], rtol: float) -> bool:
-        return any(_alike(array, result, rtol) for result in self.by_size.get(array.size, []))
+    def has(self, array: NDArray[Any], rtol: float, alike: Alike) -> bool:
+        return any(alike(array, result, rtol) for result in self.by_size.get(array.size, []))
 
     def takes(self, function: str, array: NDArray[Any]) -> bool:
         """Whether it is one that the function returned, which no other array is then."""
@@ -229,7 +233,7 @@ class _Had:
             if all(name in self.constant or not name for name in node.input):
                 self.constant.update(node.output)
 
-    def __call__(self, name: str) -> bool:
+    def __call__(self, name: str, alike: Alike) -> bool:
         """Whether the module has a value, or it depends on no input, or it is none that can be compared.
 
         What only arranges a value's elements a module need not do: it has the one if it has the other.
@@ -237,9 +241,9 @@ class _Had:
         node = self.made.get(name)
         if node is None or name in self.constant or name not in self.values:
             return True
-        if self.results.has(self.values[name], SAME):
+        if self.results.has(self.values[name], SAME, alike):
             return True
-        return node.op_type in ARRANGES and node.input[0] in self.made and self(node.input[0])
+        return node.op_type in ARRANGES and node.input[0] in self.made and self(node.input[0], alike)
 
 
 def _first(last: onnx.NodeProto, had: _Had) -> onnx.NodeProto:
@@ -247,10 +251,14 @@ def _first(last: onnx.NodeProto, had: _Had) -> onnx.NodeProto:
     todo, region = [last], [last]
     while todo:
         for name in todo.pop().input:
-            if not had(name) and had.made[name] not in region:
+            if not had(name, _alike) and had.made[name] not in region:
                 region.append(had.made[name])
                 todo.append(had.made[name])
-    return min(region, key=lambda node: had.order[next(filter(None, node.output))])
+    if region != [last]:
+        return min(region, key=lambda node: had.order[next(filter(None, node.output))])
+    while made := next((had.made[name] for name in last.input if not had(name, _in_order)), None):
+        last = made  # it is right, and is given the right elements in a wrong order
+    return last
 
 
 def _alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
@@ -258,6 +266,11 @@ def _alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     if a.size != b.size:
         return False
     return _close(a, b, rtol) or (not _is_plain(a) and _close(np.sort(a, axis=None), np.sort(b, axis=None), rtol))
+
+
+def _in_order(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
+    """The same numbers in the same order, perhaps in another shape."""
+    return a.size == b.size and _close(a.ravel(), b.ravel(), rtol)
 
 
 def _is_plain(array: NDArray[Any]) -> bool:
