@@ -17,7 +17,9 @@ from onnx import helper as h
 from safetensors import safe_open
 
 from onnxgen import OnnxgenError, Options, verify
+from onnxgen import export as export_back
 from onnxgen.cli import run
+from onnxgen.export.report import BACK
 from onnxgen.passes.batch.layout import placed
 from onnxgen.passes.batch.stack import Stack
 from onnxgen.pipeline import build, check, generate
@@ -63,6 +65,23 @@ def assert_stacked(got: Any, parts: list[Any], size: int, count: int) -> None:
     np.testing.assert_allclose(got, np.take(expected, range(rows), axis), 1e-3, 1e-5)
 
 
+def assert_written_back(path: Path, module: Path, drawn: list[dict[str, Any]], model: Any) -> None:
+    """The exported file has the free batch, and computes with it what the module does."""
+    report = export_back(module, out=path.with_name("out.onnx"))
+    assert report.road == BACK and report.notes == ["the batch is free, as in the module"]
+    assert report.verified is not None and not report.verified.differs
+    session = onnxruntime.InferenceSession(path.with_name("out.onnx"))
+    names = [value.name for value in session.get_inputs()]
+    for feeds in drawn:
+        wanted = model(*[torch.from_numpy(feeds[n]) for n in names])
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        for got, expected in zip(session.run(None, feeds), wanted, strict=True):
+            np.testing.assert_allclose(got, expected.detach().numpy(), 1e-3, 1e-5)
+    old, new = ([n.op_type for n in onnx.load(p).graph.node] for p in (path, path.with_name("out.onnx")))
+    layers = {"Conv", "Gemm", "MatMul", "LSTM", "GRU", "Softmax", "Relu", "Erf", "Tanh", "LayerNormalization", "Einsum"}
+    assert [op for op in old if op in layers] == [op for op in new if op in layers]
+
+
 @pytest.mark.parametrize(("name", "exporter", "size"), CASES)
 def test_networks(name: str, exporter: str, size: int, tmp_path: Path) -> None:
     """Every sample of a batch gets what a run of its own gives it; gradients flow and the way back is exact."""
@@ -83,6 +102,7 @@ def test_networks(name: str, exporter: str, size: int, tmp_path: Path) -> None:
         parts = stacked(path, feeds, {n: axes.get(n, 0) for n in names}, size)
         for got, wanted in zip(outputs, parts, strict=True):
             assert_stacked(got.detach().numpy(), wanted, size, count)
+    assert_written_back(path, tmp_path / "model.py", [{n: x.numpy() for n, x in given.items() if n in names}], model)
     made = Run(generated, module, model, outputs)
     assert assert_finite_gradients(made) and assert_way_back(made, path)
     assert "batch of 1" not in "".join(generated.report.notes)
@@ -202,8 +222,9 @@ def test_steps(what: str, tmp_path: Path) -> None:
     generate(path, tmp_path / "model.py", options)
     model = imported(tmp_path / "model.py").Model.from_pretrained().eval()
     size = next(iter(inputs.values()))[1 if what in BATCH_SECOND else 0]
+    drawn = []
     for count in (*SIZES, 8):
-        feeds = {}
+        feeds: dict[str, Any] = {}
         for name, shape in inputs.items():
             shape = [count if axis == axes[name] else n for axis, n in enumerate(shape)]
             normal = RNG.standard_normal(shape).astype(np.float32)
@@ -211,7 +232,9 @@ def test_steps(what: str, tmp_path: Path) -> None:
         got = model(*map(torch.from_numpy, feeds.values())).detach().numpy()
         (parts,) = stacked(path, feeds, axes, size)
         assert_stacked(got, parts, size, count)
+        drawn.append(feeds)
     assert verify(path, tmp_path / "model.py", options=options).agrees
+    assert_written_back(path, tmp_path / "model.py", drawn, model)
 
 
 REFUSED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str, str]] = {

@@ -54,8 +54,7 @@ def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Arra
     try:
         with files.data_file(out) as data:
             _Writer(model, source.absolute().parent, record, state, report, data).run()
-        with open(out, "wb") as file:
-            file.write(model.SerializeToString())
+        files.save(model, out, report.out)
     except OSError as error:
         raise OnnxgenError(f"cannot write {report.out}: {error.strerror or error}") from error
 

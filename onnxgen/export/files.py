@@ -120,6 +120,14 @@ class Data:
             tensor.external_data.add(key=key, value=value)
 
 
+def save(model: onnx.ModelProto, path: Path, shown: str) -> None:
+    """Write a protobuf; where that fails, `shown` is what the file is called. Raises `OnnxgenError`."""
+    try:
+        path.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise OnnxgenError(f"cannot write {shown}: {error.strerror or error}") from error
+
+
 @contextmanager
 def data_file(out: Path) -> Iterator[Data]:
     """The file for the external tensors of `out`; none is left if there are none."""

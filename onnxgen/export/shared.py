@@ -50,7 +50,7 @@ class Sharing:
     def __init__(self, model: onnx.ModelProto, uses: Uses, get: Callable[[str], Array]) -> None:
         self.model, self.uses, self.get = model, uses, get
         self.nodes = {output: node for node in _nodes(model.graph.node) for output in node.output if output}
-        self.names = Namer(_names(model.graph))
+        self.names = Namer(used_names(model.graph))
 
     def separate(self, name: str, entries: list[Any], value: Array) -> dict[str, Array]:
         """The values beside the tensor's own (`value`) that its users need, by the new names that these take now.
@@ -124,7 +124,7 @@ def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
+def used_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name of a value in a graph and those within."""
     yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
     yield from (tensor.name for tensor in graph.initializer)
@@ -132,4 +132,4 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
     for node in graph.node:
         yield from (*node.input, *node.output)
         for inner in _inner(node):
-            yield from _names(inner)
+            yield from used_names(inner)

@@ -33,7 +33,7 @@ from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, record_of
 from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused, oracles
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
-from onnxgen.verify.stacked import Stacked, free_inputs, freed_of
+from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Check:
         freed = freed_of(space)
         if freed is None and self.options.dynamic_batch:
             freed = read_and_simplify(self.path, self.options).meta[FREED]
-        if freed is None or not freed.inputs:
+        if freed is None or not freed.inputs or is_free(read(self.path, self.options), freed):
             return
         if self.graph.trains_norm:
             self.notes.append("BatchNorm trains, which mixes samples: compared with the file's own batch only")

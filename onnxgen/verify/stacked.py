@@ -24,6 +24,14 @@ def freed_of(space: Mapping[str, Any]) -> Freed | None:
         return None
 
 
+def is_free(model: ir.Model, freed: Freed) -> bool:
+    """Whether a model, as it was read, has the batch free already."""
+    shapes = {value.name or "": value.shape for value in model.graph.inputs}
+    return all(
+        (shape := shapes.get(name)) is None or not isinstance(shape[axis], int) for name, axis in freed.inputs.items()
+    )
+
+
 def free_inputs(model: ir.Model, freed: Freed) -> None:
     """Let the inputs of a model, as it was read, have a batch of any size, to draw samples for."""
     for value in model.graph.inputs:

@@ -1,0 +1,303 @@
+"""What the options of the generation changed about sizes, in the ONNX file: `--dynamic-batch` and `--input-shape`.
+
+The proof that freed the batch rewrites the graph as the passes see it. Here it runs once more, and what it changed is
+applied to the original: what a Reshape is told, a Flatten that becomes one, an Expand of what is one for all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from onnxgen.export.shared import NoWayBack, declare, used_names
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.passes import PASSES
+from onnxgen.passes.batch import FREED, Freed, dynamic_batch
+from onnxgen.plugins import plugged
+from onnxgen.propagate.dims import Dim, Sym, Symbol
+from onnxgen.propagate.info import Info, info
+from onnxgen.reader import read
+from onnxgen.signature import Signature
+
+OLDEST = 10  # the opset from which on Expand and Slice take inputs
+Picture = tuple[str, str, tuple[str | None, ...], str]
+
+
+def fix_sizes(model: onnx.ModelProto, signature: Signature) -> None:
+    """Declare the sizes that the module was generated for, where the file leaves those of inputs and outputs open."""
+    known = {port.name: port.dims for port in (*signature.outputs, *signature.inputs) if port.kind == "tensor"}
+    sizes = _fixed(model.graph.input, known)
+    if sizes is None:
+        return
+    _fixed(model.graph.output, known)
+    for value in model.graph.value_info:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+
+def _fixed(
+    values: Iterable[onnx.ValueInfoProto], known: Mapping[str, Sequence[int | str] | None]
+) -> dict[str, int] | None:
+    """Declare the sizes of some values; those of named dims, None if nothing was open."""
+    sizes: dict[str, int] = {}
+    is_changed = False
+    for value in values:
+        for dim, size in zip(value.type.tensor_type.shape.dim, known.get(value.name) or (), strict=False):
+            if isinstance(size, int) and not dim.HasField("dim_value"):
+                sizes |= {dim.dim_param: size} if dim.dim_param else {}
+                dim.dim_value, is_changed = size, True
+    return sizes if is_changed else None
+
+
+def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Freed) -> None:
+    """Let a written-back model have the batch that its module has.
+
+    Args:
+        model: changed in place.
+        source: the file that the module was generated from.
+        options: those of the generation that the proof needs.
+        freed: what the generation freed.
+
+    Raises:
+        NoWayBack: the graph can't have it; `model` is then half changed.
+        OnnxgenError: the proof fails.
+    """
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    if opset < OLDEST:
+        raise NoWayBack(f"opset {opset} is before {OLDEST} (onnx.version_converter makes it newer)")
+    with plugged(options):
+        proven = read(source, options)
+        for step in PASSES[: PASSES.index(dynamic_batch)]:
+            step(proven, options)
+        before = _pictures(proven.graph)
+        dynamic_batch(proven, options)
+    found: Freed = proven.meta[FREED]
+    if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
+        raise NoWayBack("the batch would be on other axes")
+    _Writer(model, proven.graph, before).run()
+
+
+def _picture(node: ir.Node) -> Picture:
+    inputs = tuple(None if value is None else value.name for value in node.inputs)
+    return node.domain, node.op_type, inputs, str(sorted((name, str(a)) for name, a in node.attributes.items()))
+
+
+def _pictures(graph: ir.Graph) -> dict[str, Picture]:
+    """What each node is, by the names of its results; and each value that a node takes, as nothing."""
+    taken = {value.name or "": ("", "", (), "") for node in graph for value in node.inputs if value is not None}
+    return taken | {value.name or "": _picture(node) for node in graph for value in node.outputs}
+
+
+class _Writer:
+    """Applies to a protobuf what became of its graph.
+
+    Args:
+        model: the protobuf.
+        graph: what became of it.
+        before: what that was.
+    """
+
+    def __init__(self, model: onnx.ModelProto, graph: ir.Graph, before: Mapping[str, Picture]) -> None:
+        self.model, self.graph, self.before = model, graph, before
+        self.made = {name: node for node in model.graph.node for name in node.output if name}
+        self.inputs = {value.name for value in model.graph.input}
+        self.names = set(used_names(model.graph))
+        self.new: dict[ir.Value, str] = {}  # the names of values that the file did not have
+        self.sizes: dict[str, str] = {}  # of symbols
+        self.first: list[onnx.NodeProto] = []  # what reads them off the inputs
+        self.here: list[onnx.NodeProto] = []  # what goes before the node at hand
+
+    def run(self) -> None:
+        old = _uses(self.model.graph)
+        nodes: dict[str, tuple[list[onnx.NodeProto], onnx.NodeProto]]
+        nodes = {next(filter(None, n.output), ""): ([], n) for n in self.model.graph.node}
+        for node in self.graph:
+            name = next((value.name for value in node.outputs if value.name), "")
+            if name in nodes and self.before.get(name) != _picture(node):  # others are of an operator that was fused
+                self.here = []
+                changed = self._node(node, list(nodes[name][1].output))
+                nodes[name] = (self.here, changed)
+            for value in node.inputs:
+                if value is not None and value.producer() is None and self._is_frozen(value):
+                    nodes[value.name or ""] = ([], self._constant_node(value))
+        kept = [node for before, changed in nodes.values() for node in (*before, changed)]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*self.first, *kept)]
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(copies)
+        _drop_unused(self.model.graph, old)
+        self._declare()
+
+    # ---- nodes ----
+
+    def _is_frozen(self, value: ir.Value) -> bool:
+        """Whether the file computes it from sizes, and the proof took it for the number that it is in a single run."""
+        name = value.name or ""
+        return name in self.made and name in self.before and info(value).constant is not None and self._reads_size(name)
+
+    def _reads_size(self, name: str) -> bool:
+        todo, seen = [name], set[str]()
+        while todo:
+            node = self.made.get(todo.pop())
+            if node is None or node.output[0] in seen:
+                continue
+            if node.op_type in ("Shape", "Size"):
+                return True
+            seen.add(node.output[0])
+            todo.extend(node.input)
+        return False
+
+    def _constant_node(self, value: ir.Value) -> onnx.NodeProto:
+        tensor = numpy_helper.from_array(np.asarray(info(value).constant))
+        return helper.make_node("Constant", [], [value.name or ""], value=tensor)
+
+    def _node(self, node: ir.Node, outputs: list[str]) -> onnx.NodeProto:
+        found = ir.serde.serialize_node(node)
+        inputs = [self._name(node, i, value) for i, value in enumerate(node.inputs)]
+        del found.input[:], found.output[:], found.metadata_props[:]
+        found.input.extend(inputs)
+        found.output.extend(outputs)
+        return found
+
+    def _name(self, node: ir.Node, i: int, value: ir.Value | None) -> str:
+        """What an input is called in the file, which gets it if need be."""
+        if value is None:
+            return ""
+        name = value.name or ""
+        if value in self.new:
+            return self.new[value]
+        if name in self.before and name in self.names:
+            return name
+        producer, facts = value.producer(), info(value)
+        if producer is not None and name not in self.before:
+            made = [self._fresh(output.name or "made") for output in producer.outputs]
+            self.new.update(zip(producer.outputs, made, strict=True))
+            changed = self._node(producer, made)
+            changed.name = ""  # it has that of the node before which it stands
+            self.here.append(changed)
+        elif producer is None and facts.data is not None:
+            shape = info(node.inputs[0]).shape if node.op_type == "Reshape" and i == 1 else None
+            self.new[value] = self._known(name, facts, shape, node.op_type == "Reshape")
+        else:
+            raise NoWayBack(f"{printable(name)} is no value of the file")
+        return self.new[value]
+
+    def _fresh(self, wanted: str) -> str:
+        name = next(
+            n for n in (wanted, *(f"{wanted}_{i}" for i in range(1, len(self.names) + 2))) if n not in self.names
+        )
+        self.names.add(name)
+        return name
+
+    # ---- sizes ----
+
+    def _known(self, name: str, facts: Info, given: tuple[Dim, ...] | None, is_reshape: bool) -> str:
+        """A tensor of known elements: a constant if it can be one, which for a Reshape it mostly can."""
+        assert facts.data is not None
+        dims: list[Dim] = list(facts.data.reshape(-1))
+        if is_reshape and sum(isinstance(dim, Sym) for dim in dims) > 1:
+            dims = [
+                0 if isinstance(d, Sym) and given and i < len(given) and given[i] == d else d
+                for i, d in enumerate(dims)
+            ]
+        if is_reshape and sum(isinstance(dim, Sym) for dim in dims) == 1:
+            dims = [-1 if isinstance(dim, Sym) else dim for dim in dims]
+        if not any(isinstance(dim, Sym) for dim in dims):
+            dtype = np.int64 if facts.dtype is None or facts.data.dtype == object else facts.dtype.numpy()
+            return self._constant(np.array(dims, dtype).reshape(facts.data.shape), name)
+        if len(dims) == 1:
+            return self._size(dims[0], name, self.here)
+        return self._op("Concat", [self._size(dim, name, self.here) for dim in dims], name, self.here, axis=0)
+
+    def _size(self, dim: Dim, name: str, where: list[onnx.NodeProto]) -> str:
+        """A dim as a tensor of one element."""
+        if not isinstance(dim, Sym):
+            return self._constant(np.array([dim], np.int64), name)
+        terms = []
+        for monomial, coefficient in dim.terms:
+            factors = [self._symbol(atom) for atom, power in monomial for _ in range(power)]
+            factors += (
+                [self._constant(np.array([coefficient], np.int64), name)] if coefficient != 1 or not factors else []
+            )
+            terms.append(self._folded("Mul", factors, name, where))
+        return self._folded("Add", terms, name, where)
+
+    def _folded(self, op: str, values: list[str], name: str, where: list[onnx.NodeProto]) -> str:
+        found, *rest = values
+        for value in rest:
+            found = self._op(op, [found, value], name, where)
+        return found
+
+    def _symbol(self, atom: object) -> str:
+        """The size that an input has, as a tensor of one element."""
+        if not isinstance(atom, Symbol) or atom.source is None or atom.source[0] not in self.inputs:
+            raise NoWayBack(f"the size {printable(str(atom))} is none of an input")
+        if atom.name not in self.sizes:
+            value, axis = atom.source
+            shape = self._op("Shape", [value], f"{value}.shape", self.first)
+            index = self._constant(np.array([axis], np.int64), f"{value}.axis")
+            self.sizes[atom.name] = self._op("Gather", [shape, index], f"{value}.{atom.name}", self.first)
+        return self.sizes[atom.name]
+
+    def _constant(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], name: str) -> str:
+        tensor = numpy_helper.from_array(array, self._fresh(name))
+        declare(self.model, tensor)
+        return tensor.name
+
+    def _op(self, op: str, inputs: list[str], name: str, where: list[onnx.NodeProto], **attributes: int) -> str:
+        result = self._fresh(name)
+        where.append(helper.make_node(op, inputs, [result], None, None, None, None, **attributes))
+        return result
+
+    # ---- declarations ----
+
+    def _declare(self) -> None:
+        """The free batch in what the file declares of its values; what nothing is known of now is left out."""
+        values = {v.name: v for v in (*self.graph.inputs, *self.graph.outputs)}
+        values |= {v.name: v for node in self.graph for v in node.outputs}
+        kept = [declared for declared in self.model.graph.value_info if declared.name in values]
+        for declared in (*self.model.graph.input, *self.model.graph.output, *kept):
+            if declared.name in values:
+                _declare(declared, info(values[declared.name]))
+        kept = [onnx.ValueInfoProto.FromString(declared.SerializeToString()) for declared in kept]
+        del self.model.graph.value_info[:]
+        self.model.graph.value_info.extend(kept)
+
+
+def _declare(declared: onnx.ValueInfoProto, facts: Info) -> None:
+    for dim, known in zip(declared.type.tensor_type.shape.dim, facts.shape or (), strict=False):
+        if dim.HasField("dim_value") and isinstance(known, Sym):
+            dim.dim_param = str(known)
+
+
+def _uses(graph: onnx.GraphProto) -> set[str]:
+    """The values that nodes take, those of inner graphs included, and the results."""
+
+    def taken(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+        found = {name for node in nodes for name in node.input}
+        inner = [a.g for node in nodes for a in node.attribute if a.HasField("g")]
+        inner += [g for node in nodes for a in node.attribute for g in a.graphs]
+        return found.union(*(taken(g.node) | {value.name for value in g.output} for g in inner))
+
+    return taken(graph.node) | {value.name for value in graph.output}
+
+
+def _drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:
+    """Remove the nodes and the stored tensors that had a use and have none any more."""
+    while True:
+        gone = old - _uses(graph)
+        nodes = [node for node in graph.node if gone.issuperset(filter(None, node.output))]
+        if not nodes:
+            break
+        for node in nodes:
+            graph.node.remove(node)
+    stored = {tensor.name for tensor in graph.initializer} & gone
+    for items in (graph.initializer, graph.input):
+        for item in [item for item in items if item.name in stored]:
+            items.remove(item)
