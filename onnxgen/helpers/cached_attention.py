@@ -130,6 +130,25 @@ def grouped_scores(
     return scores.masked_fill(~shown, -math.inf)
 
 
+def block_bias(rows: Tensor, columns: Tensor, lengths: Tensor, count: int, keys: int, heads: int, block: int) -> Tensor:
+    """A bias [batch, heads, count, keys]: 0 for keys whose block a query sees, the least number for the others.
+
+    Which those are, a matrix of blocks says, in compressed rows: `columns` [layouts, entries] has where the entries of
+    a row are, `rows` [layouts, blocks + 1] where a row begins. Heads take the layouts in turn.
+    """
+    blocks = rows.shape[1] - 1
+    entries = torch.arange(columns.shape[1], device=rows.device)
+    row = (entries[None, :, None] >= rows[:, None, 1:]).sum(-1)
+    seen = torch.zeros(rows.shape[0], blocks + 1, blocks + 1, dtype=torch.bool, device=rows.device)
+    layout = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(row)
+    seen[layout, row, columns.long() % (blocks + 1)] = True  # an entry of -1 is none: it goes to a column of its own
+    places = (lengths - count).clamp(min=0)[:, None] + torch.arange(count, device=rows.device)
+    of_keys = torch.arange(keys, device=rows.device) // block
+    chosen = torch.arange(heads, device=rows.device) % rows.shape[0]
+    shown = seen[chosen[None, :, None, None], (places // block)[:, None, :, None], of_keys]
+    return torch.zeros(shown.shape, device=rows.device).masked_fill(~shown, torch.finfo(torch.float32).min)
+
+
 def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
     """Softmax over the keys and, with a sink [heads], over a key of that score and no value."""
     if sink is None:

@@ -57,6 +57,29 @@ def group_query_attention(
     return [made[0], *present, *made[1:]]
 
 
+@op("SparseAttention", domain=MICROSOFT)
+def sparse_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg, past_value: Arg,
+    block_row_indices: Arg, block_col_indices: Arg, total_sequence_length: Arg, key_total_sequence_lengths: Arg,
+    cos_cache: Arg | None = None, sin_cache: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, sparse_block_size: int, scale: float = 0.0, do_rotary: int = 0,
+    rotary_interleaved: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Causal attention with a cache, of whose keys each query sees some blocks; the cache keeps its size."""
+    if kv_num_heads < 1 or num_heads % kv_num_heads or sparse_block_size < 1:
+        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}, or blocks of no keys", "fix the file")
+    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
+    lengths: Any = b.let(b("n.flatten().long()", n=key_total_sequence_lengths), "lengths")
+    if do_rotary:
+        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q)), "positions")
+        q, k = _rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
+    k, v = present = _appended(b, (k, v), (past_key, past_value), lengths, total_sequence_length)
+    sizes = [b("q.shape[2]", q=q), b("k.shape[2]", k=k), num_heads, sparse_block_size]
+    bias = b.let(b.call("block_bias", block_row_indices, block_col_indices, lengths, *sizes), "bias")
+    made = b.call("group_query_attention", q, k, v, lengths, scale=scale or OMIT, bias=bias)
+    return [b("y.transpose(1, 2).flatten(2)", y=made), *present]
+
+
 def _attended(
     b: Builder, operands: tuple[ast.expr, ...], lengths: ast.expr, options: dict[str, Any], sink: Any, total: Arg,
     qk_output: int,

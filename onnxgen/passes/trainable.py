@@ -45,6 +45,7 @@ FLAT_INPUTS = {
     "If": {0},
     "RotaryEmbedding": {1, 2, 3},
     "GroupQueryAttention": {5, 6, 7, 8, 9},
+    "SparseAttention": {5, 6, 7, 8, 9, 10},
     "MatMulNBits": {1, 2, 3, 4},
     "MatMulBnb4": {1, 2},
     "TreeEnsemble": {0},

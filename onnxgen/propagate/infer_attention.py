@@ -60,6 +60,12 @@ def _group_query_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*x[:2], size * heads]), stored, stored, tensor(n.dtype(0), scores)]
 
 
+def _sparse_attention(n: NodeFacts) -> list[Info]:
+    """The cache keeps its size."""
+    x, size = n.shape(0), n.shape(3)[3]
+    return [tensor(n.dtype(0), [*x[:2], size * n.int_("num_heads")]), *(tensor(n.dtype(0), n.shape(i)) for i in (3, 4))]
+
+
 def _causal_conv(n: NodeFacts) -> list[Info]:
     """The state is as long as the convolution looks back."""
     shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
@@ -109,6 +115,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "PackedAttention": _attention_without_padding,
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
+    "SparseAttention": _sparse_attention,
     "CausalConvWithState": _causal_conv,
     "VarlenCausalConvWithState": _packed_conv,
     "LinearAttention": _linear_attention,

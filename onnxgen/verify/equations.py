@@ -96,6 +96,7 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 LETTERS = {
     "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
     "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", ""),
+    "SparseAttention": ("blq", "bld", "bld", "bnph", "bnph", "", "", "", "s"),
     "Attention": ("blq", "qv", "v"),
     "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
     "SkipSimplifiedLayerNormalization": ("blh", "blh", "h", "h"),
