@@ -32,7 +32,8 @@ _NOWHERE = {
         IsInf IsNaN Less LessOrEqual MatMulInteger Multinomial NonMaxSuppression NonZero Not OptionalHasElement Or
         SequenceLength Shape Size Xor
         ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
-        com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping com.microsoft.MatMulInteger16
+        com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping com.microsoft.IsAllFinite
+        com.microsoft.MatMulInteger16
         com.microsoft.MulInteger com.microsoft.MurmurHash3 com.microsoft.NGramHashMapping
         com.microsoft.ReduceSumInteger com.microsoft.VarlenNGramHashMapping
     """,

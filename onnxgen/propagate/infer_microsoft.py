@@ -207,6 +207,45 @@ def _blocked_scores(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(1), n.input(1).shape)]
 
 
+def _unpadded(n: NodeFacts) -> list[Info]:
+    """The tokens; and what tells where they were."""
+    batch, length, *rest = n.shape(0)
+    sizes = [batch, length], [batch + 1], [1]
+    return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
+
+
+def _padded(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])]
+
+
+def _relative_bias(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])]
+
+
+def _gated_bias(n: NodeFacts) -> list[Info]:
+    queries = n.shape(6) if n.has(6) else n.shape(0)[:2]
+    return [tensor(n.dtype(0), [queries[0], *n.shape(2)[1:]])]
+
+
+def _swiglu(n: NodeFacts) -> list[Info]:
+    return _same(n) if n.has(1) else _split_gelu(n)
+
+
+def _router(n: NodeFacts) -> list[Info]:
+    rows, columns, router = n.shape(0)[:-1], n.shape(1)[1], n.int_("router_size")
+    return [tensor(n.dtype(0), [*rows, router]), tensor(n.dtype(0), [*rows, floordiv(columns - router, 2)])]
+
+
+def _blocked_qkv(n: NodeFacts) -> list[Info]:
+    rows = n.shape(0)[:-1]
+    made = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
+    return [*made, tensor(n.dtype(0), n.shape(0))]
+
+
+def _blocked_mlp(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))]
+
+
 def _merged_draft(n: NodeFacts) -> list[Info]:
     return [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)]
 
@@ -268,6 +307,9 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "DynamicQuantizeLSTM": _lstm,
     "AttnLSTM": _lstm,
     "MatMulNBits": _blocked_product,
+    "MatMulNBitsQLoRA": _blocked_product,
+    "MatMulNBitsQkv": _blocked_qkv,
+    "MatMulNBitsMlp": _blocked_mlp,
     "MatMulBnb4": _blocked_product,
     "MatMulFpQ4": _blob_product,
     "MatMulIntegerToFloat": _float_product,
@@ -298,6 +340,13 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "VarlenNGramHashMapping": _ngram_hashes,
     "LinearAttentionGate": _pairs,
     "EngramGate": _pairs,
+    "SwiGLU": _swiglu,
+    "RouterGateUpProj": _router,
+    "RemovePadding": _unpadded,
+    "RestorePadding": _padded,
+    "RelativePositionBias": _relative_bias,
+    "GatedRelativePositionBias": _gated_bias,
+    "IsAllFinite": lambda n: [tensor(ir.DataType.BOOL, [])],
     "MoEGroupRouter": _routed,
     "HyperConnectionPreMix": _pre_mix,
 }

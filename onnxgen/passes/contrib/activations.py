@@ -54,6 +54,10 @@ def quick_gelu(g: Writer, X: ir.Value, *, alpha: float = 1.702) -> ir.Value:
     return g("Mul", X, g("Sigmoid", inside))
 
 
+def silu(g: Writer, x: ir.Value) -> ir.Value:
+    return g("Mul", x, g("Sigmoid", x))
+
+
 @body("BiasSplitGelu")
 def bias_split_gelu(g: Writer, X: ir.Value, bias: ir.Value) -> ir.Value:
     """The first half of the channels, gated by GELU of the second."""

@@ -89,6 +89,46 @@ def scaled_silu(g: Writer, X: ir.Value, scale: ir.Value | None = None, *, alpha:
     return g("Mul", inner, g("Sigmoid", inner))
 
 
+@body("SwiGLU")
+def swiglu(
+    g: Writer, gate: ir.Value, up: ir.Value | None = None, *,
+    activation_alpha: float = 1.0, activation_beta: float = 0.0, limit: float = 0.0, round_activation: int = 0,
+) -> ir.Value:  # fmt: skip
+    """One half times the other, which gates itself; both may be bounded. onnxruntime has kernels for GPUs only."""
+    if up is None:
+        halves = g.several(2, "Split", gate, axis=-1, num_outputs=2)
+        gate, up = (g.like(half, gate) for half in halves)
+    x, factor = widened(g, gate), widened(g, up)
+    if limit > 0:
+        bound = g.constant(np.asarray(limit, np.float32))
+        x = g("Min", x, bound)
+        factor = g("Clip", factor, g.constant(np.asarray(-limit, np.float32)), bound)
+    inside = x if activation_alpha == 1.0 else g("Mul", x, g.constant(np.asarray(activation_alpha, np.float32)))
+    made = g("Mul", x, g("Sigmoid", inside))
+    if round_activation:
+        made = widened(g, g.like(rounded(g, made, gate), gate))
+    if activation_beta:
+        factor = g("Add", factor, g.constant(np.asarray(activation_beta, np.float32)))
+    return rounded(g, g("Mul", made, factor), gate)
+
+
+@body("RouterGateUpProj")
+def router_gate_up_proj(
+    g: Writer, X: ir.Value, W: ir.Value, *,
+    router_size: int, activation: str = "swiglu", activation_alpha: float = 1.0, activation_beta: float = 0.0,
+    limit: float = 0.0,
+) -> Results:  # fmt: skip
+    """The scores of experts, and SwiGLU of a shared expert, by one product. onnxruntime has it for GPUs only."""
+    inner = size_of(W, 1) - router_size
+    if activation != "swiglu" or router_size < 0 or inner < 0 or inner % 2:
+        raise Refused("its activation is not swiglu, or its weight has an odd number of columns", "fix the file")
+    parts = g.several(2, "Split", g("MatMul", X, W), g.ints(router_size, inner), axis=-1)
+    gated = swiglu(
+        g, g.like(parts[1], X), activation_alpha=activation_alpha, activation_beta=activation_beta, limit=limit
+    )
+    return [parts[0], gated]
+
+
 @body("LinearAttentionGate")
 def linear_attention_gate(
     g: Writer, a: ir.Value, dt_bias: ir.Value, decay_scale: ir.Value, b: ir.Value | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tests.gradients.cases import Case
-from tests.gradients.made import classical, experts, fused, gated, quantized, standard, steps
+from tests.gradients.made import classical, documented, experts, fused, gated, quantized, standard, steps
 
 
 def made() -> list[Case]:
     """All of them."""
-    return [case for room in (standard, steps, classical, experts, fused, gated, quantized) for case in room.cases()]
+    rooms = (standard, steps, classical, experts, fused, gated, quantized, documented)
+    return [case for room in rooms for case in room.cases()]
