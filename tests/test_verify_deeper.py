@@ -160,3 +160,47 @@ def test_places_of_scatters_are_distinct(tmp_path: Path) -> None:
     graph = examine(read(tmp_path / "net.onnx", Options()), Options())
     drawn = feeds.draw(graph, next(sizes(graph, 0)), "plain", 3)["at"]
     assert all(len(set(row)) == 5 for row in drawn.tolist())
+
+
+# ---- what the file itself makes of inputs ----------------------------------------------------------------------------
+
+
+def test_a_nan_that_the_file_leaves_out_is_noted(tmp_path: Path) -> None:
+    """0 times NaN is NaN in a gradient, whoever wrote the module."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6] x) => (float[n, 6] z)
+        <float[6] w = {0.5, 1.5, 0.3, 0.7, 1.1, 0.9}> {
+        u = Pow (x, w)  c = Constant <value = float {0.0}> ()  p = Greater (x, c)  z = Where (p, u, x) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    report = verify(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert report.agrees
+    assert any("computes NaN at u (Pow)" in note and "no gradient of w" in note for note in report.notes)
+
+
+def test_a_gradient_that_only_the_module_makes_nan_is_told(generated: tuple[Path, Path]) -> None:
+    path, out = generated
+    text = out.read_text()
+    line = next(line for line in text.splitlines() if line.strip().startswith("return ") and "head" not in line)
+    value = line.strip().removeprefix("return ")
+    spoilt = f"        y = {value}\n        return torch.where(y > 1e9, y.detach().sub(1e9).log() * y, y)"
+    out.write_text(text.replace(line, spoilt) if "import torch\n" in text else f"import torch\n{text}")
+    out.write_text(out.read_text().replace(line, spoilt))
+    report = verify(path, out)
+    assert not report.agrees and any("is not finite" in problem for problem in report.problems())
+
+
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_words_are_those_that_an_encoder_knows(zeros: int, tmp_path: Path) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]> net (string[n, 1] x) => (float[a, b, c] y) {{
+        r = Identity (x)  y = ai.onnx.ml.OneHotEncoder <cats_strings = ["red", "green"], zeros = {zeros}> (r) }}"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert verify(tmp_path / "net.onnx", tmp_path / "net.py").agrees
+    drawn = _drawn_words(tmp_path / "net.onnx")
+    assert {"red", "green"} <= drawn and ("?" in drawn) == bool(zeros)
+
+
+def _drawn_words(path: Path) -> set[str]:
+    graph = examine(read(path, Options()), Options())
+    candidate = next(iter(sizes(graph)))
+    return {w for seed in range(20) for w in feeds.draw(graph, candidate, "plain", seed)["x"].ravel()}

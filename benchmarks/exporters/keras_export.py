@@ -18,4 +18,8 @@ def files(out: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
 
 
 def _export(name: str, path: Path) -> None:
-    net(name)[0].export(str(path), format="onnx", verbose=False)
+    import numpy as np
+
+    model, spec = net(name)
+    model(np.zeros((2, *spec.shape[1:]), spec.dtype.as_numpy_dtype))
+    model.export(str(path), format="onnx", verbose=False)

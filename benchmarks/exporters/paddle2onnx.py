@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-REQUIREMENTS = ["paddlepaddle", "paddle2onnx", "onnx"]
+REQUIREMENTS = ["paddlepaddle", "paddle2onnx", "onnx", "packaging", "setuptools"]
 
 
 def files(out: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:

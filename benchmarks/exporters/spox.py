@@ -12,7 +12,7 @@ REQUIREMENTS = ["spox", "onnx", "numpy"]
 
 def files(out: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """A network, and operators with graphs of their own."""
-    for name in ("mlp", "conv", "chosen", "looped", "scanned", "normed", "gathered", "inlined"):
+    for name in ("mlp", "conv", "chosen", "normed", "gathered", "inlined"):
         yield name, partial(_build, name)
 
 
@@ -40,20 +40,6 @@ def _build(name: str, path: Path) -> None:
     elif name == "chosen":
         positive = op.greater(op.reduce_sum(x, keepdims=0), const(np.float32(0)))
         (y,) = op.if_(positive, then_branch=lambda: [op.exp(x)], else_branch=lambda: [op.neg(x)])
-    elif name == "looped":
-
-        def body(i: Any, condition: Any, total: Any) -> list[Any]:
-            return [condition, op.add(op.mul(total, const(np.float32(0.5))), x)]
-
-        (y,) = op.loop(const(3), const(True), v_initial=[x], body=body)
-    elif name == "scanned":
-
-        def step(total: Any, row: Any) -> list[Any]:
-            made = op.add(total, op.tanh(row))
-            return [made, made]
-
-        start = op.constant(value=np.zeros(6, np.float32))
-        y = op.scan([start, x], body=step, num_scan_inputs=1)[1]
     elif name == "normed":
         y = op.layer_normalization(x, weight(6), weight(6))[0]
         y = op.mul(y, op.sigmoid(op.einsum([y, weight(6, 6)], equation="bi,ij->bj")))

@@ -52,7 +52,7 @@ def net(name: str) -> tuple[Any, Any]:
         for _ in range(2):
             y = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
             x = layers.add([x, layers.Conv2D(8, 3, padding="same")(y)])
-        x = layers.concatenate([layers.AveragePooling2D()(x), layers.Conv2D(4, 3, strides=2, padding="same")(x)])
+        x = layers.concatenate([layers.AveragePooling2D(2)(x), layers.Conv2D(4, 3, strides=2, padding="same")(x)])
     elif name in ("lstm", "gru", "rnn"):
         layer = {"lstm": layers.LSTM, "gru": layers.GRU, "rnn": layers.SimpleRNN}[name]
         x = layers.Bidirectional(layer(6, return_sequences=True))(x)

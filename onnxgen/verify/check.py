@@ -111,6 +111,7 @@ class Check:
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
+                    self.notes += gradients.without_nans(self.path, given[0][2], backward, self.graph.training)
                     if not report.runs[-1].agrees and parts is None:
                         parts = given[0][2]
             report.untold = self.telling.untold()

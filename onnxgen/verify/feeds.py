@@ -96,7 +96,10 @@ def _array(
     if role.mode:
         return np.zeros(shape, dtype.numpy())
     if dtype == ir.DataType.STRING:
-        return np.array([WORDS[i] for i in rng.integers(0, len(WORDS), math.prod(shape))], object).reshape(shape)
+        words = [w for w in role.categories if isinstance(w, str)] or WORDS
+        return np.array([words[i] for i in rng.integers(0, len(words), math.prod(shape))], object).reshape(shape)
+    if numbers := [n for n in role.categories if isinstance(n, int)]:
+        return np.asarray(rng.choice(numbers, shape)).astype(dtype.numpy())
     if spread in ("ones", "zeros"):
         return np.full(shape, int(spread == "ones")).astype(dtype.numpy())
     if dtype == ir.DataType.BOOL:

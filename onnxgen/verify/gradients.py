@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
+from onnxgen.verify.oracle import nan_node
 from onnxgen.verify.report import Gradients
 from onnxgen.verify.torch_side import Backward
 
@@ -24,10 +26,24 @@ def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gr
     found.parameters = len(names)
     found.not_finite = [n for n in names if n in backward.not_finite]
     found.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
-    without = [n for n in names if n not in backward.reached | backward.not_finite]
+    without = [n for n in names if n not in backward.reached | backward.not_finite | backward.excused]
     expected = set() if found.error else expected
     found.missing = [n for n in without if n in expected]
     found.unreached = [n for n in without if n not in expected]
+
+
+def without_nans(path: Path, feeds: Mapping[str, Any], backward: Backward, is_training: bool) -> list[str]:
+    """Take back what is not finite because the file itself computes a NaN, which a Where leaves out; and note it.
+
+    PyTorch's derivative of what is left out is NaN there, and 0 times NaN is NaN: the author's module has it, too.
+    """
+    node = nan_node(path, feeds, without_dropout=is_training) if backward.not_finite else None
+    if node is None:
+        return []
+    names, name = ", ".join(sorted(backward.not_finite)), printable(node.name or node.output[0])
+    backward.excused |= backward.not_finite
+    backward.not_finite.clear()
+    return [f"the file computes NaN at {name} ({node.op_type}): there is no gradient of {names} for such inputs"]
 
 
 def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:

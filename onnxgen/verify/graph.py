@@ -58,6 +58,7 @@ class Role:
         keys: that a map is asked for.
         least: integers are this at the least.
         distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
+        categories: words or integers that an encoder knows, and others if it takes them.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Role:
     keys: list[str] | list[int] = field(default_factory=list)
     least: list[Dim] = field(default_factory=list)
     distinct: tuple[int, int] | None = None
+    categories: list[str] | list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -258,6 +260,8 @@ def _role(value: ir.Value) -> Role:
                 role.bounds.extend(_bounds(node))
             elif node.op_type in ("DictVectorizer", "CastMap"):
                 role.keys = _keys(node)
+            elif node.op_type in ENCODERS:
+                role.categories = _categories(node)
             elif node.op_type in COMPARISONS:
                 for constant in _integer(node.inputs[1 - position]):
                     constants[constant] = None
@@ -275,6 +279,19 @@ def _keys(node: ir.Node) -> list[str] | list[int]:
     if "string_vocabulary" in node.attributes:
         return list(node.attributes["string_vocabulary"].as_strings())
     return _ints(node, "int64_vocabulary") or list(range(whole(node, "max_map") or 3))
+
+
+ENCODERS = {"OneHotEncoder": "cats_", "LabelEncoder": "keys_", "CategoryMapper": "cats_"}
+OTHERS = "?", ""  # words that no encoder knows
+
+
+def _categories(node: ir.Node) -> list[str] | list[int]:
+    """What an encoder knows; and something else, unless OneHotEncoder has no row of zeros for it."""
+    prefix, is_strict = ENCODERS[node.op_type], node.op_type == "OneHotEncoder" and not whole(node, "zeros", 1)
+    if f"{prefix}strings" in node.attributes:
+        return list(node.attributes[f"{prefix}strings"].as_strings()) + ([] if is_strict else list(OTHERS))
+    numbers = _ints(node, f"{prefix}int64s")
+    return numbers + ([] if is_strict or not numbers else [max(numbers) + 1])
 
 
 CARRIERS = set(

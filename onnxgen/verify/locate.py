@@ -27,7 +27,7 @@ from onnxgen.options import Options
 from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.graph import Graph
-from onnxgen.verify.oracle import Onnxruntime, Refused, proto
+from onnxgen.verify.oracle import intermediate, proto
 from onnxgen.verify.report import Located
 
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
@@ -169,7 +169,7 @@ def _looked_up(
         expected: what a right module computes; from the event `at` on the module does not have it.
         strange: the first event of the module that a right one does not have.
     """
-    values = _intermediate(path, model, feeds)
+    values = intermediate(path, model, feeds)
     had = _Had(model, values, _Results(got))
     line = 0 if strange is None else strange.line
     for event in expected[at:]:
@@ -276,20 +276,6 @@ def _in_order(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
 def _is_plain(array: NDArray[Any]) -> bool:
     """Whether there are so few different numbers in it that another array has the same by chance."""
     return bool(np.unique(array).size <= DISTINCT)
-
-
-def _intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Every result of the main graph's nodes, by name, as onnxruntime computes it."""
-    known = {value.name for value in model.graph.output}
-    names = [n for node in model.graph.node for n in node.output if n and n not in known]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    try:
-        session = Onnxruntime(path, model, ())
-        found = session.run(feeds)
-    except Refused:
-        return {}
-    named = zip((value.name for value in model.graph.output), found, strict=True)
-    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "fb"}
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:

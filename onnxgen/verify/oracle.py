@@ -198,6 +198,31 @@ def proto(path: Path, *, without_dropout: bool) -> onnx.ModelProto:
     return model
 
 
+def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Every number of floating point, or truth value, that the main graph's nodes make, as onnxruntime computes it.
+
+    `model` gets all of them as outputs.
+    """
+    known = {value.name for value in model.graph.output}
+    names = [n for node in model.graph.node for n in node.output if n and n not in known]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        session = Onnxruntime(path, model, ())
+        found = session.run(feeds)
+    except Refused:
+        return {}
+    named = zip((value.name for value in model.graph.output), found, strict=True)
+    return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "fb"}
+
+
+def nan_node(path: Path, feeds: Mapping[str, Any], *, without_dropout: bool) -> onnx.NodeProto | None:
+    """The first node of a file that makes a NaN of these inputs, of which its outputs may show nothing."""
+    model = proto(path, without_dropout=without_dropout)
+    values = intermediate(path, model, feeds)
+    bad = {name for name, value in values.items() if np.isnan(value).any()}
+    return next((node for node in model.graph.node if not bad.isdisjoint(node.output)), None)
+
+
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of a model: of its graph, of subgraphs and of local functions."""
 

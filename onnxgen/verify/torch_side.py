@@ -104,10 +104,17 @@ def as_onnx(outputs: list[Any]) -> list[Any]:
 
 @dataclass
 class Backward:
-    """What several backward passes gave, by parameter name: `best` gradient state seen, and any that was not finite."""
+    """What several backward passes gave, by parameter name.
+
+    Attributes:
+        reached: a gradient came that was finite, or was none because the outputs were not.
+        not_finite: one came that was not, of finite outputs.
+        excused: the same, where the file itself computes a NaN on the way.
+    """
 
     reached: set[str] = field(default_factory=set)
     not_finite: set[str] = field(default_factory=set)
+    excused: set[str] = field(default_factory=set)
 
     def add(self, module: nn.Module, outputs: list[Any]) -> None:
         """Backward from the sum of the floating point outputs. Raises `Failed`."""
