@@ -202,5 +202,5 @@ def test_words_are_those_that_an_encoder_knows(zeros: int, tmp_path: Path) -> No
 
 def _drawn_words(path: Path) -> set[str]:
     graph = examine(read(path, Options()), Options())
-    candidate = next(iter(sizes(graph)))
+    candidate = next(iter(sizes(graph, 0)))
     return {w for seed in range(20) for w in feeds.draw(graph, candidate, "plain", seed)["x"].ravel()}

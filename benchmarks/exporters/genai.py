@@ -18,8 +18,8 @@ SMALL = {
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": {},
-    "Phi3ForCausalLM": {"pad_token_id": 0},
+    "Qwen3ForCausalLM": {"eos_token_id": 1},
+    "Phi3ForCausalLM": {"pad_token_id": 0, "original_max_position_embeddings": 128},
     "MistralForCausalLM": {"sliding_window": 16},
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16, "sliding_window": 16},
