@@ -27,6 +27,9 @@ GROUPS = 24  # of parameters, at most: each costs two runs for a step
 SECONDS = 10.0  # for all groups; at least one is held
 SMOOTH, EQUAL = 1e-3, 1e-2  # what the two sides, and the gradient and a side, may differ by, in the largest of them
 DIGITS = 1e-14  # of the sum of the outputs' sizes: what float64 rounds off in a run
+# A mask of -3e38 swallows the scores that it is added to, in float64, too: where it hides all of them alike, backward
+# sees what no difference shows. Numbers past the first are brought to the second, whose exponential is 0 all the same.
+VAST, LARGE = 1e8, 1e6
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
@@ -34,7 +37,7 @@ _Group = tuple[str, list[Tensor]]
 
 
 class _Wide(TorchFunctionMode):
-    """Makes float64 of every narrower type that code asks for."""
+    """Makes float64 of every narrower type that code asks for, and large numbers of vast ones."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,7 +46,18 @@ class _Wide(TorchFunctionMode):
             return args[0].double()
         args = tuple(torch.float64 if a in _NARROW else a for a in args) if _names_type(args) else args
         kwargs = {key: torch.float64 if _is_narrow(a) else a for key, a in (kwargs or {}).items()}
-        return function(*args, **kwargs)
+        return _bounded(function(*args, **kwargs))
+
+
+def _bounded(result: Any) -> Any:
+    """A result without vast numbers; infinities stay."""
+    if not isinstance(result, Tensor) or result.dtype != torch.float64 or not result.numel():
+        return result
+    with torch.no_grad():
+        is_vast = (result.abs() > VAST) & result.isfinite()
+        if not is_vast.any():
+            return result
+    return torch.where(is_vast, result.sign() * LARGE, result)
 
 
 def _is_narrow(argument: Any) -> bool:

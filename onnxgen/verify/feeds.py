@@ -43,7 +43,7 @@ def draw(
     feeds: dict[str, Any] = {}
     for name, type_, facts in graph.inputs:
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, seed))
+        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed))
         dtype = facts.dtype or ir.DataType.FLOAT
         if facts.kind in ("map", "maps"):
             found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
@@ -79,8 +79,9 @@ def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict
     return dict(zip(keys, _array(rng, (len(keys),), facts.dtype or ir.DataType.FLOAT, Role(), {}, spread).tolist()))
 
 
-def _shape(shape: tuple[Dim, ...] | None, seed: int) -> tuple[Dim, ...]:
-    """An input of unknown rank is tried with several."""
+def _shape(shape: tuple[Dim, ...] | None, taken: tuple[int, ...] | None, seed: int) -> tuple[Dim, ...]:
+    """An input of unknown rank has what an operator takes, or is tried with several."""
+    shape = taken if shape is None else shape
     return shape if shape is not None else ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))[seed % 5]
 
 

@@ -59,6 +59,7 @@ class Role:
         least: integers are this at the least.
         distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
         categories: words or integers that an encoder knows, and others if it takes them.
+        shape: of an input of unknown rank, what an operator takes that it goes to; None if none says so.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Role:
     least: list[Dim] = field(default_factory=list)
     distinct: tuple[int, int] | None = None
     categories: list[str] | list[int] = field(default_factory=list)
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -245,6 +247,7 @@ def _role(value: ir.Value) -> Role:
     while todo:
         for use in todo.pop().uses():
             node, position = use.node, use.idx
+            role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
             if taken is not None:
                 role.least.append(taken.least)
@@ -272,6 +275,23 @@ def _role(value: ir.Value) -> Role:
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
+
+
+def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
+    """A shape that a product or a convolution takes, by that of its other operand."""
+    if node.op_type not in ("MatMul", "Gemm", "Conv") or position > 1 or len(node.inputs) < 2:
+        return None
+    other = info(node.inputs[1 - position]).shape
+    if other is None or not all(isinstance(d, int) for d in other) or len(other) < 2:
+        return None
+    sizes = tuple(d for d in other if isinstance(d, int))
+    if node.op_type == "Conv":
+        return (2, sizes[1] * whole(node, "group", 1), *(d + 7 for d in sizes[2:])) if position == 0 else None
+    if position == 0:
+        inner = sizes[-1] if whole(node, "transB") else sizes[-2]
+        return (inner, 3) if whole(node, "transA") else (3, inner)
+    inner = sizes[-2] if whole(node, "transA") else sizes[-1]
+    return (3, inner) if whole(node, "transB") else (inner, 3)
 
 
 def _keys(node: ir.Node) -> list[str] | list[int]:
