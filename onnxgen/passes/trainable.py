@@ -89,7 +89,7 @@ ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's sta
 STILL = "still"  # in `value.meta`: why nothing flows to a tensor that would be trained otherwise
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
-WRITTEN = re.compile(r"reorder|\w+_token_\d+")  # what onnxruntime calls what it makes
+WRITTEN = re.compile(r"reorder|\w+_token_\d+|val_\d+")  # what onnxruntime, and the dynamo exporter, call what they make
 SAME_TENSOR = set("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
 
 
@@ -99,7 +99,7 @@ def trainable(model: ir.Model, options: Options) -> None:
     Raises:
         OnnxgenError: an option's pattern is in the name of none of them.
     """
-    reached = _reached(model.graph)
+    reached = differentiable(model.graph)
     by_torch = model.producer_name == "pytorch"
     model.graph.meta["producer"] = model.producer_name
     model.graph.meta["state"] = by_torch and any(map(param_path, model.graph.initializers))
@@ -146,15 +146,20 @@ def _note_root_names(graph: ir.Graph) -> None:
 
     Only in files by PyTorch's legacy exporter: there, an initializer that is none has a name that is no identifier
     (`onnx::MatMul_24`), unless onnxruntime wrote it. The dynamo exporter records what it stores, and calls others
-    `val_3`.
+    `val_3`; without the record (onnxslim and onnxsim drop it) what they fold there has a node's name, `mul_2`.
     """
     values = list(graph.initializers.values())
-    if graph.meta["state"] and not graph.meta["recorded"]:
+    if graph.meta["state"] and not graph.meta["recorded"] and not _is_by_dynamo(graph):
         values += [o for v in values for u in v.uses() if _op(u.node) == "Identity" for o in u.node.outputs]
         for value in values:
             name = value.name or ""
             if re.fullmatch(r"[A-Za-z_]\w*", name) and not WRITTEN.fullmatch(name) and not folded_from(value):
                 value.meta[ROOT] = True
+
+
+def _is_by_dynamo(graph: ir.Graph) -> bool:
+    names = (v.name or "" for node in graph for v in (*node.inputs, *node.outputs) if v is not None)
+    return any(re.fullmatch(r"val_\d+", name) for name in names)
 
 
 def stored_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -175,7 +180,7 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.value
 
 
-def _reached(graph: ir.Graph) -> set[ir.Value]:
+def differentiable(graph: ir.Graph) -> set[ir.Value]:
     """The values from which a gradient can come: those that an output of floating point depends on differentiably."""
     reached = {o for o in graph.outputs if o.dtype is None or o.dtype in FLOATS}
     _reach(graph, reached)

@@ -104,6 +104,8 @@ LETTERS = {
     "RotaryEmbedding": ("", "bl"),
 }
 
+CACHED = {"GroupQueryAttention": 6, "SparseAttention": 7}  # where the number of keys in all is
+
 
 def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
     """The equations of the nodes of a graph, as far as dims are known; numbers that are equal are left out."""
@@ -118,6 +120,8 @@ def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
 def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
     if node.domain == MICROSOFT:
         yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
+        if node.op_type in CACHED:
+            yield from (Equation(a, b) for a, b in _cached(node, shapes))
     elif node.op_type in BROADCASTING and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
         yield from _broadcast([s for s in shapes if s is not None])
     elif node.op_type in RULES:
@@ -125,6 +129,20 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
             yield Equation(a, b)
     if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
         yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
+
+
+def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
+    """The size of a head, and how many keys there are with those of a cache that grows."""
+    x, past, heads = shapes[0], shapes[3], whole(node, "num_heads")
+    if not x or not past:
+        return
+    is_packed = len(shapes) < 2 or shapes[1] is None
+    yield x[2], past[3] * (heads + 2 * whole(node, "kv_num_heads") if is_packed else heads)
+    total = info(node.inputs[CACHED[node.op_type]]).data
+    if whole(node, "sliding_window_cache"):
+        yield past[2], x[1]  # a cache with room left has whatever lay in memory there
+    elif node.op_type == "GroupQueryAttention" and total is not None:
+        yield from ((size, past[2] + x[1]) for size in total.reshape(-1)[:1])
 
 
 def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:
@@ -225,6 +243,7 @@ def _rois(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
 
 RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
     "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
+    "ConvInteger": _conv,
     "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,
     "RMSNormalization": _layer_norm, "Concat": _concat, "Reshape": _reshape, **dict.fromkeys(RECURRENT, _recurrent),
     "ScatterElements": _scattered, "Attention": _attention,

@@ -101,6 +101,8 @@ def _array(
         return np.array([words[i] for i in rng.integers(0, len(words), math.prod(shape))], object).reshape(shape)
     if numbers := [n for n in role.categories if isinstance(n, int)]:
         return np.asarray(rng.choice(numbers, shape)).astype(dtype.numpy())
+    if role.counted:
+        return np.ones(shape, dtype.numpy())
     if spread in ("ones", "zeros"):
         return np.full(shape, int(spread == "ones")).astype(dtype.numpy())
     if dtype == ir.DataType.BOOL:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
 from onnxgen.options import Options
-from onnxgen.passes.trainable import stored_values
+from onnxgen.passes.trainable import differentiable, stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.verify.oracle import nan_node
 from onnxgen.verify.report import Gradients
@@ -55,8 +57,18 @@ def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> se
         model = read_and_simplify(path, replace(options, trainable=None, frozen=None))
     except OnnxgenError:
         return set()
-    trained = {v.name or "" for v in stored_values(model.graph) if v.meta.get("trainable", (False,))[0]}
-    return {key for name in trained & record.keys() for key in _keys(record[name])}
+    reached = differentiable(model.graph)
+    found: set[str] = set()
+    for value in stored_values(model.graph):
+        keys = _keys(record.get(value.name or "", []))
+        if value.meta.get("trainable", (False,))[0] and (len(keys) == 1 or _is_reached_everywhere(value, reached)):
+            found |= keys
+    return found
+
+
+def _is_reached_everywhere(value: ir.Value, reached: set[ir.Value]) -> bool:
+    """Whether each layer that takes a tensor has a gradient: some may end in integers, whose copy of it gets none."""
+    return all(any(o in reached for o in use.node.outputs) for use in value.uses())
 
 
 def _keys(entry: Any) -> set[str]:

@@ -60,6 +60,7 @@ class Role:
         distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
         categories: words or integers that an encoder knows, and others if it takes them.
         shape: of an input of unknown rank, what an operator takes that it goes to; None if none says so.
+        counted: it is a mask whose ones are how many keys each row has: all of them, or caches hold anything.
     """
 
     bounds: list[Dim] = field(default_factory=list)
@@ -72,6 +73,7 @@ class Role:
     distinct: tuple[int, int] | None = None
     categories: list[str] | list[int] = field(default_factory=list)
     shape: tuple[int, ...] | None = None
+    counted: bool = False
 
 
 @dataclass
@@ -206,9 +208,9 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
 
 
 def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
-    if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv"):
+    if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv", "ConvInteger"):
         return
-    weight = info(node.inputs[1]).shape if node.op_type == "Conv" else None
+    weight = info(node.inputs[1]).shape if node.op_type.startswith("Conv") else None
     kernel = _ints(node, "kernel_shape") or [d for d in (weight or ())[2:] if isinstance(d, int)]
     auto = node.attributes.get("auto_pad")
     how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel)
@@ -238,15 +240,22 @@ def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Valu
     return tainted
 
 
+COUNTS = {"GroupQueryAttention": 5, "SparseAttention": 8}  # inputs that say how many keys each row has
+
+
 def _role(value: ir.Value) -> Role:
     """Follow an input through the graph to where its elements index something or act as a size."""
     role = Role()
-    seen, todo = {value}, [value]
+    seen, todo, sums = {value}, [value], set[ir.Value]()
     constants: dict[int, None] = {}
     neighbours: dict[int, None] = {}
     while todo:
-        for use in todo.pop().uses():
+        current = todo.pop()
+        for use in current.uses():
             node, position = use.node, use.idx
+            if current in sums and COUNTS.get(node.op_type) == position:
+                role.counted = True
+                continue
             role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
             if taken is not None:
@@ -269,8 +278,9 @@ def _role(value: ir.Value) -> Role:
                 for constant in _integer(node.inputs[1 - position]):
                     constants[constant] = None
                     neighbours |= dict.fromkeys([constant - 1] + [constant + 1] * (node.op_type != "Equal"))
-            elif _carries_numbers(node, position):
+            elif _carries_numbers(node, position) or (node.op_type == "ReduceSum" and position == 0):
                 new = [o for o in node.outputs if o not in seen]
+                sums.update(new if current in sums or node.op_type == "ReduceSum" else ())
                 seen.update(new)
                 todo.extend(new)
     role.compared = list(constants | neighbours)
