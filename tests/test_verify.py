@@ -260,11 +260,13 @@ def test_one_symbol_is_one_size(tmp_path: Path) -> None:
 def test_a_refused_input_is_no_agreement(tmp_path: Path) -> None:
     """No shape that could be drawn fits 7 elements, so no run is possible."""
     inputs = [VI("x", T.FLOAT, [7]), VI("shape", T.INT64, [2])]
-    path = save(tmp_path / "m.onnx", [h.make_node("Reshape", ["x", "shape"], ["y"])], inputs, [VI("y", T.FLOAT, None)])
-    module = Says(lambda m, x, shape: x.reshape(shape.tolist()))
+    nodes = [h.make_node("Constant", [], ["more"], value_ints=[100, 0]), h.make_node("Add", ["shape", "more"], ["s"])]
+    nodes.append(h.make_node("Reshape", ["x", "s"], ["y"]))
+    path = save(tmp_path / "m.onnx", nodes, inputs, [VI("y", T.FLOAT, None)])
+    module = Says(lambda m, x, shape: x.reshape((shape + torch.tensor([100, 0])).tolist()))
     with pytest.raises(OnnxgenError, match="could not verify"):
         verify(path, module)
-    feeds = {"x": np.arange(7, dtype=np.float32), "shape": np.array([7, 1])}
+    feeds = {"x": np.arange(7, dtype=np.float32), "shape": np.array([-93, 1])}
     assert verify(path, module, feeds=[feeds]).agrees
     with pytest.raises(OnnxgenError, match="not the graph's: shape"):
         verify(path, module, feeds=[{"x": feeds["x"]}])

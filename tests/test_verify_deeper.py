@@ -217,3 +217,32 @@ def test_a_mask_that_swallows_scores_does_not_count(tmp_path: Path) -> None:
     generate(tmp_path / "net.onnx", tmp_path / "net.py")
     report = verify(tmp_path / "net.onnx", tmp_path / "net.py")
     assert report.agrees and report.gradients.held == report.gradients.groups == 1
+
+
+def test_a_cut_that_leaves_a_new_shape_to_be_given(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 4, 3] x, int64[2] shape) => (float[a, b] y) {
+        y = Reshape (x, shape) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees and not any("refused" in note for note in report.notes)
+
+
+def test_a_weight_on_which_nothing_depends_needs_no_gradient(tmp_path: Path) -> None:
+    """Attention whose output nobody takes, but the cache that it fills."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> net
+        (float[n, t, 16] x, float[n, 1, p, 8] k, float[n, 1, p, 8] v, int64[n, total] mask)
+        => (float[a, b, c, d] present, float[a1, b1, c1, d1] values) {
+        one = Constant <value = int64[1] {1}> ()  place = Constant <value = int64 {1}> ()
+        count = ReduceSum <keepdims = 0> (mask, one)  rest = Sub (count, one)  lengths = Cast <to = 6> (rest)
+        sizes = Shape (mask)  size = Gather (sizes, place)  total_length = Cast <to = 6> (size)
+        q = MatMul (x, w0)  key = MatMul (x, w1)
+        y, present, values = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1>
+            (q, key, key, k, v, lengths, total_length) }"""
+    model = parser.parse_model(text)
+    for name, shape in {"w0": (16, 16), "w1": (16, 8)}.items():
+        array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees, report.problems()
+    assert report.gradients.missing == [] and report.gradients.reached >= 1

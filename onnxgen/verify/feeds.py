@@ -101,6 +101,8 @@ def _array(
         return np.array([words[i] for i in rng.integers(0, len(words), math.prod(shape))], object).reshape(shape)
     if numbers := [n for n in role.categories if isinstance(n, int)]:
         return np.asarray(rng.choice(numbers, shape)).astype(dtype.numpy())
+    if role.reshapes is not None and len(shape) == 1 and shape[0]:
+        return _new_shape(shape[0], role.reshapes).astype(dtype.numpy())
     if role.counted:
         return np.ones(shape, dtype.numpy())
     if spread in ("ones", "zeros"):
@@ -123,6 +125,13 @@ def _array(
     return np.asarray(drawn).astype(dtype.numpy())
 
 
+def _new_shape(count: int, rank: int) -> NDArray[Any]:
+    """What Reshape takes of any input of a rank: its own sizes (0), all others in the last, or ones behind them."""
+    if count > rank:
+        return np.array([0] * rank + [1] * (count - rank))
+    return np.array([0] * (count - 1) + [-1])
+
+
 def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tuple[int, int]:
     """The integers to draw from, the end excluded."""
     least = max(_known(role.least, candidate), default=0)
@@ -135,7 +144,7 @@ def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tup
 
 def _unbounded(dtype: ir.DataType, role: Role, spread: str) -> tuple[int, int]:
     if role.size:
-        return 1, 2 if spread == "small" else 4
+        return (-1, 0) if spread == "masks" else (1, 2 if spread == "small" else 4)
     if spread in ("masks", "small"):
         return 0, 2
     if dtype in (ir.DataType.UINT8, ir.DataType.INT8):

@@ -22,6 +22,7 @@ from onnxgen.verify.oracle import Onnxruntime, Refused, proto, proto_nodes
 
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
+RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 
 
@@ -70,29 +71,39 @@ def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int) -> onnx.ModelProto:
-    """A copy in which each floating point result of the main graph is multiplied by numbers next to 1."""
+    """A copy in which each floating point result of the main graph is multiplied by numbers next to 1.
+
+    So is what goes into a recurrent layer, which rounds in every step.
+    """
     made = _copied(model)
     outputs = {value.name for value in made.graph.output}
     nodes: list[onnx.NodeProto] = []
     for node in made.graph.node:
+        for i, name in enumerate(node.input if node.op_type in RECURRENT else ()):
+            if types.get(name) in _FLOATS:
+                noised = f"{name}/into/{len(nodes)}"
+                node.input[i] = noised
+                nodes.extend(_with_noise(name, noised, float(seed * 7919 + len(nodes))))
         nodes.append(node)
         if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
             continue
         for i, name in enumerate(node.output):
             if types.get(name) not in _FLOATS:
                 continue
-            exact, noise = f"{name}/exact", f"{name}/noise"
-            node.output[i] = exact
-            place = float(seed * 7919 + len(nodes))
-            draw = onnx.helper.make_node("RandomUniformLike", [exact], [noise], low=1 - UNIT, high=1 + UNIT, seed=place)
-            nodes.append(draw)
-            nodes.append(onnx.helper.make_node("Mul", [exact, noise], [name]))
+            node.output[i] = f"{name}/exact"
+            nodes.extend(_with_noise(node.output[i], name, float(seed * 7919 + len(nodes))))
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     known = [value for value in made.graph.value_info if value.name not in outputs]
     del made.graph.value_info[:]
     made.graph.value_info.extend(known)
     return made
+
+
+def _with_noise(exact: str, name: str, place: float) -> list[onnx.NodeProto]:
+    noise = f"{name}/noise"
+    draw = onnx.helper.make_node("RandomUniformLike", [exact], [noise], low=1 - UNIT, high=1 + UNIT, seed=place)
+    return [draw, onnx.helper.make_node("Mul", [exact, noise], [name])]
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
+import torch
+from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.names import printable
@@ -16,10 +18,7 @@ from onnxgen.passes.trainable import differentiable, stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.verify.oracle import nan_node
 from onnxgen.verify.report import Gradients
-from onnxgen.verify.torch_side import Backward
-
-if TYPE_CHECKING:
-    from torch import nn
+from onnxgen.verify.torch_side import Backward, flat_outputs
 
 
 def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gradients) -> None:
@@ -30,8 +29,8 @@ def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gr
     found.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
     without = [n for n in names if n not in backward.reached | backward.not_finite | backward.excused]
     expected = set() if found.error else expected
-    found.missing = [n for n in without if n in expected]
-    found.unreached = [n for n in without if n not in expected]
+    found.missing = [n for n in without if n in expected - backward.idle]
+    found.unreached = [n for n in without if n not in found.missing]
 
 
 def without_nans(path: Path, feeds: Mapping[str, Any], backward: Backward, is_training: bool) -> list[str]:
@@ -46,6 +45,32 @@ def without_nans(path: Path, feeds: Mapping[str, Any], backward: Backward, is_tr
     backward.excused |= backward.not_finite
     backward.not_finite.clear()
     return [f"the file computes NaN at {name} ({node.op_type}): there is no gradient of {names} for such inputs"]
+
+
+def excuse_idle(network: nn.Module, feeds: Mapping[str, Any], backward: Backward) -> None:
+    """Take no gradient for an error where none is: another number of the parameter changes no output at all.
+
+    A file may compute attention, and hand out only the cache that it fills.
+    """
+    known = backward.reached | backward.not_finite | backward.excused
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and name not in known and _is_idle(network, parameter, feeds):
+            backward.idle.add(name)
+
+
+def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, Any]) -> bool:
+    stored = parameter.detach().clone()
+    try:
+        with torch.no_grad():
+            before = flat_outputs(network, feeds)
+            parameter.copy_(stored * 1.5 + torch.randn(stored.shape, generator=torch.Generator().manual_seed(0)))
+            after = flat_outputs(network, feeds)
+            return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    except Exception:  # what a module refuses, its runs tell
+        return False
+    finally:
+        with torch.no_grad():
+            parameter.copy_(stored)
 
 
 def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:

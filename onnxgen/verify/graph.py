@@ -60,6 +60,7 @@ class Role:
         distinct: the axes, from one up to another, along which no two indices are equal; None where they may be.
         categories: words or integers that an encoder knows, and others if it takes them.
         shape: of an input of unknown rank, what an operator takes that it goes to; None if none says so.
+        reshapes: the rank of what it is the new shape of; None if it is none.
         counted: it is a mask whose ones are how many keys each row has: all of them, or caches hold anything.
     """
 
@@ -73,6 +74,7 @@ class Role:
     distinct: tuple[int, int] | None = None
     categories: list[str] | list[int] = field(default_factory=list)
     shape: tuple[int, ...] | None = None
+    reshapes: int | None = None
     counted: bool = False
 
 
@@ -265,6 +267,7 @@ def _role(value: ir.Value) -> Role:
                 role.distinct = role.distinct or taken.distinct
             elif position in SIZES.get(node.op_type, ()):
                 role.size = True
+                role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
             elif position in MODES.get(node.op_type, ()):
                 role.mode = True
             elif INDEXES.get(node.op_type) == position:

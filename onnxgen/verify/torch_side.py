@@ -110,11 +110,13 @@ class Backward:
         reached: a gradient came that was finite, or was none because the outputs were not.
         not_finite: one came that was not, of finite outputs.
         excused: the same, where the file itself computes a NaN on the way.
+        idle: none came, and no output depends on them.
     """
 
     reached: set[str] = field(default_factory=set)
     not_finite: set[str] = field(default_factory=set)
     excused: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
 
     def add(self, module: nn.Module, outputs: list[Any]) -> None:
         """Backward from the sum of the floating point outputs. Raises `Failed`."""
@@ -147,6 +149,11 @@ def _flat(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple, dict)):
             yield from _flat(value.values() if isinstance(value, dict) else value)
+
+
+def flat_outputs(network: nn.Module, feeds: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors that a module gives for the graph's inputs, in order."""
+    return list(_flat([network(*map(to_torch, feeds.values()))]))
 
 
 def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
