@@ -1,9 +1,10 @@
-"""How onnxgen does on ONNX's own tests.
+"""How onnxgen does on ONNX's own tests, and on onnxruntime's operators.
 
-    python -m benchmarks.conformance [--write | --check]
+    python -m benchmarks.conformance [--contrib] [--write | --check]
 
-Runs every test, some minutes in all. `--write` writes docs/CONFORMANCE.md and onnx.csv beside this file; `--check`
-compares with that file and ends with 1 if a verdict is another one, or if ONNX has other tests.
+Runs every test, some minutes in all; with `--contrib` those of `tests/ops` in which onnxruntime's operators are held to
+onnxruntime. `--write` writes the page and the table: docs/CONFORMANCE.md and onnx.csv, or docs/CONTRIB.md and
+contrib.csv. `--check` compares with the table and ends with 1 if a verdict is another one, or if there are other tests.
 """
 
 from __future__ import annotations
@@ -12,30 +13,31 @@ import sys
 from pathlib import Path
 
 from benchmarks.common import ROOT, arguments
-from benchmarks.conformance.page import as_csv, as_page, drift, from_csv
-from benchmarks.conformance.tests import rows
+from benchmarks.conformance import contrib, page, tests
 
-PAGE = ROOT / "docs" / "CONFORMANCE.md"
-ROWS = Path(__file__).with_name("onnx.csv")
+HERE = Path(__file__).parent
 
 
 def main() -> int:
     parser = arguments(__doc__)
+    parser.add_argument("--contrib", action="store_true", help="onnxruntime's operators instead of ONNX's tests")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {ROWS.name}")
-    what.add_argument("--check", action="store_true", help=f"compare with {ROWS.name}")
+    what.add_argument("--write", action="store_true", help="write the page and the table")
+    what.add_argument("--check", action="store_true", help="compare with the table")
     args = parser.parse_args()
-    found = list(rows())
+    found = list(contrib.rows() if args.contrib else tests.rows())
+    table = HERE / ("contrib.csv" if args.contrib else "onnx.csv")
+    shown = ROOT / "docs" / ("CONTRIB.md" if args.contrib else "CONFORMANCE.md")
     for row in found:
         if row.verdict != "right":
             print(f"{row.verdict}: {row.name}: {row.note}")
     print(f"{sum(row.verdict == 'right' for row in found):,} of {len(found):,} tests are right")
     if args.write:
-        PAGE.write_text(as_page(found), encoding="utf-8")
-        ROWS.write_text(as_csv(found), encoding="utf-8")
+        shown.write_text(page.as_page(found, is_contrib=args.contrib), encoding="utf-8")
+        table.write_text(page.as_csv(found), encoding="utf-8")
     if not args.check:
         return 0
-    verdicts, rounding = drift(from_csv(ROWS.read_text(encoding="utf-8")), found)
+    verdicts, rounding = page.drift(page.from_csv(table.read_text(encoding="utf-8")), found)
     print("\n".join([*rounding, *verdicts]) or "as written")
     return 1 if verdicts else 0
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
+import onnxruntime
 
 from benchmarks.conformance.tests import VERDICTS, Row
 from onnxgen import __version__
@@ -22,6 +23,21 @@ with inputs and the outputs that it states. It is right if shapes and dtypes are
 test asks. [`onnx.csv`](../benchmarks/conformance/onnx.csv) has every test.
 
 | tests | {verdicts} |
+|---|{rules}|
+| {total} | {counts} |
+"""
+CONTRIB = """# onnxruntime's own operators
+
+This page is written by a command; `--check` says what a new run would change:
+
+    python -m benchmarks.conformance --contrib --write
+
+Every node of the domain `com.microsoft` that `tests/ops` compares with onnxruntime {onnxruntime}, optimisations off,
+once for each operator, set of attributes, types and sizes. It is right if shapes and dtypes are the same and values are
+as close as its test asks. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. Operators that run on
+GPUs only are held to their documentation instead (`tests/ops/test_documented.py`), and are not here.
+
+| cases | {verdicts} |
 |---|{rules}|
 | {total} | {counts} |
 """
@@ -62,12 +78,13 @@ def from_csv(text: str) -> list[Row]:
     ]
 
 
-def as_page(rows: Sequence[Row]) -> str:
+def as_page(rows: Sequence[Row], *, is_contrib: bool = False) -> str:
     """The page."""
     kinds = [v for v in VERDICTS if any(row.verdict == v for row in rows)]
     counts = [f"{sum(row.verdict == v for row in rows):,}" for v in kinds]
-    text = HEAD.format(
-        version=__version__, onnx=onnx.__version__, total=f"{len(rows):,}", verdicts=" | ".join(kinds),
+    text = (CONTRIB if is_contrib else HEAD).format(
+        version=__version__, onnx=onnx.__version__, onnxruntime=onnxruntime.__version__,
+        total=f"{len(rows):,}", verdicts=" | ".join(kinds),
         rules="|".join(["---"] * len(kinds)), counts=" | ".join(counts),
     )  # fmt: skip
     others = [row for row in rows if row.verdict != "right"]

@@ -19,12 +19,14 @@ REFUSED = 2  # onnxgen's exit code for bad input
 
 # right: generated, and equal in every run. refused by both: onnxruntime loads it neither. untold: nothing differs, but
 # the outputs tell too little. no inputs: none that an oracle accepts was found, of a file that onnxruntime loads.
-# unjudged: the same, of one that it does not load. refused, crashed, late: generating.
+# unjudged: the same, of one that it does not load, or of whose operands it says that it does not support them.
+# refused, crashed, late: generating.
 VERDICTS = (
     "right", "refused by both", "unjudged", "untold", "differs", "no inputs", "refused", "crashed", "verify crashed",
     "late",
 )  # fmt: skip
 FINE = VERDICTS[:4]
+UNSUPPORTED = "inputs are not supported"  # what onnxruntime says of operands that its kernel for CPUs does not take
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def examine(path: Path, folder: Path, timeout: float) -> Row:
         if generate == 0:
             verify, report = _onnxgen(timeout, "verify", str(path), module, "--json")
     code, text = _python(60, "-m", "benchmarks.exporters.loads", str(path))
-    loads = "" if code == 0 else text.strip() or f"the process died ({code})"
+    loads = "" if code == 0 else text.strip().replace(f"{path.parent}/", "") or f"the process died ({code})"
     verdict = _verdict(generate, verify, report, loads)
-    why = "" if verdict == "right" else _why(report if generate == 0 else said)
+    why = "" if verdict == "right" else _why(report if generate == 0 else said).replace(f"{path.parent}/", "")
     oracle = ", ".join(dict.fromkeys(run["oracle"] for run in report.get("runs", ())))
     tool, _, file = path.relative_to(folder).as_posix().partition("/")
     return Row(tool, file, path.stat().st_size, generate, verify, loads, oracle, verdict, why)
@@ -91,7 +93,7 @@ def _verdict(generate: int, verify: int | None, report: dict[str, Any], loads: s
     if verify == 0:
         return "right"
     if verify == REFUSED:
-        return "unjudged" if loads else "no inputs"
+        return "unjudged" if loads or UNSUPPORTED in str(report.get("error", "")) else "no inputs"
     if verify == 1:
         return "untold" if report.get("untold") and not report.get("problems") else "differs"
     return "verify crashed"

@@ -354,8 +354,8 @@ class Check:
             if output.why and explained(e, g, [torch_side.cast_numpy(a[i], self.cast) for a in answers]):
                 self.notes.append(
                     f"run {seed % 1000}, output {output.name}: {output.why}; but onnxruntime's own answers differ as "
-                    "much among themselves (its optimisations, accuracy_level, noise of one unit in the last place of "
-                    "every result), so this is not counted"
+                    "much among themselves (its optimisations, one thread, accuracy_level, noise of one unit in the "
+                    "last place of every result), so this is not counted"
                 )
                 run.outputs[i] = replace(output, why="")
 

@@ -140,7 +140,7 @@ def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     yield x[2], past[3] * (heads + 2 * whole(node, "kv_num_heads") if is_packed else heads)
     total = info(node.inputs[CACHED[node.op_type]]).data
     if whole(node, "sliding_window_cache"):
-        yield past[2], x[1]  # a cache with room left has whatever lay in memory there
+        yield past[2], whole(node, "local_window_size")  # room that is left has whatever lay in memory there
     elif node.op_type == "GroupQueryAttention" and total is not None:
         yield from ((size, past[2] + x[1]) for size in total.reshape(-1)[:1])
 

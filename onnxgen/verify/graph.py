@@ -210,6 +210,10 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
 
 
 def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
+    if node.op_type == "GroupQueryAttention" and whole(node, "sliding_window_cache") and len(node.inputs) > 6:
+        total = info(node.inputs[6]).data  # a cache that is not full has whatever lay in memory behind its keys
+        sizes = () if total is None else (n for n in total.flat if isinstance(n, Sym))
+        yield from ((size, whole(node, "local_window_size")) for size in sizes)
     if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv", "ConvInteger"):
         return
     weight = info(node.inputs[1]).shape if node.op_type.startswith("Conv") else None

@@ -38,7 +38,7 @@ class Oracle(Protocol):
 
 
 class Onnxruntime:
-    """onnxruntime on the CPU with graph optimisations off, or on.
+    """onnxruntime on the CPU with graph optimisations off, or on; on all cores, or on one.
 
     Raises:
         Refused: it can't load the model.
@@ -47,8 +47,9 @@ class Onnxruntime:
     name = "onnxruntime"
 
     def __init__(
-        self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any], *, optimised: bool = False
-    ) -> None:
+        self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any], *, optimised: bool = False,
+        alone: bool = False,
+    ) -> None:  # fmt: skip
         try:
             import onnxruntime as ort
         except ImportError as error:
@@ -58,6 +59,7 @@ class Onnxruntime:
         levels = ort.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
         options.log_severity_level = 4
+        options.intra_op_num_threads = 1 if alone else 0
         model: Any = str(path)
         if changed is not None:
             folder = str(path.resolve().parent)

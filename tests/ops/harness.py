@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ from onnxgen.pipeline import build
 from tests.defaults import given_defaults
 
 DEFAULTS = Options()
+OBSERVERS: list[Callable[[onnx.ModelProto, Ran], None]] = []  # are shown what is about to be compared with onnxruntime
 Value = Any  # an array, a list of arrays (a sequence) or None (absent)
 
 # numpy's stand-ins for torch dtypes that numpy lacks
@@ -290,6 +291,8 @@ def run_node(
     ran = run_model(model, feeds)
     if compare:
         ran.expected = list(run_onnxruntime(model, feeds) if expected is None else expected)
+        for observe in OBSERVERS if expected is None else ():
+            observe(model, ran)
         assert len(ran.outputs) == len(ran.expected)
         for actual, wanted in zip(ran.outputs, ran.expected):
             assert_same(actual, wanted, rtol, atol)
