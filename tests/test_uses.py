@@ -1,7 +1,11 @@
-"""The blocks of docs/USES.md run, one after the other, and give what the page says."""
+"""The blocks of docs/USES.md run, one after the other, and give what the page says.
+
+Those for other runtimes run where these are installed: `pip install executorch`, `pip install coremltools`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import sys
@@ -17,6 +21,7 @@ from onnxgen.pipeline import generate
 from tests.conftest import ROOT
 from tests.real import imported
 
+TOOLS = ("executorch", "coremltools")  # what the page uses where it is installed
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "USES.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -31,6 +36,8 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     space: dict[str, Any] = {}
     torch.manual_seed(0)
     for block in BLOCKS:
+        if any(tool in block and importlib.util.find_spec(tool) is None for tool in TOOLS):
+            continue
         exec(compile(block, "docs/USES.md", "exec"), space)
     sys.modules.pop("model", None)
     return space
@@ -62,3 +69,11 @@ def test_the_part_is_a_module_of_its_own(ran: dict[str, Any], tmp_path: Path) ->
     (expected,) = session.run(None, {session.get_inputs()[0].name: x})
     network = imported(tmp_path / "backbone.py").Backbone.from_pretrained().eval()
     np.testing.assert_allclose(network(torch.from_numpy(x)).detach(), expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("tool, file", [("executorch", "model.pte"), ("coremltools", "model.mlpackage")])
+def test_another_runtime(tool: str, file: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The page's own code compares what ExecuTorch computes."""
+    pytest.importorskip(tool)
+    request.getfixturevalue("ran")
+    assert (tmp_path / file).exists()

@@ -13,7 +13,7 @@ from benchmarks.exporters.sources import scratch
 REQUIREMENTS = ["torch==2.13.0", "onnxruntime-genai", "onnxruntime", "transformers", "onnx", "onnx-ir", "onnxscript"]
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "vocab_size": 64, "max_position_embeddings": 128, "head_dim": 16,
+    "intermediate_size": 96, "vocab_size": 80, "max_position_embeddings": 128, "head_dim": 16,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},

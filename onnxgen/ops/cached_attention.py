@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.code.quote import OMIT, unless
+from onnxgen.code.module_def import Assign
+from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.registry import op
 
@@ -100,9 +101,10 @@ def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: in
     """q, k and v as [batch, heads, length, size]; they may come side by side."""
     split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
     if key is None or value is None:
-        whole = b.let(b(split, x=query, n=heads + 2 * shared), "qkv")
-        parts = b("x.split(s, dim=1)", x=whole, s=(heads, shared, shared))
-        return [b.let(b("x[i]", x=parts, i=i), name) for i, name in enumerate("qkv")]
+        parts = b(f"{split}.split(s, dim=1)", x=query, n=heads + 2 * shared, s=(heads, shared, shared))
+        names = tuple(b.local(name) for name in "qkv")
+        b.emit(Assign(names, parts, b.scope, b.nodes))
+        return [Ref(name) for name in names]
     pairs = ((query, heads, "q"), (key, shared, "k"), (value, shared, "v"))
     return [b.let(b(split, x=x, n=n), name) for x, n, name in pairs]
 
