@@ -36,8 +36,24 @@ _NARROWING = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _Group = tuple[str, list[Tensor]]
 
 
+class _Bounded(TorchFunctionMode):
+    """Makes large numbers of vast ones; infinities stay."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not isinstance(result, Tensor) or result.dtype != torch.float64 or not result.numel():
+            return result
+        with torch.no_grad():
+            is_vast = (result.abs() > VAST) & result.isfinite()
+            if not is_vast.any():
+                return result
+        return torch.where(is_vast, result.sign() * LARGE, result)
+
+
 class _Wide(TorchFunctionMode):
-    """Makes float64 of every narrower type that code asks for, and large numbers of vast ones."""
+    """Makes float64 of every narrower type that code asks for."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -46,18 +62,7 @@ class _Wide(TorchFunctionMode):
             return args[0].double()
         args = tuple(torch.float64 if a in _NARROW else a for a in args) if _names_type(args) else args
         kwargs = {key: torch.float64 if _is_narrow(a) else a for key, a in (kwargs or {}).items()}
-        return _bounded(function(*args, **kwargs))
-
-
-def _bounded(result: Any) -> Any:
-    """A result without vast numbers; infinities stay."""
-    if not isinstance(result, Tensor) or result.dtype != torch.float64 or not result.numel():
-        return result
-    with torch.no_grad():
-        is_vast = (result.abs() > VAST) & result.isfinite()
-        if not is_vast.any():
-            return result
-    return torch.where(is_vast, result.sign() * LARGE, result)
+        return function(*args, **kwargs)
 
 
 def _is_narrow(argument: Any) -> bool:
@@ -121,7 +126,9 @@ class _Held:
         with torch.no_grad():  # a BatchNorm in training moved its statistics in the last run
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(self.buffers[name])
-        floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([self.module(*self.inputs.values())])]
+        with _Bounded():
+            made = self.module(*self.inputs.values())
+        floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([made])]
         if not self.weights:
             self.weights = [torch.randn(t.shape, generator=self.generator) for t in floats]
         self.size = sum(float((t.detach() * w).abs().sum()) for t, w in zip(floats, self.weights, strict=True))

@@ -16,7 +16,7 @@ from onnxgen.propagate.dims import Dim, Sym, substitute, symbols
 from onnxgen.propagate.info import Info, info
 from onnxgen.stored import stored
 from onnxgen.verify.equations import Equation, asked, named, solved, whole
-from onnxgen.verify.roles import range_of
+from onnxgen.verify.roles import Range, range_of
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -265,10 +265,7 @@ def _role(value: ir.Value) -> Role:
             role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
             if taken is not None:
-                role.least.append(taken.least)
-                role.indexes = role.indexes or taken.below is not None
-                role.bounds.extend([] if taken.below is None else [taken.below])
-                role.distinct = role.distinct or taken.distinct
+                _limit(role, taken)
             elif position in SIZES.get(node.op_type, ()):
                 role.size = True
                 role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
@@ -292,6 +289,13 @@ def _role(value: ir.Value) -> Role:
                 todo.extend(new)
     role.compared = list(constants | neighbours)
     return role
+
+
+def _limit(role: Role, taken: Range) -> None:
+    role.least.append(taken.least)
+    role.indexes = role.indexes or taken.below is not None
+    role.bounds.extend([] if taken.below is None else [taken.below])
+    role.distinct = role.distinct or taken.distinct
 
 
 def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
