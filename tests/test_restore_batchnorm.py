@@ -14,6 +14,7 @@ import torch
 from onnx import helper as h
 from torch import nn
 
+import onnxgen
 from onnxgen import Options, verify
 from onnxgen.cli import run
 from onnxgen.pipeline import build, check, generate
@@ -99,6 +100,26 @@ def test_put_back(name: str, exporter: str, tmp_path: Path) -> None:
     assert assert_way_back(Run(generated, module, model), path)
     train(model, inputs)
     _assert_exported(path, generated.metadata["wayback"], model.eval(), inputs)
+    _assert_apart(path, model, inputs)
+
+
+def _assert_apart(path: Path, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """The file that is exported has a node for each call of each norm, and computes what the module does."""
+    calls: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, NORM):
+            module.register_forward_hook(lambda made, *_: calls.append(made))
+    with torch.no_grad():
+        expected = model(*inputs).numpy()
+    count = len(calls)
+    report = onnxgen.export(path.with_name("model.py"), weights=model, out=path.with_name("apart.onnx"))
+    kept, found = (
+        sum(node.op_type == "BatchNormalization" for node in onnx.load(file).graph.node)
+        for file in (path, path.with_name("apart.onnx"))
+    )
+    assert report.road == "written back" and len(report.added) == 4 * (len(norms(model)) - kept) and found == count
+    got = outputs(path.with_name("apart.onnx"), inputs)[0]
+    np.testing.assert_allclose(got, expected, 1e-4, 1e-5 * np.abs(expected).max())
 
 
 def train(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -88,6 +88,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 )
 @click.option("-o", "--output", "out", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
 @click.option("--force", is_flag=True, help="Write over a file that is no earlier export of this model.")
+@click.option("--same-graph", is_flag=True, help="Leave out what the options of the generation changed in the graph.")
 @click.option("--no-verify", "verify", flag_value=False, default=True, help="Don't compare it with the module first.")
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")

@@ -29,7 +29,7 @@ def _print(report: ExportReport, verbose: bool) -> None:
     if report.road == BACK:
         text = f"{len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
         below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
-        added = f", {len(report.added):,} added that the file had shared" if report.added else ""
+        added = f", {len(report.added):,} added" if report.added else ""
         lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
         tell(f"  {text}{below}{added}{lossy}")
     for note in report.notes:

@@ -27,6 +27,7 @@ def export(
     out: Path | str | None = None,
     *,
     force: bool = False,
+    same_graph: bool = False,
     verify: bool = True,
     runs: int = 3,
     seed: int = 0,
@@ -45,6 +46,8 @@ def export(
         out: the file to write; default: `<onnx>-tuned.onnx` beside the module. Large tensors that the original has in
             files beside it go to `<out>.data`.
         force: write over whatever is at `out`, which else may be an earlier export only (the same inputs and outputs).
+        same_graph: write the very graph of the original. Otherwise the file has what the options of the generation
+            changed, too: sizes, a free batch, BatchNorms that were put back.
         verify: compare the new file with the module before it is put in place; runs, seed, rtol and atol are those of
             `onnxgen.verify`.
         plugins: modules that say what operators of the file compute, where no oracle knows (see `onnxgen.op`).
@@ -65,7 +68,7 @@ def export(
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
     original, target = (None if path is None else Path(path) for path in (onnx, out))
-    return Road(Path(module), original, trained, target, force).run(wanted)
+    return Road(Path(module), original, trained, target, force, same_graph).run(wanted)
 
 
 callable_module(__name__, export)

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxgen.export.shared import NoWayBack, declare, used_names
+from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names, uses
 from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes import PASSES
@@ -29,17 +29,22 @@ OLDEST = 10  # the opset from which on Expand and Slice take inputs
 Picture = tuple[str, str, tuple[str | None, ...], str]
 
 
-def fix_sizes(model: onnx.ModelProto, signature: Signature) -> None:
-    """Declare the sizes that the module was generated for, where the file leaves those of inputs and outputs open."""
+def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
+    """Declare the sizes that the module was generated for, where the file leaves those of inputs and outputs open.
+
+    Returns:
+        whether it left one open.
+    """
     known = {port.name: port.dims for port in (*signature.outputs, *signature.inputs) if port.kind == "tensor"}
     sizes = _fixed(model.graph.input, known)
     if sizes is None:
-        return
+        return False
     _fixed(model.graph.output, known)
     for value in model.graph.value_info:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
+    return True
 
 
 def _fixed(
@@ -115,7 +120,7 @@ class _Writer:
         self.here: list[onnx.NodeProto] = []  # what goes before the node at hand
 
     def run(self) -> None:
-        old = _uses(self.model.graph)
+        old = uses(self.model.graph)
         nodes: dict[str, tuple[list[onnx.NodeProto], onnx.NodeProto]]
         nodes = {next(filter(None, n.output), ""): ([], n) for n in self.model.graph.node}
         for node in self.graph:
@@ -131,7 +136,7 @@ class _Writer:
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*self.first, *kept)]
         del self.model.graph.node[:]
         self.model.graph.node.extend(copies)
-        _drop_unused(self.model.graph, old)
+        drop_unused(self.model.graph, old)
         self._declare()
 
     # ---- nodes ----
@@ -274,30 +279,3 @@ def _declare(declared: onnx.ValueInfoProto, facts: Info) -> None:
     for dim, known in zip(declared.type.tensor_type.shape.dim, facts.shape or (), strict=False):
         if dim.HasField("dim_value") and isinstance(known, Sym):
             dim.dim_param = str(known)
-
-
-def _uses(graph: onnx.GraphProto) -> set[str]:
-    """The values that nodes take, those of inner graphs included, and the results."""
-
-    def taken(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-        found = {name for node in nodes for name in node.input}
-        inner = [a.g for node in nodes for a in node.attribute if a.HasField("g")]
-        inner += [g for node in nodes for a in node.attribute for g in a.graphs]
-        return found.union(*(taken(g.node) | {value.name for value in g.output} for g in inner))
-
-    return taken(graph.node) | {value.name for value in graph.output}
-
-
-def _drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:
-    """Remove the nodes and the stored tensors that had a use and have none any more."""
-    while True:
-        gone = old - _uses(graph)
-        nodes = [node for node in graph.node if gone.issuperset(filter(None, node.output))]
-        if not nodes:
-            break
-        for node in nodes:
-            graph.node.remove(node)
-    stored = {tensor.name for tensor in graph.initializer} & gone
-    for items in (graph.initializer, graph.input):
-        for item in [item for item in items if item.name in stored]:
-            items.remove(item)

@@ -26,7 +26,7 @@ class ExportReport:
         changed: the names of those whose elements are others now.
         below: the names of those that are as they were since training changed them by less than a step of the numbers
             that the file stores (integers, or floats of a narrower type).
-        added: the initializers that are new: what the file had shared and training made differ.
+        added: the initializers that are new: of BatchNorms, and what the file had shared and training made differ.
         lossy: the tensors that were cast back from a narrower type.
         notes: other things worth knowing.
         verified: how the new file compares with the module; None with `verify=False`.

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-import onnx
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export import anew, files
-from onnxgen.export.back import write_back
-from onnxgen.export.freed import fix_sizes, free_batch
+from onnxgen.export.changes import LEFT_OUT, Changed, choices
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import NoWayBack, same
@@ -23,9 +21,8 @@ from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
 from onnxgen.output import Output
 from onnxgen.verify.check import Check
-from onnxgen.verify.integrity import approximation_of, shapes_of
+from onnxgen.verify.integrity import shapes_of
 from onnxgen.verify.report import VerifyReport
-from onnxgen.verify.stacked import freed_of
 from onnxgen.weights import Array
 
 
@@ -58,9 +55,16 @@ class Road:
     """From a trained module to an ONNX file (see `export` for the arguments and what is raised)."""
 
     def __init__(
-        self, module: Path, onnx: Path | None, weights: Path | nn.Module | None, out: Path | None, force: bool
+        self,
+        module: Path,
+        onnx: Path | None,
+        weights: Path | nn.Module | None,
+        out: Path | None,
+        force: bool,
+        same_graph: bool,
     ) -> None:
-        self.module, self.onnx, self.weights, self.out, self.force = module, onnx, weights, out, force
+        self.module, self.onnx, self.weights, self.out = module, onnx, weights, out
+        self.force, self.same_graph = force, same_graph
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
@@ -122,27 +126,33 @@ class Road:
         report: ExportReport,
         wanted: Verification | None,
     ) -> str:
-        """Write the values into the original graph; why that will not do, "" if it does."""
-        try:
-            write_back(origin.onnx, made, origin.record, state, report)
-        except NoWayBack as reason:
-            return str(reason)
-        fixed = made.read_bytes()
-        is_free = _resized(made, origin, report)
-        report.road, report.why = BACK, "the network is as it was generated"
+        """Write the values into the original graph; why that will not do, "" if it does.
+
+        The file has what the options of the generation changed, too. A change with which it does not compute what the
+        module does is left out.
+        """
         is_changed = self._is_changed(network, origin)
-        if wanted is None:
-            if is_changed:
-                report.why = "keys and shapes are as they were generated"
-                report.notes.append("the network was changed: the original graph may compute something else")
-            return ""
-        report.verified = wanted.compare(made, network, origin, report)
-        if report.verified.differs and is_free:
-            made.write_bytes(fixed)
-            report.notes[-1] = "the batch stays fixed: with a free one the original graph computes something else"
+        changed = Changed(origin, _options(origin), state)
+        tried: list[frozenset[str]] = []
+        for changes in [frozenset[str]()] if self.same_graph else choices():
+            report.forget()
+            report.road, report.why = BACK, "the network is as it was generated"
+            try:
+                done = changed.write(made, report, changes)
+            except NoWayBack as reason:
+                return str(reason)
+            if done in tried:
+                continue
+            report.notes += [LEFT_OUT[change] for change in sorted(tried[0] - done if tried else ())]
+            tried.append(done)
+            if wanted is None:
+                if is_changed:
+                    report.why = "keys and shapes are as they were generated"
+                    report.notes.append("the network was changed: the original graph may compute something else")
+                return ""
             report.verified = wanted.compare(made, network, origin, report)
-        if not report.verified.differs:
-            return ""
+            if not report.verified.differs:
+                return ""
         if not is_changed:
             raise DiffersError(report)
         return "the network was changed: it no longer computes what the original graph does"
@@ -151,28 +161,6 @@ class Road:
         """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""
         text = self.module.read_text(encoding="utf-8", errors="replace")
         return Output(self.module, Options()).is_edited(text) or repr(network) != repr(bare_model(origin))
-
-
-def _resized(made: Path, origin: Origin, report: ExportReport) -> bool:
-    """Give a written-back file the sizes that the module was generated for; whether its batch is free now."""
-    model = onnx.load(made, load_external_data=False)
-    fix_sizes(model, origin.signature)
-    files.save(model, made, report.out)
-    freed = freed_of(origin.space)
-    if freed is None or not freed.inputs:
-        return False
-    axes = {port.name: freed.inputs.get(port.name) for port in origin.signature.inputs}
-    approximation = approximation_of(origin.space)
-    options = replace(_options(origin), dynamic_batch=True, batch_axes=axes)
-    options = options if approximation is None else replace(options, quantized=approximation.mode)
-    try:
-        free_batch(model, origin.onnx, options, freed)
-    except (NoWayBack, OnnxgenError) as reason:
-        report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")
-        return False
-    files.save(model, made, report.out)
-    report.notes.append("the batch is free, as in the module")
-    return True
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:

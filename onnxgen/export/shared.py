@@ -133,3 +133,29 @@ def used_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from (*node.input, *node.output)
         for inner in _inner(node):
             yield from used_names(inner)
+
+
+def uses(graph: onnx.GraphProto) -> set[str]:
+    """The values that nodes take, those of inner graphs included, and the results."""
+    taken = {name for node in graph.node for name in node.input}
+    return taken | inner_uses(graph) | {value.name for value in graph.output}
+
+
+def inner_uses(graph: onnx.GraphProto) -> set[str]:
+    """The values that the graphs within a graph use."""
+    return set[str]().union(*(uses(inner) for node in graph.node for inner in _inner(node)))
+
+
+def drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:
+    """Remove the nodes and the stored tensors that had a use (`old`, see `uses`) and have none any more."""
+    while True:
+        gone = old - uses(graph)
+        nodes = [node for node in graph.node if gone.issuperset(filter(None, node.output))]
+        if not nodes:
+            break
+        for node in nodes:
+            graph.node.remove(node)
+    stored = {tensor.name for tensor in graph.initializer} & gone
+    for items in (graph.initializer, graph.input):
+        for item in [item for item in items if item.name in stored]:
+            items.remove(item)

@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "embed": {"embed": True},
     "sharded": {"shard_size": 500},
     "restored": {"restore_batchnorm": True},
+    "restored_dynamic_batch": {"restore_batchnorm": True, "dynamic_batch": True},
     "restored_flat_embedded": {"restore_batchnorm": True, "flat": True, "embed": True},
     "dynamic_batch": {"dynamic_batch": True},
     "dynamic_batch_embedded": {"dynamic_batch": True, "embed": True},
@@ -69,7 +70,7 @@ def test_trained_and_back(case: str, tmp_path: Path) -> None:
     x = torch.randn(batch, *IMAGE[1:], generator=torch.Generator().manual_seed(1))
     stepped(model, x.to(dtype))
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
-    assert report.road == BACK and report.changed and not report.added
+    assert report.road == BACK and report.changed and len(report.added) == (8 if "restored" in case else 0)
     assert bool(report.lossy) == (dtype in (torch.float16, torch.bfloat16))
     shape = [
         d.dim_param or d.dim_value for d in onnx.load(tmp_path / "out.onnx").graph.input[0].type.tensor_type.shape.dim
@@ -85,6 +86,17 @@ def test_trained_and_back(case: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, expected, tolerance, tolerance)
     assert np.abs(got - old).max() > tolerance, "training did change something"
     made = onnx.load(tmp_path / "out.onnx")
+    norms = [n for n in made.graph.node if n.op_type == "BatchNormalization"]
+    assert len(norms) == (2 if "restored" in case else 0)
+    if not report.lossy:  # the original's own graph, if that is wanted
+        onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx", same_graph=True)
+        (again,) = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"i0": x[: IMAGE[0]].numpy()})
+        np.testing.assert_allclose(again, got[: IMAGE[0]], 1e-4, 1e-4)
+        assert blank(onnx.load(tmp_path / "out.onnx")) == blank(onnx.load(tmp_path / "m.onnx"))
+    if "restored" in case:
+        others = [n.op_type for n in made.graph.node if n not in norms]
+        assert others == [n.op_type for n in proto.graph.node]
+        return
     if "dynamic" in case or case == "fixed":  # what they change
         for found, before in zip((*made.graph.input, *made.graph.output), (*proto.graph.input, *proto.graph.output)):
             found.type.CopyFrom(before.type)

@@ -1,0 +1,111 @@
+"""What the options of the generation changed, in the file that is written back: sizes, the batch, BatchNorms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxgen.errors import OnnxgenError, counted
+from onnxgen.export import files
+from onnxgen.export.back import write_back
+from onnxgen.export.freed import fix_sizes, free_batch
+from onnxgen.export.norms import Norms
+from onnxgen.export.origin import Origin
+from onnxgen.export.places import Array
+from onnxgen.export.report import ExportReport
+from onnxgen.export.shared import NoWayBack
+from onnxgen.options import Options
+from onnxgen.passes.batch import Freed
+from onnxgen.verify.integrity import approximation_of
+from onnxgen.verify.stacked import freed_of
+
+SIZES, BATCH, NORMS = "sizes", "batch", "norms"
+ALL = frozenset((SIZES, BATCH, NORMS))
+LEFT_OUT = {
+    BATCH: "the batch stays fixed: with a free one the original graph computes something else",
+    NORMS: "the BatchNorms are folded in again: as nodes they compute something else",
+    SIZES: "the declared sizes are the original's",
+}
+_Changes = frozenset[str]
+
+
+def choices() -> Iterator[_Changes]:
+    """Which changes to make: all of them, or where that computes something else, all but one, or none."""
+    yield ALL
+    yield from (ALL - {change} for change in (BATCH, NORMS))
+    yield frozenset()
+
+
+class Changed:
+    """Writes the file with some changes.
+
+    Args:
+        origin: the module's past.
+        options: the sizes that the module was generated for.
+        state: the trained tensors.
+    """
+
+    def __init__(self, origin: Origin, options: Options, state: Mapping[str, Array]) -> None:
+        self.origin, self.options, self.state = origin, options, state
+
+    def write(self, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
+        """Write the file to `made`; returns which of the changes are in it. Why others are not is in the report.
+
+        Raises:
+            NoWayBack: the original graph can't hold the values.
+            OnnxgenError: a file can't be read or written.
+        """
+        record, norms = self.origin.record, None
+        if NORMS in wanted:
+            norms = Norms(onnx.load(self.origin.onnx, load_external_data=False), record.tensors)
+            record = replace(record, tensors=norms.tensors)
+        write_back(self.origin.onnx, made, record, self.state, report)
+        done = {change for change in (SIZES, BATCH) if change in wanted and self._resized(made, report, change)}
+        if norms is not None and norms.layers:
+            done |= {NORMS} if self._normed(made, report, norms) else set()
+        return frozenset(done)
+
+    def _resized(self, made: Path, report: ExportReport, change: str) -> bool:
+        """Give the file the sizes that the module was generated for, or its free batch."""
+        freed = freed_of(self.origin.space)
+        if change == BATCH and (freed is None or not freed.inputs):
+            return False
+        model = onnx.load(made, load_external_data=False)
+        if change == SIZES:
+            is_changed = fix_sizes(model, self.origin.signature)
+        else:
+            assert freed is not None
+            is_changed = self._freed(model, report, freed)
+        if is_changed:
+            files.save(model, made, report.out)
+        return is_changed
+
+    def _freed(self, model: onnx.ModelProto, report: ExportReport, freed: Freed) -> bool:
+        axes = {port.name: freed.inputs.get(port.name) for port in self.origin.signature.inputs}
+        approximation = approximation_of(self.origin.space)
+        options = replace(self.options, dynamic_batch=True, batch_axes=axes)
+        options = options if approximation is None else replace(options, quantized=approximation.mode)
+        try:
+            free_batch(model, self.origin.onnx, options, freed)
+        except (NoWayBack, OnnxgenError) as reason:
+            report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")
+            return False
+        report.notes.append("the batch is free, as in the module")
+        return True
+
+    def _normed(self, made: Path, report: ExportReport, norms: Norms) -> bool:
+        apart = len(norms.layers) - len(norms.folded)
+        if norms.folded:
+            report.notes.append(
+                f"{counted(len(norms.folded), 'BatchNorm')} folded in again: no convolution has it alone"
+            )
+        if not apart:
+            return False
+        model = onnx.load(made, load_external_data=False)
+        report.added += norms.insert(model, self.state)
+        files.save(model, made, report.out)
+        report.notes.append(f"{counted(apart, 'BatchNorm')} put into the graph, as in the module")
+        return True

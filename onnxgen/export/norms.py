@@ -1,0 +1,127 @@
+"""BatchNorms that `--restore-batchnorm` put back, as nodes of the file, each behind its convolution.
+
+A norm whose convolution the file does not have in that form is folded in again, as it was (`wayback.Fold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxgen.export.places import Array, places
+from onnxgen.export.shared import declare, drop_unused, inner_uses, parts, used_names, uses
+from onnxgen.names import Namer
+
+OLDEST = 9  # the opset from which on BatchNormalization is in evaluation mode and has one result
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+_Fold = Mapping[str, Any]  # `wayback.Fold`, as the record has it
+
+
+class Norms:
+    """The norms that can stand apart in a file.
+
+    Args:
+        model: the file's protobuf.
+        tensors: how each ONNX tensor is made of the state dict (`wayback.way_back`).
+
+    Attributes:
+        tensors: the same for the file in which these norms stand apart.
+        folded: the paths of the norms that stay folded in.
+    """
+
+    def __init__(self, model: onnx.ModelProto, tensors: Mapping[str, Any]) -> None:
+        self.model = model
+        self.passed_on = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+        folds: dict[str, list[tuple[str, _Fold]]] = {}
+        for name, entries in tensors.items():
+            for part in parts(entries):
+                if "fold" in part:
+                    folds.setdefault(part["fold"]["norm"], []).append((name, part["fold"]))
+        self.layers = {path: self._layers(found) for path, found in folds.items()}
+        self.epsilons = {path: found[0][1]["epsilon"] for path, found in folds.items()}
+        self.folded = [path for path, layers in self.layers.items() if not layers]
+        self.without_bias = {
+            path for path, found in folds.items() if any(fold["part"] == "norm bias" for _, fold in found)
+        }
+        unfolded = {name: self._unfolded(entries) for name, entries in tensors.items()}
+        self.tensors = {name: entry for name, entry in unfolded.items() if entry}
+
+    def _layers(self, found: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
+        """The convolutions of the graph that have a norm folded in; none if it can't stand behind them."""
+        opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        weights = {name for name, fold in found if fold["part"] == "weight"}
+        biases = {name for name, fold in found if fold["part"] != "weight"}
+        layers = [
+            n for n in self.model.graph.node if n.op_type != "Identity" and weights & set(map(self._stored, n.input))
+        ]
+        fits = all(
+            node.op_type in CONVOLUTIONS
+            and node.domain in ("", "ai.onnx")
+            and len(node.input) == 3
+            and self._stored(node.input[1]) in weights
+            and self._stored(node.input[2]) in biases
+            for node in layers
+        )
+        is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
+        return layers if fits and is_alone and opset >= OLDEST else []
+
+    def _stored(self, name: str) -> str:
+        """The tensor that a value is. Identity nodes pass on what torch's older exporter stores once for several."""
+        while name in self.passed_on:
+            name = self.passed_on[name]
+        return name
+
+    def _unfolded(self, entries: Any) -> Any:
+        """A tensor's record without the norms that stand apart; empty if it was a bias that only they had."""
+        if isinstance(entries, str):
+            return entries
+        found: list[Any] = []
+        for entry in entries if isinstance(entries, list) else [entries]:
+            kept = [] if isinstance(entry, str) else [self._part(part) for part in entry["parts"]]
+            rest = [part for part in kept if part is not None]
+            if isinstance(entry, str) or len(rest) == len(kept):
+                found.append(entry if isinstance(entry, str) else {**entry, "parts": rest})
+            elif rest:
+                found.append({**entry, "parts": rest, "partial": True})
+        return found if isinstance(entries, list) and len(found) > 1 else next(iter(found), None)
+
+    def _part(self, part: dict[str, Any]) -> dict[str, Any] | None:
+        fold = part.get("fold")
+        if fold is None or not self.layers[fold["norm"]]:
+            return part
+        return None if fold["part"] == "norm bias" else {key: value for key, value in part.items() if key != "fold"}
+
+    def insert(self, model: onnx.ModelProto, state: Mapping[str, Array]) -> list[str]:
+        """Put the norms into a file whose tensors are as `self.tensors` says; returns the names of theirs."""
+        old, namer, added = uses(model.graph), Namer(used_names(model.graph)), []
+        after: dict[str, onnx.NodeProto] = {}
+        of_output = {node.output[0]: node for node in model.graph.node if node.output}
+        kinds = {place.name: place.tensor.data_type for place in places(model) if place.tensor is not None}
+        for path, layers in self.layers.items():
+            values: list[str] = []
+            for node in (of_output[layer.output[0]] for layer in layers):
+                for key in () if values else ("weight", "bias", "running_mean", "running_var"):
+                    values.append(namer.take(f"{path}.{key}"))
+                    kind = helper.tensor_dtype_to_np_dtype(kinds[self._stored(node.input[1])])
+                    array = np.asarray(state[f"{path}.{key}"]).astype(kind, copy=False)
+                    declare(model, numpy_helper.from_array(np.ascontiguousarray(array), values[-1]))
+                result = node.output[0]
+                if path in self.without_bias:
+                    del node.input[2:]
+                node.output[0] = namer.take(f"{result}.conv")
+                norm = helper.make_node("BatchNormalization", [node.output[0], *values], [result])
+                norm.attribute.append(helper.make_attribute("epsilon", self.epsilons[path]))
+                after[node.output[0]] = norm
+            added += values
+        nodes = [
+            n for node in model.graph.node for n in (node, after.get(next(iter(node.output), ""))) if n is not None
+        ]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del model.graph.node[:]
+        model.graph.node.extend(copies)
+        drop_unused(model.graph, old)
+        return added
