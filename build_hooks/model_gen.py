@@ -93,6 +93,14 @@ class ModelGen:
         """Fix dims of the graph's inputs: `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is."""
         return self._option("input-shape", {name: list(shape) for name, shape in shapes.items()})
 
+    def inputs(self, values: Sequence[str]) -> ModelGen:
+        """Values of the graph at which the part of the network begins that is generated."""
+        return self._option("inputs", list(values))
+
+    def outputs(self, values: Sequence[str]) -> ModelGen:
+        """Values of the graph at which the part of the network ends that is generated."""
+        return self._option("outputs", list(values))
+
     def flat(self, on: bool = True) -> ModelGen:
         """Write one class, no nested modules."""
         return self._option("flat", on)

@@ -38,6 +38,8 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "dtype": ("dtype", values.text),
     "embed": ("embed", values.flag),
     "input-shape": ("input_shapes", values.shapes),
+    "inputs": ("inputs", values.names),
+    "outputs": ("outputs", values.names),
     "flat": ("flat", values.flag),
     "annotate": ("annotate", values.flag),
     "trainable": ("trainable", values.text),

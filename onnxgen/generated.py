@@ -31,6 +31,7 @@ from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
 from onnxgen.passes.trainable import FLOATS, add_used, stored_values
 from onnxgen.propagate.info import info
+from onnxgen.reader.cut import cut_metadata
 from onnxgen.reader.sites import LOCAL
 from onnxgen.sidecar import index_path, is_sharded
 from onnxgen.signature import KEY as SIGNATURE
@@ -132,6 +133,7 @@ def compose(
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
+    origin |= cut_metadata(options)
     if APPROXIMATION in model.meta:
         origin[APPROXIMATION] = model.meta[APPROXIMATION].to_json()
     if build is not None and build.data and not options.embed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -27,6 +27,15 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
                 for inner in attribute.as_graphs():
                     found += all_nodes(inner)
     return found
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs in a node's attributes, not those within them."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            yield from attribute.as_graphs()
 
 
 def answered(

@@ -26,6 +26,8 @@ class Options:
         dtype: cast every floating point weight ("float16", "bfloat16", "float32", "float64"); default: as stored.
         embed: put the weights into the module itself (small models).
         input_shapes: fixed dims for graph inputs, `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is.
+        inputs, outputs: names of values, as the file has them, between which the part of the network lies that is
+            generated; default: the whole network. Inputs of the file that the part needs stay its inputs.
         flat: one class, no nested modules.
         annotate: comments say which ONNX nodes each line comes from; the code is the same.
         trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
@@ -57,6 +59,8 @@ class Options:
     dtype: str | None = None
     embed: bool = False
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
     flat: bool = False
     annotate: bool = False
     trainable: str | None = None
@@ -85,8 +89,9 @@ class Options:
                 re.compile(pattern or "")
             except (re.error, OverflowError, RecursionError) as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
-        if isinstance(self.plugins, (str, os.PathLike)):
-            raise OnnxgenError(f"plugins are a list: [{os.fspath(self.plugins)!r}]")
+        for name in ("plugins", "inputs", "outputs"):
+            if isinstance(given := getattr(self, name), (str, os.PathLike)):
+                raise OnnxgenError(f"{name} are a list: [{os.fspath(given)!r}]")
         if self.nchwc_block not in (None, 8, 16):
             raise OnnxgenError(f"--nchwc-block {self.nchwc_block} is neither 8 nor 16")
         if self.batch_axes and not self.dynamic_batch:

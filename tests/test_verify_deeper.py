@@ -126,9 +126,8 @@ def test_what_other_answers_explain(case: str) -> None:
 def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
     path = _net(tmp_path)
     graph = examine(read(path, Options()), Options())
-    answers = Freedom(path, without_dropout=False, types=graph.types).answers(
-        feeds.draw(graph, next(sizes(graph, 0)), "plain", 0)
-    )
+    freedom = Freedom(path, onnx.load(path), graph.types)
+    answers = freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))
     assert len(answers) == 7
     assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[3:])
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgen.passes.trainable import FLOATS, subgraphs
+from onnxgen.nodes import subgraphs
+from onnxgen.passes.trainable import FLOATS
 from onnxgen.propagate.info import info
 from onnxgen.stored import stored
 

@@ -11,7 +11,7 @@ from onnxgen.blocks.kinds import kind
 from onnxgen.blocks.repeats import Arranger
 from onnxgen.blocks.roles import base_name, class_of, gates, part_name, projections
 from onnxgen.blocks.tokens import Token
-from onnxgen.passes.trainable import subgraphs
+from onnxgen.nodes import subgraphs
 from onnxgen.propagate.info import info
 
 Path = tuple[str, ...]

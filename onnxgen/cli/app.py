@@ -12,7 +12,7 @@ from onnxgen._version import __version__
 from onnxgen.cli.building import build
 from onnxgen.cli.group import DEFAULT, EXIT_CODES, SETTINGS, DefaultGroup
 from onnxgen.cli.later import sympy_later
-from onnxgen.cli.options import generation_options, plugin_option, saying_options, take_options
+from onnxgen.cli.options import cut_options, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import HELP, given_settings, train_options
 
 
@@ -41,6 +41,7 @@ _model = click.argument("model", type=click.Path(path_type=Path))
 @click.option("--check", is_flag=True, help="Only tell whether the output is fresh; writes nothing.")
 @click.option("--force", is_flag=True, help="Overwrite an output that was edited by hand.")
 @click.option("--verify", "verified", is_flag=True, help="Verify what was generated.")
+@cut_options
 @generation_options
 @saying_options
 def generate(model: Path, output: Path | None, **given: Any) -> int:
@@ -60,6 +61,7 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
 @click.option("--atol", type=click.FloatRange(min=0), default=1e-5, show_default=True, help="Absolute tolerance.")
 @click.option(
     "--inputs",
+    "files",
     metavar="FILE.npz",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -105,6 +107,7 @@ def export(module: Path, **given: Any) -> int:
 
 @_command("inspect", "Show what is in a model.")
 @_model
+@cut_options
 @generation_options
 @saying_options
 def inspect(model: Path, **given: Any) -> int:

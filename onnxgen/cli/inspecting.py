@@ -107,7 +107,7 @@ def _tensor(value: ir.Value, reasons: dict[str, tuple[bool, str]]) -> dict[str, 
 
 
 def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    from onnxgen.passes.trainable import subgraphs
+    from onnxgen.nodes import subgraphs
 
     for node in graph:
         yield node

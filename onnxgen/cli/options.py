@@ -165,6 +165,15 @@ _GENERATION = [
         help="Raise a size past which a file is refused (SECURITY.md lists them); may be repeated.",
     ),
 ]
+_CUT = [
+    click.option(
+        f"--{side}",
+        metavar="VALUE",
+        multiple=True,
+        help=f"Generate a part alone, with this value of the graph as an {side[:-1]}; may be repeated.",
+    )
+    for side in ("inputs", "outputs")
+]
 _SAYING = [
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors."),
     click.option("-v", "--verbose", is_flag=True, help="Say more; with an error, show where it comes from."),
@@ -181,6 +190,11 @@ def _all(options: Sequence[Callable[[Function], Function]], function: Function) 
 def generation_options(function: Function) -> Function:
     """Add what `onnxgen.Options` has; `take_options` makes the object."""
     return _all(_GENERATION, function)
+
+
+def cut_options(function: Function) -> Function:
+    """Add `--inputs` and `--outputs`, for commands that no module tells which part of a network is meant."""
+    return _all(_CUT, function)
 
 
 def saying_options(function: Function) -> Function:

@@ -19,7 +19,7 @@ def verify_command(
     module: Path | None,
     options: Options,
     *,
-    inputs: tuple[Path, ...],
+    files: tuple[Path, ...],
     sizes: tuple[str, ...],
     quiet: bool,
     verbose: bool,
@@ -30,7 +30,7 @@ def verify_command(
     from onnxgen.pipeline import default_out
     from onnxgen.verify import verify
 
-    feeds = [_arrays(path) for path in inputs] or None
+    feeds = [_arrays(path) for path in files] or None
     with progress(f"verifying {model.name}", quiet or as_json):
         report = verify(model, default_out(model, module), options=options, feeds=feeds, sizes=_sizes(sizes), **given)
     if as_json:

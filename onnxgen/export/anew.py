@@ -111,7 +111,7 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
     found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
     found |= {value.name: value for value in model.graph.input}
     if [value.name for value in model.graph.input] != names:
-        inputs = [onnx.ValueInfoProto.FromString(found[name].SerializeToString()) for name in names]
+        inputs = [onnx.ValueInfoProto.FromString(found[name].SerializeToString()) for name in names if name in found]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
         onnx.save(model, out)

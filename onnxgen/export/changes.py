@@ -19,6 +19,7 @@ from onnxgen.export.report import ExportReport
 from onnxgen.export.shared import NoWayBack
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
+from onnxgen.reader.cut import cut_of
 from onnxgen.verify.integrity import approximation_of
 from onnxgen.verify.stacked import freed_of
 
@@ -89,6 +90,8 @@ class Changed:
         options = replace(self.options, dynamic_batch=True, batch_axes=axes)
         options = options if approximation is None else replace(options, quantized=approximation.mode)
         try:
+            if cut_of(options) is not None:
+                raise NoWayBack("the module is a part of the network")
             free_batch(model, self.origin.onnx, options, freed)
         except (NoWayBack, OnnxgenError) as reason:
             report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names, uses
+from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names
 from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes import PASSES
@@ -23,6 +23,7 @@ from onnxgen.plugins import plugged
 from onnxgen.propagate.dims import Dim, Sym, Symbol
 from onnxgen.propagate.info import Info, info
 from onnxgen.reader import read
+from onnxgen.reader.taken import uses
 from onnxgen.signature import Signature
 
 OLDEST = 10  # the opset from which on Expand and Slice take inputs

@@ -13,8 +13,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxgen.export.places import Array, places
-from onnxgen.export.shared import declare, drop_unused, inner_uses, parts, used_names, uses
+from onnxgen.export.shared import declare, drop_unused, parts, used_names
 from onnxgen.names import Namer
+from onnxgen.reader.taken import inner_uses, uses
 
 OLDEST = 9  # the opset from which on BatchNormalization is in evaluation mode and has one result
 CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -20,8 +20,9 @@ from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, 
 from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
 from onnxgen.output import Output
+from onnxgen.reader.cut import recorded_cut
 from onnxgen.verify.check import Check
-from onnxgen.verify.integrity import shapes_of
+from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights import Array
 
@@ -182,10 +183,11 @@ def _are_equal(names: list[str], state: Mapping[str, Array]) -> bool:
 
 
 def _options(origin: Origin) -> Options:
-    """Inputs of the sizes that the module was generated for (`--input-shape`)."""
+    """The part of the file, and the sizes of inputs, that the module was generated for."""
     shapes = {
         port.name: tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
         for port in origin.signature.inputs
         if port.dims is not None and port.kind == "tensor"
     }
-    return Options(input_shapes=shapes)
+    cut = recorded_cut(metadata_of(origin.space)) or ((), ())
+    return Options(input_shapes=shapes, inputs=cut[0], outputs=cut[1])

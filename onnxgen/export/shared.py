@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.export.places import Array
 from onnxgen.names import Namer, printable
+from onnxgen.reader.taken import inner_graphs, uses
 from onnxgen.wayback import rebuild
 
 Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]  # by ONNX tensor and state-dict key: output, input's number
@@ -114,14 +115,8 @@ def declare(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
         yield node
-        for graph in _inner(node):
+        for graph in inner_graphs(node):
             yield from _nodes(graph.node)
-
-
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
 
 
 def used_names(graph: onnx.GraphProto) -> Iterator[str]:
@@ -131,19 +126,8 @@ def used_names(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
         yield from (*node.input, *node.output)
-        for inner in _inner(node):
+        for inner in inner_graphs(node):
             yield from used_names(inner)
-
-
-def uses(graph: onnx.GraphProto) -> set[str]:
-    """The values that nodes take, those of inner graphs included, and the results."""
-    taken = {name for node in graph.node for name in node.input}
-    return taken | inner_uses(graph) | {value.name for value in graph.output}
-
-
-def inner_uses(graph: onnx.GraphProto) -> set[str]:
-    """The values that the graphs within a graph use."""
-    return set[str]().union(*(uses(inner) for node in graph.node for inner in _inner(node)))
 
 
 def drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:

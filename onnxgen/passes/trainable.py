@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.gradients import NOWHERE
-from onnxgen.nodes import all_nodes
+from onnxgen.nodes import all_nodes, subgraphs
 from onnxgen.options import Options
 from onnxgen.plugins.domains import is_foreign
 from onnxgen.propagate.infer import STANDARD
@@ -170,14 +170,6 @@ def stored_values(graph: ir.Graph) -> Iterator[ir.Value]:
             yield from node.outputs
         for subgraph in subgraphs(node):
             yield from stored_values(subgraph)
-
-
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.value
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.value
 
 
 def differentiable(graph: ir.Graph) -> set[ir.Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from onnxgen.nodes import all_nodes
 from onnxgen.ops.registry import named
 from onnxgen.options import Options
 from onnxgen.reader.check import check
+from onnxgen.reader.cut import cut_graph, cut_of, types_of
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
 from onnxgen.reader.maps import map_types, note_maps
@@ -37,13 +39,14 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
 
     Nodes are sorted, local functions inlined (a node of a function that imports another opset carries its own
     `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
-    gives them. `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
+    gives them. Of the graph there is the part that `options.inputs` and `options.outputs` bound.
+    `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
     `rehearsed`: this is the process that reads a large file first (see `reader.rehearsal`).
     No weight is read: inline tensors stay in the protobuf, or if they are large in the file, which is held open;
     external ones are mapped when first used.
 
     Raises:
-        OnnxgenError: anything is wrong with the file or with `options.input_shapes`; all of it at once where the
+        OnnxgenError: anything is wrong with the file or with these options; all of it at once where the
             file could be parsed.
     """
     proto, source = parse(path, options.limits, None if rehearsed else lambda: rehearse(path, options))
@@ -52,6 +55,8 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     drop_duplicates(proto)
     sorted_already = check(proto, folder, options.limits)
     check_functions(proto, options.limits)
+    if (cut := cut_of(options)) is not None:
+        cut_graph(proto.graph, cut, _input_types(path, options))
     maps = map_types(proto.graph)
     normalize(proto)
     model = _deserialize(proto)
@@ -74,6 +79,16 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     note_origin(model)
     note_nodes(model)
     return model
+
+
+def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
+    """The types of the values at which a part of the network begins."""
+    from onnxgen.propagate import propagate  # which reads the types of maps that this package knows
+
+    whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}))
+    propagate(whole.graph, options)
+    names = {value.name for value in (*whole.graph.inputs, *(v for node in whole.graph for v in node.outputs))}
+    return types_of(whole.graph, [name for name in options.inputs if name in names])
 
 
 def _leave_to_plugins(model: ir.Model) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxgen.approximation import KEY as APPROXIMATION
@@ -22,6 +23,7 @@ from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
+from onnxgen.reader.cut import cut_of, recorded_cut
 from onnxgen.stored import stored
 from onnxgen.verify import directions, gradients, torch_side
 from onnxgen.verify import feeds as drawing
@@ -30,8 +32,8 @@ from onnxgen.verify import sizes as sizing
 from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
 from onnxgen.verify.freedom import Freedom, explained
 from onnxgen.verify.graph import examine
-from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, record_of
-from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused, oracles
+from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, metadata_of, record_of
+from onnxgen.verify.oracle import Onnxruntime, Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -58,7 +60,6 @@ class Check:
         self.freed: Freed | None = None
         self.approximation: Approximation | None = None
         model = self._examined()
-        sizing.need_named(self.sizes, self.graph, path)
         self.unsaid = without_reference(model, self.new_ops)
         tensors = (stored(v) for v in stored_values(model.graph))
         floats = {t.dtype for t in tensors if t is not None and t.dtype.is_floating_point()}
@@ -79,6 +80,23 @@ class Check:
             free_inputs(model, self.freed)
         self.graph = examine(model, self.options)
         return model
+
+    def _cut(self, space: Mapping[str, Any]) -> None:
+        """Compare with the part of the file that the module was generated from."""
+        cut = recorded_cut(metadata_of(space)) if cut_of(self.options) is None else None
+        if cut is not None:
+            self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
+            self._examined()
+        sizing.need_named(self.sizes, self.graph, self.path)
+
+    def _proto(self) -> onnx.ModelProto:
+        """What is compared, as onnxruntime gets it."""
+        return proto(self.path, without_dropout=self.graph.training, part=self._part())
+
+    def _part(self) -> Part | None:
+        """The part of the file that is compared."""
+        cut = cut_of(self.options)
+        return None if cut is None else Part(cut, self.graph.argument_types)
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
         """Compare with single runs where the module's batch is free and the file's is not."""
@@ -111,14 +129,15 @@ class Check:
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
-                    self.notes += gradients.without_nans(self.path, given[0][2], backward, self.graph.training)
+                    self.notes += gradients.without_nans(self.path, self._proto, given[0][2], backward)
                     if not report.runs[-1].agrees and parts is None:
                         parts = given[0][2]
                 gradients.excuse_idle(network, given[0][2], backward)
             report.untold = self.telling.untold()
             self._compare_recorded(space, report)
             if locate and (parts is not None or report.moved):
-                report.located = where.locate(self.path, self.options, self.graph, network, parts or {}, report.moved)
+                how = self.path, self._proto(), self.options, self.graph
+                report.located = where.locate(*how, network, parts or {}, report.moved)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 if not isinstance(module, (str, Path)):
@@ -152,6 +171,7 @@ class Check:
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """The report before the first run, when it is settled what is compared, and how."""
+        self._cut(space)
         self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network)
@@ -202,7 +222,7 @@ class Check:
         self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
     ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
         """Inputs, the oracle that ran on them, and what it computed. Raises `OnnxgenError` if there are none."""
-        for oracle in oracles(self.path, without_dropout=self.graph.training, new_ops=self.new_ops):
+        for oracle in oracles(self.path, without_dropout=self.graph.training, part=self._part(), new_ops=self.new_ops):
             if isinstance(oracle, Refused):
                 self.refusals.append(str(oracle))
                 self.notes.append(str(oracle))
@@ -347,8 +367,7 @@ class Check:
         if not isinstance(oracle, Onnxruntime) or run.agrees:
             return
         if self.freedom is None:
-            types = self.graph.types
-            self.freedom = Freedom(self.path, without_dropout=self.graph.training, types=types)
+            self.freedom = Freedom(self.path, self._proto(), self.graph.types)
         answers = self.freedom.answers(feeds)
         for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
             if output.why and explained(e, g, [torch_side.cast_numpy(a[i], self.cast) for a in answers]):

@@ -15,10 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError
 from onnxgen.verify.compare import HIDES, SLACK
 from onnxgen.verify.convert import widened
-from onnxgen.verify.oracle import Onnxruntime, Refused, proto, proto_nodes
+from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
@@ -29,9 +28,10 @@ _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 class Freedom:
     """The other answers of onnxruntime to one file; sessions are made when first asked for."""
 
-    def __init__(self, path: Path, *, without_dropout: bool, types: Mapping[str, int]) -> None:
-        """`types`: ONNX's element type of each value of the graph, as far as it is known."""
-        self.path, self.without_dropout, self.types = path, without_dropout, types
+    def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> None:
+        """`model`: the file's graph, or the part of it that is compared. `types`: ONNX's element type of each of its
+        values, as far as it is known."""
+        self.path, self.model, self.types = path, model, types
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
     def answers(self, feeds: Mapping[str, Any]) -> list[list[Any]]:
@@ -47,10 +47,7 @@ class Freedom:
         return found
 
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
-        try:
-            model = proto(self.path, without_dropout=self.without_dropout)
-        except OnnxgenError:
-            return
+        model = self.model
         variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
         variants += [("with noise", _noisy(model, self.types, seed)) for seed in range(NOISY)]
         for name, changed in variants:

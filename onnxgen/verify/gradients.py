@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -33,12 +34,14 @@ def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gr
     found.unreached = [n for n in without if n not in found.missing]
 
 
-def without_nans(path: Path, feeds: Mapping[str, Any], backward: Backward, is_training: bool) -> list[str]:
+def without_nans(
+    path: Path, model: Callable[[], onnx.ModelProto], feeds: Mapping[str, Any], backward: Backward
+) -> list[str]:
     """Take back what is not finite because the file itself computes a NaN, which a Where leaves out; and note it.
 
     PyTorch's derivative of what is left out is NaN there, and 0 times NaN is NaN: the author's module has it, too.
     """
-    node = nan_node(path, feeds, without_dropout=is_training) if backward.not_finite else None
+    node = nan_node(path, model(), feeds) if backward.not_finite else None
     if node is None:
         return []
     names, name = ", ".join(sorted(backward.not_finite)), printable(node.name or node.output[0])

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
+from onnxgen.nodes import subgraphs
 from onnxgen.options import Options
-from onnxgen.passes.trainable import subgraphs
 from onnxgen.propagate import propagate
 from onnxgen.propagate.dims import Dim, Sym, substitute, symbols
 from onnxgen.propagate.info import Info, info
+from onnxgen.reader.cut import types_of
 from onnxgen.stored import stored
 from onnxgen.verify.equations import Equation, asked, named, solved, whole
 from onnxgen.verify.roles import Range, range_of
@@ -96,6 +98,7 @@ class Graph:
         windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
         known: named dims that are expressions of others.
         equations: what else it asks of its sizes.
+        argument_types: ONNX's type of each argument that is a tensor.
         types: ONNX's element type of every value of the main graph, as far as it is known.
     """
 
@@ -113,6 +116,7 @@ class Graph:
     windows: list[tuple[Sym, int]] = field(default_factory=list)
     known: dict[str, Dim] = field(default_factory=dict)
     equations: list[Equation] = field(default_factory=list)
+    argument_types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     types: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -137,6 +141,8 @@ def examine(model: ir.Model, options: Options) -> Graph:
     opset = model.opset_imports.get("", 1)
     values = [value for node in graph for value in node.outputs]
     found.types = {v.name or "": int(dtype) for v in values if (dtype := info(v).dtype) is not None}
+    tensors = [v.name or "" for v, facts in zip(arguments, declared) if facts.kind == "tensor" and facts.dtype]
+    found.argument_types = types_of(graph, tensors)
     found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)

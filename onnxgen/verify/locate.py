@@ -27,7 +27,7 @@ from onnxgen.options import Options
 from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.graph import Graph
-from onnxgen.verify.oracle import intermediate, proto
+from onnxgen.verify.oracle import intermediate
 from onnxgen.verify.report import Located
 
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
@@ -78,14 +78,20 @@ def _numbers(tensor: Tensor) -> NDArray[Any]:
 
 
 def locate(
-    path: Path, options: Options, graph: Graph, module: nn.Module, feeds: Mapping[str, Any], moved: Sequence[str]
+    path: Path,
+    model: onnx.ModelProto,
+    options: Options,
+    graph: Graph,
+    module: nn.Module,
+    feeds: Mapping[str, Any],
+    moved: Sequence[str],
 ) -> Located | None:
     """The first place where a module parts from its ONNX file on some inputs; None if none was found.
 
     Args:
+        model: the file's graph, or the part of it that the module is.
         moved: initializers of which the module's weights hold other values; the first node that takes one is it.
     """
-    model = proto(path, without_dropout=graph.training)
     if moved:
         return _user(model, moved[0])
     right = load(path, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.reader.cut import Cut, cut_graph
 
 TIMEOUT = 300.0  # seconds that one run may take: a loop's trip count can be an input
 _PLAIN = {"float", "double", "float16", "bool", "string", "int8", "int16", "int32", "int64"}
@@ -167,13 +169,16 @@ def _tidy(value: Any) -> Any:
     return [_tidy(v) for v in value] if isinstance(value, list) else np.asarray(value)
 
 
-def oracles(path: Path, *, without_dropout: bool, new_ops: Sequence[Any] = ()) -> Iterator[Oracle | Refused]:
+def oracles(
+    path: Path, *, without_dropout: bool, part: Part | None = None, new_ops: Sequence[Any] = ()
+) -> Iterator[Oracle | Refused]:
     """The oracles in the order to try them; for one that can't load the file a `Refused` that names it.
 
-    `without_dropout` compares a copy of the model in which no Dropout drops anything. `new_ops`: what plugins say of
+    `without_dropout` compares a copy of the model in which no Dropout drops anything. `part`: the one that is compared.
+    `new_ops`: what plugins say of
     their operators (`plugins.evaluating`), for onnx's evaluator.
     """
-    changed = proto(path, without_dropout=True) if without_dropout else None
+    changed = proto(path, without_dropout=without_dropout, part=part) if without_dropout or part else None
     for kind in (Onnxruntime, Reference):
         try:
             yield kind(path, changed, new_ops)
@@ -181,12 +186,22 @@ def oracles(path: Path, *, without_dropout: bool, new_ops: Sequence[Any] = ()) -
             yield Refused(f"{kind.name} can't load it: {refusal}")
 
 
-def proto(path: Path, *, without_dropout: bool) -> onnx.ModelProto:
-    """The model, or with every Dropout's ratio at 0, which is what a Dropout does outside training mode."""
+@dataclass(frozen=True)
+class Part:
+    """A part of a network, with the types of its inputs."""
+
+    cut: Cut
+    types: Mapping[str, onnx.TypeProto]
+
+
+def proto(path: Path, *, without_dropout: bool, part: Part | None = None) -> onnx.ModelProto:
+    """The model or a part of it, or with every Dropout's ratio at 0, which is what one does outside training mode."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
         raise OnnxgenError(Problem(f"{path}: {_line(error)}")) from None
+    if part is not None:
+        cut_graph(model.graph, part.cut, part.types)
     for node in proto_nodes(model):
         if node.op_type != "Dropout" or not without_dropout:
             continue
@@ -217,9 +232,8 @@ def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -
     return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "fb"}
 
 
-def nan_node(path: Path, feeds: Mapping[str, Any], *, without_dropout: bool) -> onnx.NodeProto | None:
-    """The first node of a file that makes a NaN of these inputs, of which its outputs may show nothing."""
-    model = proto(path, without_dropout=without_dropout)
+def nan_node(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> onnx.NodeProto | None:
+    """The first node of a model that makes a NaN of these inputs, of which its outputs may show nothing."""
     values = intermediate(path, model, feeds)
     bad = {name for name, value in values.items() if np.isnan(value).any()}
     return next((node for node in model.graph.node if not bad.isdisjoint(node.output)), None)

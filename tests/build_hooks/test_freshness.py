@@ -116,6 +116,8 @@ CHANGES: dict[str, Callable[[Entry], Entry]] = {
     "dynamic batch": with_options(dynamic_batch=True),
     "batch axes": with_options(dynamic_batch=True, batch_axes={"x": 1}),
     "no batch axis": with_options(dynamic_batch=True, batch_axes={"x": None}),
+    "where the part begins": with_options(inputs=("h",)),
+    "where the part ends": with_options(outputs=("h",)),
     "restore batchnorm": with_options(restore_batchnorm=True),
     "quantized": with_options(quantized="float"),
     "dropout": with_options(dropout={"fc": 0.5}),

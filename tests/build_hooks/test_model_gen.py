@@ -102,6 +102,8 @@ SAID = {
     "frozen": "fc2.*",
     "dynamic_batch": True,
     "batch_axes": {"x": 1, "y": None},
+    "inputs": ("a", "b"),
+    "outputs": ("h",),
     "restore_batchnorm": True,
     "quantized": "float",
     "dropout": {"fc1": 0.5},

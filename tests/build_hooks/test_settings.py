@@ -13,7 +13,7 @@ import click
 import pytest
 
 from onnxgen.build_hooks.settings import LIMIT, OPTIONS, SPELLED, Entry, entries_from, read_project
-from onnxgen.cli.options import _GENERATION, take_options
+from onnxgen.cli.options import _CUT, _GENERATION, take_options
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from tests.conftest import ROOT
@@ -73,7 +73,7 @@ def test_every_option_of_the_command_is_a_key() -> None:
 
     def command(**_: Any) -> None: ...
 
-    for option in _GENERATION:
+    for option in (*_CUT, *_GENERATION):
         option(command)
     parameters = command.__click_params__  # type: ignore[attr-defined]
     named = {p.opts[0].removeprefix("--"): p.name for p in parameters if isinstance(p, click.Option)}
@@ -94,6 +94,8 @@ def test_every_option_of_the_command_is_a_key() -> None:
             'dynamic-batch = true\nbatch-axis = {frames = 1, scale = "none"}',
             ["--dynamic-batch", "--batch-axis", "frames=1", "--batch-axis", "scale=none"],
         ),
+        ('inputs = ["a", "b"]', ["--inputs", "a", "--inputs", "b"]),
+        ('outputs = ["h"]', ["--outputs", "h"]),
         ("restore-batchnorm = true", ["--restore-batchnorm"]),
         ('quantized = "float"', ["--quantized", "float"]),
         ('dropout = {"layer.*" = 0.1, head = 0}', ["--dropout", "layer.*=0.1", "--dropout", "head=0"]),
@@ -111,7 +113,7 @@ def test_options_are_what_the_command_makes_of_them(root: Path, lines: str, argu
     def command(**given: Any) -> None:
         found.append(take_options(given))
 
-    for option in reversed(_GENERATION):
+    for option in reversed([*_CUT, *_GENERATION]):
         option(command.callback)  # type: ignore[arg-type]
     command.params = list(reversed(command.callback.__click_params__))  # type: ignore[union-attr]
     command.main(arguments, standalone_mode=False)

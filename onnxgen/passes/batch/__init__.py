@@ -18,11 +18,11 @@ import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.names import printable
+from onnxgen.nodes import subgraphs
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.passes.batch.stack import Batch, Here, Refusal, Rule, Stack
 from onnxgen.passes.rewrite import drop
-from onnxgen.passes.trainable import subgraphs
 from onnxgen.propagate import propagate
 from onnxgen.propagate.dims import symbol, symbols
 from onnxgen.propagate.info import info, set_info

@@ -1,0 +1,123 @@
+"""A part of a network (`--inputs VALUE`, `--outputs VALUE`), between values of the file's main graph."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgen.errors import Problem, Problems
+from onnxgen.json_text import json_object
+from onnxgen.names import printable
+from onnxgen.options import Options
+from onnxgen.reader.taken import taken
+
+KEY = "cut"  # in the sidecar's metadata
+Cut = tuple[Sequence[str], Sequence[str]]  # where the part begins and ends; nothing is as in the file
+
+
+def cut_of(options: Options) -> Cut | None:
+    """The part that is asked for, None for the whole network."""
+    return (tuple(options.inputs), tuple(options.outputs)) if options.inputs or options.outputs else None
+
+
+def recorded_cut(metadata: Mapping[str, str]) -> Cut | None:
+    """The part that a module was generated from, as its sidecar recorded it."""
+    try:
+        found = json_object(metadata[KEY])
+        return tuple(map(str, found["inputs"])), tuple(map(str, found["outputs"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def cut_metadata(options: Options) -> dict[str, str]:
+    """What `recorded_cut` reads."""
+    cut = cut_of(options)
+    return {} if cut is None else {KEY: json.dumps({"inputs": cut[0], "outputs": cut[1]})}
+
+
+def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypeProto]) -> None:
+    """Leave the part of a graph between values of these names; inputs of the graph that it needs stay its inputs.
+
+    Args:
+        graph: the file's, changed in place.
+        known: the types of values, those of the part's inputs at least.
+
+    Raises:
+        OnnxgenError: there is no such value, or the outputs don't depend on an input.
+    """
+    inputs, outputs = cut
+    _check(graph, cut)
+    makers = {name: node for node in graph.node for name in node.output}
+    declared = {value.name: value for value in graph.input} | {name: _info(name, known) for name in inputs}
+    ends = [_info(name, known) for name in outputs] or list(graph.output)
+    kept: list[onnx.NodeProto] = []
+    reached, todo = set[str](), [value.name for value in ends]
+    while todo:
+        name = todo.pop()
+        if name not in reached and name in makers and name not in inputs:
+            kept.append(makers[name])
+            todo.extend(taken(makers[name]))
+        reached.add(name)
+    problems = Problems()
+    for name in inputs:
+        if name not in reached:
+            problems.add(f"--inputs: the outputs don't depend on {printable(name)}")
+    problems.raise_if_any()
+    stored = {tensor.name for tensor in graph.initializer}
+    rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
+    is_kept = set(map(id, kept))
+    _put(graph.node, [node for node in graph.node if id(node) in is_kept])
+    _put(graph.input, [declared[name] for name in (*inputs, *rest)])
+    _put(graph.output, ends)
+    _put(graph.value_info, [value for value in graph.value_info if value.name not in (*inputs, *outputs)])
+
+
+def _check(graph: onnx.GraphProto, cut: Cut) -> None:
+    """Raises `OnnxgenError` for names of a cut that make no sense."""
+    problems = Problems()
+    stored = {tensor.name for tensor in graph.initializer}
+    computed = {name: None for node in graph.node for name in node.output if name}
+    computed |= {value.name: None for value in graph.input if value.name not in stored}
+    for option, names in zip(("--inputs", "--outputs"), cut, strict=True):
+        for name in names:
+            if name not in computed:
+                near = ", ".join(map(printable, difflib.get_close_matches(name, computed, 3, 0.4)))
+                what = "is stored in the file, and not computed" if name in stored else "is no value of the graph"
+                way_out = f"is it {near}?" if near else "a viewer such as Netron shows the names of values"
+                problems.add(Problem(f"{option}: {printable(name)} {what}", help=way_out))
+            elif names.count(name) > 1 or (name in cut[0] and name in cut[1]):
+                problems.add(f"{option}: {printable(name)} is named twice")
+    problems.raise_if_any()
+
+
+def _info(name: str, known: Mapping[str, onnx.TypeProto]) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name, type=known.get(name))
+
+
+def _put(field: Any, items: Sequence[Any]) -> None:
+    """Make these the items of a repeated field that has them already."""
+    copies = [type(item).FromString(item.SerializeToString()) for item in items]
+    del field[:]
+    field.extend(copies)
+
+
+def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]:
+    """The types of values of a graph whose values are propagated. Raises `OnnxgenError` for one that is not known."""
+    from onnxgen.propagate.info import info  # which reads the types of maps that this package knows
+
+    problems, found = Problems(), {}
+    values = {v.name: v for v in (*graph.inputs, *(v for node in graph for v in node.outputs))}
+    for name in names:
+        facts = info(values[name])
+        if facts.dtype is None or facts.kind != "tensor":
+            problems.add(f"--inputs: which type {printable(name)} has is not known")
+            continue
+        dims = None if facts.shape is None else [d if isinstance(d, int) else str(d) for d in facts.shape]
+        found[name] = onnx.helper.make_tensor_type_proto(int(facts.dtype), dims)
+    problems.raise_if_any()
+    return found
