@@ -127,7 +127,7 @@ def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
     path = _net(tmp_path)
     graph = examine(read(path, Options()), Options())
     freedom = Freedom(path, onnx.load(path), graph.types)
-    answers = freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))
+    answers = [a for _, a in freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))]
     assert len(answers) == 7
     assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[3:])
 

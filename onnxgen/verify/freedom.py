@@ -25,6 +25,9 @@ RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 
 
+NOISE = "with noise"  # the name of the variants that no user would run
+
+
 class Freedom:
     """The other answers of onnxruntime to one file; sessions are made when first asked for."""
 
@@ -34,14 +37,14 @@ class Freedom:
         self.path, self.model, self.types = path, model, types
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
-    def answers(self, feeds: Mapping[str, Any]) -> list[list[Any]]:
-        """The outputs of each variant that runs on these inputs."""
+    def answers(self, feeds: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
+        """The name and the outputs of each variant that runs on these inputs."""
         if self.sessions is None:
             self.sessions = list(self._made())
         found = []
-        for _, session in self.sessions:
+        for name, session in self.sessions:
             try:
-                found.append(session.run(feeds))
+                found.append((name, session.run(feeds)))
             except Refused:
                 continue
         return found
@@ -49,7 +52,7 @@ class Freedom:
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
         variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [("with noise", _noisy(model, self.types, seed)) for seed in range(NOISY)]
+        variants += [(NOISE, _noisy(model, self.types, seed)) for seed in range(NOISY)]
         for name, changed in variants:
             try:
                 # DynamicQuantizeLSTM (1.32) quantises by itself what each thread has of the batch
