@@ -29,9 +29,10 @@ from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
-from onnxgen.passes.trainable import FLOATS, add_used, stored_values
+from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.reader.cut import cut_metadata
+from onnxgen.reader.retype import KEY as DTYPE
 from onnxgen.reader.sites import LOCAL
 from onnxgen.sidecar import index_path, is_sharded
 from onnxgen.signature import KEY as SIGNATURE
@@ -131,9 +132,9 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together, and what a build records of them."""
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, options, model.meta.get(RESTORED, []))
+    tensors, record = _tensors(module, model.meta.get(RESTORED, []))
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
-    origin |= cut_metadata(options)
+    origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
     if APPROXIMATION in model.meta:
         origin[APPROXIMATION] = model.meta[APPROXIMATION].to_json()
     if build is not None and build.data and not options.embed:
@@ -205,15 +206,11 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
 
 
-def _tensors(module: ModuleDef, options: Options, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:
+def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict[str, Any]]:
     """The sidecar's tensors, and the way back from them to the ONNX tensors (not to those that were made here)."""
     tied = {tie.names[1] for tie in module.ties}
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
-    if options.dtype:
-        wanted = next(d for d, name in TORCH_DTYPES.items() if name == options.dtype)
-        sources = {k: s.cast(wanted) if s.dtype in FLOATS else s for k, s in sources.items()}
-        copies = [(key, s.cast(wanted) if s.dtype in FLOATS else s) for key, s in copies]
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})

@@ -308,6 +308,8 @@ def rebuild(
     if isinstance(found, str):
         return get(found)
     dtype = ir.DataType[found["dtype"]].numpy()
+    if original is not None and all(ir.DataType.from_numpy(d).is_floating_point() for d in (dtype, original.dtype)):
+        dtype = original.dtype  # the module may have been generated in another floating point type
     if not found.get("partial"):
         out = np.empty(found["shape"], dtype)
     elif original is None:

@@ -16,6 +16,7 @@ from benchmarks.conformance.tests import Row
 from benchmarks.conformance.ulp import largest
 from tests.ops import harness
 
+DRAWN = "20"  # nodes of each operator that is drawn, where the suite has six
 DOMAINS = ("com.microsoft", "com.microsoft.nchwc")
 
 
@@ -61,6 +62,7 @@ def _is_like(stated: Any, made: Any) -> bool:
 def rows() -> Sequence[Row]:
     """A row for each case, in the order of names; takes some minutes. A failing test's last case is the wrong one."""
     corpus = Corpus()
+    os.environ.setdefault("ONNXGEN_DRAWN", DRAWN)
     harness.OBSERVERS.append(corpus.observe)
     try:
         pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", str(ROOT / "tests" / "ops")], plugins=[corpus])

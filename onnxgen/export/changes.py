@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import onnx
 
@@ -16,18 +17,21 @@ from onnxgen.export.norms import Norms
 from onnxgen.export.origin import Origin
 from onnxgen.export.places import Array
 from onnxgen.export.report import ExportReport
+from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import NoWayBack
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.reader.cut import cut_of
-from onnxgen.verify.integrity import approximation_of
+from onnxgen.reader.retype import DTYPES, KEY
+from onnxgen.verify.integrity import approximation_of, metadata_of
 from onnxgen.verify.stacked import freed_of
 
-SIZES, BATCH, NORMS = "sizes", "batch", "norms"
-ALL = frozenset((SIZES, BATCH, NORMS))
+SIZES, BATCH, NORMS, DTYPE = "sizes", "batch", "norms", "dtype"
+ALL = frozenset((SIZES, BATCH, NORMS, DTYPE))
 LEFT_OUT = {
     BATCH: "the batch stays fixed: with a free one the original graph computes something else",
     NORMS: "the BatchNorms are folded in again: as nodes they compute something else",
+    DTYPE: "the floating point types are the original's: in the module's own the graph computes something else",
     SIZES: "the declared sizes are the original's",
 }
 _Changes = frozenset[str]
@@ -36,7 +40,7 @@ _Changes = frozenset[str]
 def choices() -> Iterator[_Changes]:
     """Which changes to make: all of them, or where that computes something else, all but one, or none."""
     yield ALL
-    yield from (ALL - {change} for change in (BATCH, NORMS))
+    yield from (ALL - {change} for change in (DTYPE, BATCH, NORMS))
     yield frozenset()
 
 
@@ -59,17 +63,34 @@ class Changed:
             NoWayBack: the original graph can't hold the values.
             OnnxgenError: a file can't be read or written.
         """
+        with TemporaryDirectory() as folder:
+            source = self._retyped(Path(folder), report) if DTYPE in wanted else None
+            return self._write(source or self.origin.onnx, made, report, wanted) | ({DTYPE} if source else set())
+
+    def _retyped(self, folder: Path, report: ExportReport) -> Path | None:
+        """The original in the module's floating point type, if that is another one."""
+        name = metadata_of(self.origin.space).get(KEY, "")
+        if name not in DTYPES:
+            return None
+        try:
+            return retyped_file(self.origin.onnx, DTYPES[name], self.options, folder)
+        except NoWayBack as reason:
+            report.notes.append(f"the floating point types are the original's: {reason}")
+            return None
+
+    def _write(self, source: Path, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         record, norms = self.origin.record, None
         if NORMS in wanted:
-            norms = Norms(onnx.load(self.origin.onnx, load_external_data=False), record.tensors)
+            norms = Norms(onnx.load(source, load_external_data=False), record.tensors)
             record = replace(record, tensors=norms.tensors)
-        write_back(self.origin.onnx, made, record, self.state, report)
-        done = {change for change in (SIZES, BATCH) if change in wanted and self._resized(made, report, change)}
+        write_back(source, made, record, self.state, report)
+        done = {SIZES} if SIZES in wanted and self._resized(made, report, SIZES, source) else set()
+        done |= {BATCH} if BATCH in wanted and self._resized(made, report, BATCH, source) else set()
         if norms is not None and norms.layers:
             done |= {NORMS} if self._normed(made, report, norms) else set()
         return frozenset(done)
 
-    def _resized(self, made: Path, report: ExportReport, change: str) -> bool:
+    def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:
         """Give the file the sizes that the module was generated for, or its free batch."""
         freed = freed_of(self.origin.space)
         if change == BATCH and (freed is None or not freed.inputs):
@@ -79,12 +100,12 @@ class Changed:
             is_changed = fix_sizes(model, self.origin.signature)
         else:
             assert freed is not None
-            is_changed = self._freed(model, report, freed)
+            is_changed = self._freed(model, report, freed, source)
         if is_changed:
             files.save(model, made, report.out)
         return is_changed
 
-    def _freed(self, model: onnx.ModelProto, report: ExportReport, freed: Freed) -> bool:
+    def _freed(self, model: onnx.ModelProto, report: ExportReport, freed: Freed, source: Path) -> bool:
         axes = {port.name: freed.inputs.get(port.name) for port in self.origin.signature.inputs}
         approximation = approximation_of(self.origin.space)
         options = replace(self.options, dynamic_batch=True, batch_axes=axes)
@@ -92,7 +113,7 @@ class Changed:
         try:
             if cut_of(options) is not None:
                 raise NoWayBack("the module is a part of the network")
-            free_batch(model, self.origin.onnx, options, freed)
+            free_batch(model, source, options, freed)
         except (NoWayBack, OnnxgenError) as reason:
             report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")
             return False

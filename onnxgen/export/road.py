@@ -12,7 +12,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export import anew, files
-from onnxgen.export.changes import LEFT_OUT, Changed, choices
+from onnxgen.export.changes import DTYPE, LEFT_OUT, Changed, choices
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import NoWayBack, same
@@ -153,6 +153,7 @@ class Road:
                 return ""
             report.verified = wanted.compare(made, network, origin, report)
             if not report.verified.differs:
+                report.notes += _without_kernels(report.verified) if DTYPE in done else []
                 return ""
         if not is_changed:
             raise DiffersError(report)
@@ -162,6 +163,12 @@ class Road:
         """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""
         text = self.module.read_text(encoding="utf-8", errors="replace")
         return Output(self.module, Options()).is_edited(text) or repr(network) != repr(bare_model(origin))
+
+
+def _without_kernels(verified: VerifyReport) -> list[str]:
+    """A note if onnxruntime can't run a file in the module's floating point type on this machine."""
+    reason = next((note for note in verified.notes if note.startswith("onnxruntime can't load it")), "")
+    return [f"{reason}; --same-graph writes the original's types"] if reason else []
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:

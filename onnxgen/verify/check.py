@@ -24,6 +24,8 @@ from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of, recorded_cut
+from onnxgen.reader.retype import DTYPES
+from onnxgen.reader.retype import KEY as DTYPE
 from onnxgen.stored import stored
 from onnxgen.verify import directions, gradients, torch_side
 from onnxgen.verify import feeds as drawing
@@ -55,7 +57,8 @@ class Check:
     def __init__(
         self, path: Path, options: Options, *, rtol: float, atol: float, sizes: Mapping[str, int] | None = None
     ) -> None:
-        self.path, self.options, self.sizes = path, options, sizes or {}
+        self.path, self.sizes = path, sizes or {}
+        self.given, self.options = options, replace(options, dtype=None)
         self.new_ops = evaluators(options.plugins)
         self.freed: Freed | None = None
         self.approximation: Approximation | None = None
@@ -142,7 +145,7 @@ class Check:
             if integrity:
                 if not isinstance(module, (str, Path)):
                     raise OnnxgenError("--integrity compares files: give the generated module's path")
-                report.integrity = compare_weights(self.path, Path(module), space, self.options)
+                report.integrity = compare_weights(self.path, Path(module), space, self.given)
         return report
 
     def forward(
@@ -174,7 +177,7 @@ class Check:
         self._cut(space)
         self._approximate(space)
         self._free_batch(space)
-        self._choose_tolerance(network)
+        self._choose_tolerance(network, metadata_of(space).get(DTYPE, ""))
         mode = "training" if self.graph.training else "eval"
         tolerance = str(self.approximation or self.tolerance)
         return VerifyReport(str(self.path), shown, mode, tolerance, notes=self.notes)
@@ -194,10 +197,13 @@ class Check:
             with imported(Path(module)) as file:
                 yield from_pretrained(file, Path(module)), vars(file)
         else:
-            yield (load(self.path, self.options) if module is None else module), {}
+            yield (load(self.path, self.given) if module is None else module), {}
 
-    def _choose_tolerance(self, network: nn.Module) -> None:
+    def _choose_tolerance(self, network: nn.Module, dtype: str) -> None:
+        """`dtype`: the type that the module was generated in, if it was asked for one."""
         self.cast = torch_side.whole_dtype(network, self.stored)
+        if dtype in DTYPES and dtype not in self.stored:
+            self.cast = torch_side.dtype_of(dtype)
         halves = {str(dtype.numpy()) for dtype in self.graph.halves}
         if self.cast is not None:
             name = str(self.cast).removeprefix("torch.")

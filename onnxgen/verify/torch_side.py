@@ -168,6 +168,13 @@ def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
     return None if str(dtype).removeprefix("torch.") in stored else dtype
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """torch's type of a name such as "float16"."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
 def cast_numpy(value: Any, dtype: torch.dtype | None) -> Any:
     """An oracle's output in the dtype that a cast module computes in."""
     if dtype is None or value is None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import onnxgen
 from onnxgen.export.report import BACK
 from onnxgen.options import Options
+from onnxgen.verify.convert import to_numpy
 from tests.export.trained import blank, stepped
 from tests.exported import exported
 from tests.real import imported
@@ -69,7 +70,10 @@ def test_trained_and_back(case: str, tmp_path: Path) -> None:
     dtype = next(model.parameters()).dtype
     x = torch.randn(batch, *IMAGE[1:], generator=torch.Generator().manual_seed(1))
     stepped(model, x.to(dtype))
-    report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
+    if "dtype" in CASES[case]:
+        _in_its_own_type(model, proto, tmp_path)
+    how = {"weights": model, "out": tmp_path / "out.onnx", "same_graph": "dtype" in CASES[case]}
+    report = onnxgen.export(tmp_path / "model.py", **how)
     assert report.road == BACK and report.changed and len(report.added) == (8 if "restored" in case else 0)
     assert bool(report.lossy) == (dtype in (torch.float16, torch.bfloat16))
     shape = [
@@ -101,6 +105,22 @@ def test_trained_and_back(case: str, tmp_path: Path) -> None:
         for found, before in zip((*made.graph.input, *made.graph.output), (*proto.graph.input, *proto.graph.output)):
             found.type.CopyFrom(before.type)
     assert blank(made) == blank(proto)
+
+
+def _in_its_own_type(model: nn.Module, proto: onnx.ModelProto, folder: Path) -> None:
+    """The file that is exported has the module's type throughout; where an operator doesn't take it there are casts."""
+    report = onnxgen.export(folder / "model.py", weights=model, out=folder / "typed.onnx")
+    made = onnx.load(folder / "typed.onnx")
+    onnx.checker.check_model(made, full_check=True)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(to_numpy(next(model.parameters())).dtype)
+    assert report.road == BACK and report.changed and not report.lossy
+    assert {tensor.data_type for tensor in made.graph.initializer} == {kind}
+    assert {v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)} == {kind}
+    kept = [n.op_type for n in made.graph.node if n.op_type != "Cast"]
+    assert kept == [n.op_type for n in proto.graph.node]
+    assert len(kept) == len(made.graph.node) or kind == onnx.TensorProto.BFLOAT16
+    verified = onnxgen.verify(folder / "typed.onnx", module=model)
+    assert not verified.differs, verified.problems()
 
 
 def test_sharded_weights_by_their_index(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""The original file in the floating point type that its module was generated in (`--dtype`).
+
+Where an operator does not take that type, Cast nodes stand around it: it computes in single precision, as the module's
+layer may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxgen.export import files
+from onnxgen.export.shared import NoWayBack
+from onnxgen.names import Namer
+from onnxgen.nodes import all_nodes
+from onnxgen.options import Options
+from onnxgen.reader.retype import FLOATS, retype
+
+STANDARD = ("", "ai.onnx")
+_Formals = Sequence[onnx.defs.OpSchema.FormalParameter]
+
+
+def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Path) -> Path:
+    """Write the file in another type into a folder; the same nodes but for casts, and the same names.
+
+    Raises:
+        NoWayBack: the file's opset has no such type, or it has local functions.
+    """
+    try:
+        model = ir.load(source)
+    except Exception as error:  # what onnxgen's reader makes usual first, such as types of maps
+        raise NoWayBack("onnx_ir does not read the file as it is") from error
+    if model.functions:
+        raise NoWayBack("it has local functions")
+    opset = model.opset_imports.get("", 1)
+    retype(model, dtype, options)
+    casting = _Casting(model, dtype, opset)
+    for node in all_nodes(model.graph):
+        if node.domain in STANDARD and node.op_type != "Cast":
+            casting.fit(node)
+    out = folder / source.name
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    is_large = sum(tensor.nbytes for tensor in tensors if tensor is not None) > files.LARGEST
+    ir.save(model, out, external_data=f"{out.name}.data" if is_large else None)
+    return out
+
+
+class _Casting:
+    """Puts Cast nodes around operators that do not take a type."""
+
+    def __init__(self, model: ir.Model, dtype: ir.DataType, opset: int) -> None:
+        self.dtype, self.opset = dtype, opset
+        names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
+        self.namer = Namer(name for name in names if name)
+        if not _takes(onnx.defs.get_schema("Cast", opset, "").outputs[0], dtype):
+            raise NoWayBack(f"opset {opset} has no {dtype.name.lower()} (onnx.version_converter makes it newer)")
+
+    def fit(self, node: ir.Node) -> None:
+        """Cast what a node takes and makes, where it has to be single precision."""
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+        except onnx.defs.SchemaError:
+            return
+        formals = [_formal(schema.inputs, i) for i in range(len(node.inputs))]
+        results = [_formal(schema.outputs, i) for i in range(len(node.outputs))]
+        pairs = [*zip(formals, node.inputs, strict=True), *zip(results, node.outputs, strict=True)]
+        narrow = {f.type_str for f, v in pairs if self._is_ours(v) and f is not None and not _takes(f, self.dtype)}
+        for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
+            if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
+                node.replace_input_with(i, self._before(node, value))
+        for formal, value in zip(results, node.outputs, strict=True):
+            if formal is not None and formal.type_str in narrow and self._is_ours(value):
+                self._after(node, value)
+
+    def _is_ours(self, value: ir.Value | None) -> bool:
+        return value is not None and value.dtype == self.dtype
+
+    def _before(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        if value.dtype == ir.DataType.FLOAT:
+            return value
+        cast = self._cast(value, ir.DataType.FLOAT, f"{value.name}.float")
+        assert node.graph is not None
+        node.graph.insert_before(node, cast)
+        return cast.outputs[0]
+
+    def _after(self, node: ir.Node, value: ir.Value) -> None:
+        cast = self._cast(value, self.dtype, value.name or "made")
+        made = cast.outputs[0]
+        ir.convenience.replace_all_uses_with(value, made, replace_graph_outputs=True)
+        cast.replace_input_with(0, value)
+        assert node.graph is not None
+        node.graph.insert_after(node, cast)
+        made.name, value.name = value.name, self.namer.take(f"{value.name}.float")
+        made.shape, made.type, value.type = value.shape, value.type, ir.TensorType(ir.DataType.FLOAT)
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+        node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))])
+        node.outputs[0].name = self.namer.take(name)
+        node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(dtype)
+        return node
+
+
+def _formal(formals: _Formals, i: int) -> onnx.defs.OpSchema.FormalParameter | None:
+    """The schema's parameter for an input or output; the last one may stand for many."""
+    return formals[min(i, len(formals) - 1)] if formals else None
+
+
+def _takes(formal: onnx.defs.OpSchema.FormalParameter, dtype: ir.DataType) -> bool:
+    return f"tensor({_ONNX[dtype]})" in formal.types
+
+
+_ONNX = {
+    ir.DataType.FLOAT: "float",
+    ir.DataType.DOUBLE: "double",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+}

@@ -1,0 +1,157 @@
+"""`--dtype`: a network that computes in another floating point type, as if its file had been written in that type.
+
+Every float of the graph gets the type but those that only sizes are computed of: a factor of 0.1, which is 0.09998 in
+half precision, would make other sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.nodes import all_nodes, subgraphs
+from onnxgen.options import Options
+
+DTYPES = {
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "float32": ir.DataType.FLOAT,
+    "float64": ir.DataType.DOUBLE,
+}
+KEY = "dtype"  # in the sidecar's metadata: the type's name
+FLOATS = tuple(DTYPES.values())
+TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
+UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
+
+
+class RetypedTensor(ir.LazyTensor):
+    """A stored tensor in another floating point type, computed when it is asked for.
+
+    A finite number stays finite (masks have -3.4e38), and a single number other than zero stays one (an epsilon).
+    """
+
+    def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType) -> None:
+        shape = ir.Shape(tensor.shape.numpy())
+        super().__init__(lambda: ir.tensor(_cast(tensor.numpy(), dtype), dtype), dtype, shape, name=tensor.name)
+
+
+def _cast(array: NDArray[np.generic], dtype: ir.DataType) -> NDArray[np.generic]:
+    import ml_dtypes
+
+    limits: Any = ml_dtypes.finfo(dtype.numpy())  # type: ignore[no-untyped-call]
+    with np.errstate(all="ignore"):
+        made = np.asarray(array.astype(dtype.numpy()))
+        wide = array.astype(np.float64)
+        lost = np.isfinite(wide) & ~np.isfinite(made.astype(np.float64))
+        if lost.any():
+            made = np.where(lost, np.where(wide > 0, limits.max, limits.min), made)
+        if array.size == 1 and wide.any() and not made.any():
+            made = np.copysign(np.full_like(made, limits.smallest_subnormal), wide)
+    return made.astype(dtype.numpy(), copy=False)
+
+
+def retype(model: ir.Model, dtype: ir.DataType, options: Options) -> None:
+    """Give every float of a graph that is no size another type."""
+    from onnxgen.propagate import propagate  # which reads the types of maps that this package knows
+
+    propagate(model.graph, options)
+    found = _Groups(model.graph)
+    for value in found.values:
+        if not found.is_size(value):
+            _retype_value(value, dtype)
+    for node in all_nodes(model.graph):
+        if any(value in found.values and not found.is_size(value) for value in node.outputs):
+            _retype_node(node, dtype)
+
+
+class _Groups:
+    """The floats of a graph, grouped by what computes with them together."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.values: dict[ir.Value, ir.Value] = {}  # each with another of its group, and one with itself
+        ends = {*graph.inputs, *graph.outputs}
+        self.wanted: list[ir.Value] = []
+        for inner in (graph, *graph.subgraphs()):
+            for value in (*inner.inputs, *inner.initializers.values()):
+                self._note(value)
+        for node in all_nodes(graph):
+            self._join(node)
+        self.wanted += [value for value in ends if self._note(value)]
+        self.computing = {self._first(value) for value in self.wanted}
+
+    def is_size(self, value: ir.Value) -> bool:
+        return self._first(value) not in self.computing
+
+    def _note(self, value: ir.Value | None) -> bool:
+        """Whether a value is a float."""
+        from onnxgen.propagate.info import info
+
+        if value is None or (info(value).dtype or value.dtype) not in FLOATS:
+            return False
+        self.values.setdefault(value, value)
+        return True
+
+    def _join(self, node: ir.Node) -> None:
+        inputs = [v for i, v in enumerate(node.inputs) if self._note(v) and not _is_fixed(node, i)]
+        outputs = [v for v in node.outputs if self._note(v)]
+        for graph in subgraphs(node):
+            outputs += [v for v in (*graph.inputs, *graph.outputs) if self._note(v)]
+        if node.op_type == "Cast" and node.domain in ("", "ai.onnx"):
+            return
+        if not inputs and node.op_type != "Constant":
+            self.wanted += outputs
+        joined = [v for v in (*inputs, *outputs) if v is not None]
+        for value in joined[1:]:
+            self.values[self._first(value)] = self._first(joined[0])
+
+    def _first(self, value: ir.Value) -> ir.Value:
+        while self.values[value] is not value:
+            self.values[value] = value = self.values[self.values[value]]
+        return value
+
+
+def _is_fixed(node: ir.Node, i: int) -> bool:
+    """Whether an operator's input has one floating point type only, as the scales of a Resize have."""
+    if node.op_type not in ("Resize", "Upsample") or node.domain not in ("", "ai.onnx"):
+        return False
+    schema = onnx.defs.get_schema(node.op_type, node.version or 13, "")
+    return i < len(schema.inputs) and schema.inputs[i].type_str == "tensor(float)"
+
+
+def _retype_value(value: ir.Value, dtype: ir.DataType) -> None:
+    value.type = _retyped(value.type, dtype)
+    if value.const_value is not None and value.const_value.dtype != dtype:
+        value.const_value = RetypedTensor(value.const_value, dtype)
+
+
+def _retyped(kind: ir.TypeProtocol | None, dtype: ir.DataType) -> ir.TypeProtocol | None:
+    if kind is None or isinstance(kind, ir.TensorType):
+        return ir.TensorType(dtype)
+    if isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        inner = _retyped(kind.elem_type, dtype)
+        assert inner is not None
+        return type(kind)(inner)
+    return kind
+
+
+def _retype_node(node: ir.Node, dtype: ir.DataType) -> None:
+    """What a node itself says of the type of its results."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if name in TYPED and attribute.type == ir.AttributeType.INT and attribute.as_int() in FLOATS:
+            node.attributes[name] = ir.AttrInt64(name, int(dtype))
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in FLOATS:
+            node.attributes[name] = ir.AttrTensor(name, RetypedTensor(attribute.as_tensor(), dtype))
+        elif node.op_type == "Constant" and name in ("value_float", "value_floats"):
+            tensor = ir.tensor(np.asarray(attribute.value, np.float32), name=node.outputs[0].name)
+            del node.attributes[name]
+            node.attributes["value"] = ir.AttrTensor("value", RetypedTensor(tensor, dtype))
+    if node.op_type in UNTYPED and "dtype" not in node.attributes:
+        node.attributes["dtype"] = ir.AttrInt64("dtype", int(dtype))
+    if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, dtype.numpy()), dtype))
