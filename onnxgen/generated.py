@@ -29,10 +29,10 @@ from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.folded import RESTORED, Restored, folds
+from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.propagate.info import info
 from onnxgen.reader.cut import cut_metadata
-from onnxgen.reader.retype import KEY as DTYPE
 from onnxgen.reader.sites import LOCAL
 from onnxgen.sidecar import index_path, is_sharded
 from onnxgen.signature import KEY as SIGNATURE

@@ -21,8 +21,8 @@ from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import NoWayBack
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
+from onnxgen.passes.retype import DTYPES, KEY
 from onnxgen.reader.cut import cut_of
-from onnxgen.reader.retype import DTYPES, KEY
 from onnxgen.verify.integrity import approximation_of, metadata_of
 from onnxgen.verify.stacked import freed_of
 

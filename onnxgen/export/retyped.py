@@ -17,7 +17,8 @@ from onnxgen.export.shared import NoWayBack
 from onnxgen.names import Namer
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.reader.retype import FLOATS, retype
+from onnxgen.passes.retype import FLOATS, retype
+from onnxgen.propagate import propagate
 
 STANDARD = ("", "ai.onnx")
 _Formals = Sequence[onnx.defs.OpSchema.FormalParameter]
@@ -36,7 +37,8 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     if model.functions:
         raise NoWayBack("it has local functions")
     opset = model.opset_imports.get("", 1)
-    retype(model, dtype, options)
+    propagate(model.graph, options)
+    retype(model, dtype, is_file=True)
     casting = _Casting(model, dtype, opset)
     for node in all_nodes(model.graph):
         if node.domain in STANDARD and node.op_type != "Cast":

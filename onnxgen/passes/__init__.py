@@ -35,6 +35,7 @@ from onnxgen.passes.pooling import pooling
 from onnxgen.passes.quantized import quantized
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.repeats import repeats
+from onnxgen.passes.retype import DTYPES, retype
 from onnxgen.passes.roll import roll
 from onnxgen.passes.rotary import rotary
 from onnxgen.passes.sequences import sequences
@@ -103,7 +104,7 @@ PASSES: list[Pass] = [
 
 
 def simplify(model: ir.Model, options: Options) -> None:
-    """Run every pass.
+    """Run every pass, and give floats the type that is asked for: idioms are recognised in the file's own.
 
     Raises:
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
@@ -115,6 +116,8 @@ def simplify(model: ir.Model, options: Options) -> None:
             run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(Problem(str(error), help="fix sizes with --input-shape")) from error
+    if options.dtype:
+        retype(model, DTYPES[options.dtype])
 
 
 def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:

@@ -24,7 +24,6 @@ from onnxgen.reader.normal import normalize
 from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
 from onnxgen.reader.rehearsal import rehearse
-from onnxgen.reader.retype import DTYPES, retype
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.sites import note_nodes
@@ -77,8 +76,6 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     note_read(model, path)
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)
-    if options.dtype:
-        retype(model, DTYPES[options.dtype], options)
     note_origin(model)
     note_nodes(model)
     return model
@@ -88,7 +85,7 @@ def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
     """The types of the values at which a part of the network begins."""
     from onnxgen.propagate import propagate  # which reads the types of maps that this package knows
 
-    whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}, dtype=None))
+    whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}))
     propagate(whole.graph, options)
     names = {value.name for value in (*whole.graph.inputs, *(v for node in whole.graph for v in node.outputs))}
     return types_of(whole.graph, [name for name in options.inputs if name in names])

@@ -19,13 +19,13 @@ from onnxgen.load import from_pretrained, imported, load
 from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
+from onnxgen.passes.retype import DTYPES
+from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of, recorded_cut
-from onnxgen.reader.retype import DTYPES
-from onnxgen.reader.retype import KEY as DTYPE
 from onnxgen.stored import stored
 from onnxgen.verify import directions, gradients, torch_side
 from onnxgen.verify import feeds as drawing

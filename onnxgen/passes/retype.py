@@ -6,6 +6,7 @@ half precision, would make other sizes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.nodes import all_nodes, subgraphs
-from onnxgen.options import Options
+from onnxgen.propagate.info import info, set_info
+from onnxgen.stored import stored
 
 DTYPES = {
     "float16": ir.DataType.FLOAT16,
@@ -25,6 +27,7 @@ DTYPES = {
 KEY = "dtype"  # in the sidecar's metadata: the type's name
 FLOATS = tuple(DTYPES.values())
 TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
+ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal")
 UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
 
 
@@ -54,18 +57,31 @@ def _cast(array: NDArray[np.generic], dtype: ir.DataType) -> NDArray[np.generic]
     return made.astype(dtype.numpy(), copy=False)
 
 
-def retype(model: ir.Model, dtype: ir.DataType, options: Options) -> None:
-    """Give every float of a graph that is no size another type."""
-    from onnxgen.propagate import propagate  # which reads the types of maps that this package knows
+def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> None:
+    """Give every float of a graph that is no size another type. Its values are propagated, and are so after.
 
-    propagate(model.graph, options)
+    `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor stay as they are: torch takes them for
+    numbers of any type, and computes with all their digits.
+    """
     found = _Groups(model.graph)
     for value in found.values:
-        if not found.is_size(value):
+        if not found.is_size(value) and (is_file or not _is_number(value)):
             _retype_value(value, dtype)
     for node in all_nodes(model.graph):
         if any(value in found.values and not found.is_size(value) for value in node.outputs):
             _retype_node(node, dtype)
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether it is a single number that is no weight, and whatever takes it takes a tensor beside it."""
+    tensor = stored(value)
+    if tensor is None or tensor.size != 1 or value.meta.get("trainable", (False,))[0]:
+        return False
+    return all(
+        use.node.op_type in ELEMENTWISE
+        and any(v is not None and stored(v) is None and info(v).dtype in FLOATS for v in use.node.inputs)
+        for use in value.uses()
+    )
 
 
 class _Groups:
@@ -88,8 +104,6 @@ class _Groups:
 
     def _note(self, value: ir.Value | None) -> bool:
         """Whether a value is a float."""
-        from onnxgen.propagate.info import info
-
         if value is None or (info(value).dtype or value.dtype) not in FLOATS:
             return False
         self.values.setdefault(value, value)
@@ -124,6 +138,7 @@ def _is_fixed(node: ir.Node, i: int) -> bool:
 
 def _retype_value(value: ir.Value, dtype: ir.DataType) -> None:
     value.type = _retyped(value.type, dtype)
+    set_info(value, replace(info(value), dtype=dtype))
     if value.const_value is not None and value.const_value.dtype != dtype:
         value.const_value = RetypedTensor(value.const_value, dtype)
 
