@@ -14,6 +14,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.errors import Problem, Problems
+from onnxgen.names import printable
 from onnxgen.nodes import all_nodes, subgraphs
 from onnxgen.propagate.info import info, set_info
 from onnxgen.stored import stored
@@ -63,6 +65,8 @@ def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> Non
     `is_file`: the graph stays ONNX. Otherwise single numbers beside a tensor stay as they are: torch takes them for
     numbers of any type, and computes with all their digits.
     """
+    if not is_file and dtype != ir.DataType.FLOAT:
+        _refuse_classical(model.graph)
     found = _Groups(model.graph)
     for value in found.values:
         if not found.is_size(value) and (is_file or not _is_number(value)):
@@ -72,16 +76,32 @@ def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> Non
             _retype_node(node, dtype)
 
 
+def _refuse_classical(graph: ir.Graph) -> None:
+    """Raises `OnnxgenError` for operators that compute in single precision by their specification."""
+    problems = Problems()
+    for node in all_nodes(graph):
+        values = (*node.inputs, *node.outputs)
+        if node.domain == "ai.onnx.ml" and any(v is not None and info(v).dtype in FLOATS for v in values):
+            name, op = printable(node.name or ""), f"{node.domain}.{node.op_type}"
+            problems.add(Problem("it computes in float32, as ai.onnx.ml says", name, op, help="leave --dtype out"))
+    problems.raise_if_any()
+
+
 def _is_number(value: ir.Value) -> bool:
     """Whether it is a single number that is no weight, and whatever takes it takes a tensor beside it."""
     tensor = stored(value)
     if tensor is None or tensor.size != 1 or value.meta.get("trainable", (False,))[0]:
         return False
+    rank = len(tensor.shape)
     return all(
-        use.node.op_type in ELEMENTWISE
-        and any(v is not None and stored(v) is None and info(v).dtype in FLOATS for v in use.node.inputs)
-        for use in value.uses()
+        use.node.op_type in ELEMENTWISE and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses()
     )
+
+
+def _is_wide(value: ir.Value | None, rank: int) -> bool:
+    """Whether it is a computed float of at least so many axes."""
+    facts = info(value)
+    return stored(value) is None and facts.dtype in FLOATS and facts.rank is not None and facts.rank >= rank
 
 
 class _Groups:
@@ -138,7 +158,9 @@ def _is_fixed(node: ir.Node, i: int) -> bool:
 
 def _retype_value(value: ir.Value, dtype: ir.DataType) -> None:
     value.type = _retyped(value.type, dtype)
-    set_info(value, replace(info(value), dtype=dtype))
+    facts = info(value)
+    known = None if facts.data is None or facts.dtype not in FLOATS else _cast(facts.data, dtype)
+    set_info(value, replace(facts, dtype=dtype, data=known))
     if value.const_value is not None and value.const_value.dtype != dtype:
         value.const_value = RetypedTensor(value.const_value, dtype)
 

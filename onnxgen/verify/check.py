@@ -202,7 +202,7 @@ class Check:
     def _choose_tolerance(self, network: nn.Module, dtype: str) -> None:
         """`dtype`: the type that the module was generated in, if it was asked for one."""
         self.cast = torch_side.whole_dtype(network, self.stored)
-        if dtype in DTYPES and dtype not in self.stored:
+        if dtype in DTYPES and self.stored != {dtype}:
             self.cast = torch_side.dtype_of(dtype)
         halves = {str(dtype.numpy()) for dtype in self.graph.halves}
         if self.cast is not None:
