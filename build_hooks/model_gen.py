@@ -78,7 +78,7 @@ class ModelGen:
         return self._option("weights", Path(file).as_posix())
 
     def dtype(self, name: str) -> ModelGen:
-        """Cast every floating point weight ("float16", "bfloat16", "float32", "float64")."""
+        """Give the whole network another floating point type ("float16", "bfloat16", "float32", "float64")."""
         return self._option("dtype", name)
 
     def embed(self, on: bool = True) -> ModelGen:

@@ -23,7 +23,8 @@ class Options:
     Attributes:
         class_name: name of the root class; default: what the exporter recorded, else the file's stem.
         weights: where to write the sidecar; default: beside the module, by its stem.
-        dtype: cast every floating point weight ("float16", "bfloat16", "float32", "float64"); default: as stored.
+        dtype: the floating point type of the whole network ("float16", "bfloat16", "float32", "float64"); default: as
+            in the file (see `passes.retype`).
         embed: put the weights into the module itself (small models).
         input_shapes: fixed dims for graph inputs, `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is.
         inputs, outputs: names of values, as the file has them, between which the part of the network lies that is

@@ -85,7 +85,7 @@ plugin_option = click.option(
 _GENERATION = [
     click.option("--class-name", metavar="NAME", help="Name of the root class."),
     click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Where to write the weights."),
-    click.option("--dtype", type=click.Choice(DTYPES), help="Cast every floating point weight."),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Another floating point type for the whole network."),
     click.option("--embed", is_flag=True, help="Put the weights into the module itself (small models)."),
     click.option(
         "--input-shape",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +229,9 @@ class Check:
         self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
     ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
         """Inputs, the oracle that ran on them, and what it computed. Raises `OnnxgenError` if there are none."""
-        for oracle in oracles(self.path, without_dropout=self.graph.training, part=self._part(), new_ops=self.new_ops):
+        graph, part = self.graph, self._part()
+        how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
+        for oracle in how(self.path, new_ops=self.new_ops):
             if isinstance(oracle, Refused):
                 self.refusals.append(str(oracle))
                 self.notes.append(str(oracle))

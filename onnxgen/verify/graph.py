@@ -22,6 +22,9 @@ from onnxgen.verify.roles import Range, range_of
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+PRODUCTS = re.compile(
+    "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
+)
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
@@ -94,6 +97,7 @@ class Graph:
         branches: it has control flow, so a run need not reach every parameter.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
+        multiplies_bytes: it multiplies integers of 8 bits.
         straight_through: it rounds to integers, which a module passes gradients straight through.
         windows: dynamic sizes that a pool or a convolution slides over, each with the least that holds a window.
         known: named dims that are expressions of others.
@@ -112,6 +116,7 @@ class Graph:
     branches: bool = False
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
+    multiplies_bytes: bool = False
     straight_through: bool = False
     windows: list[tuple[Sym, int]] = field(default_factory=list)
     known: dict[str, Dim] = field(default_factory=dict)
@@ -147,6 +152,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
     for node in every_node(graph):
         _note_mode(found, node, node.version or opset)
         found.windows.extend(_windows(node))
+        found.multiplies_bytes = found.multiplies_bytes or bool(PRODUCTS.fullmatch(node.op_type))
         found.straight_through = found.straight_through or bool(STRAIGHT_THROUGH.search(node.op_type))
         found.chooses = found.chooses or node.op_type == "If"
         found.branches = found.branches or any(True for _ in subgraphs(node))

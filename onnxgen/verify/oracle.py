@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.reader.cut import Cut, cut_graph
 
-# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors that have AVX2, but no VNNI.
+# Without it, sums of products of uint8 and int8 saturate at 16 bits on processors that have AVX2, but no VNNI. It is a
+# rewriting of the graph, which needs the weights in the file, and optimisations.
 EXACT = ("session.x64quantprecision", "1")
+FOLDER = "session.model_external_initializers_file_folder_path"
 TIMEOUT = 300.0  # seconds that one run may take: a loop's trip count can be an input
 _PLAIN = {"float", "double", "float16", "bool", "string", "int8", "int16", "int32", "int64"}
 _PLAIN |= {"uint8", "uint16", "uint32", "uint64", "complex64", "complex128"}
@@ -42,7 +45,7 @@ class Oracle(Protocol):
 
 
 class Onnxruntime:
-    """onnxruntime on the CPU with graph optimisations off, or on; on all cores, or on one.
+    """onnxruntime on the CPU with graph optimisations off, or on; on all cores, or on one; `exact`: see `EXACT`.
 
     Raises:
         Refused: it can't load the model.
@@ -51,30 +54,44 @@ class Onnxruntime:
     name = "onnxruntime"
 
     def __init__(
-        self, path: Path, changed: onnx.ModelProto | None, new_ops: Sequence[Any], *, optimised: bool = False,
+        self,
+        path: Path,
+        changed: onnx.ModelProto | None,
+        new_ops: Sequence[Any],
+        *,
+        optimised: bool = False,
         alone: bool = False,
-    ) -> None:  # fmt: skip
+        exact: bool = False,
+    ) -> None:
         try:
             import onnxruntime as ort
         except ImportError as error:
             raise Refused(f"onnxruntime is not installed ({error})") from None
         self.ort = ort
-        options = ort.SessionOptions()
-        levels = ort.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1 if alone else 0
-        if optimised:
-            options.add_session_config_entry(*EXACT)
         model: Any = str(path)
         if changed is not None:
-            folder = str(path.resolve().parent)
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
             model = changed.SerializeToString()
-        try:
-            self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise Refused(_line(error)) from None
+        levels = ort.GraphOptimizationLevel
+        plain = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+        ways = [(plain, False)]
+        if optimised or exact:  # without it where it makes products of two types that there is no kernel for
+            ways.insert(0, (plain if optimised else levels.ORT_ENABLE_EXTENDED, True))
+        for level, is_exact in ways:
+            options = ort.SessionOptions()
+            options.graph_optimization_level = level
+            options.log_severity_level = 4
+            options.intra_op_num_threads = 1 if alone else 0
+            if is_exact:
+                options.add_session_config_entry(*EXACT)
+            if changed is not None:
+                options.add_session_config_entry(FOLDER, str(path.resolve().parent))
+            try:
+                self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+                break
+            except Exception as error:
+                refusal = _line(error)
+        else:
+            raise Refused(refusal)
         ports = [*self.session.get_inputs(), *self.session.get_outputs()]
         self.types = {port.name: _element(port.type) for port in ports}
         unknown = sorted(set(self.types.values()) - _PLAIN - set(_EXOTIC))
@@ -174,20 +191,24 @@ def _tidy(value: Any) -> Any:
 
 
 def oracles(
-    path: Path, *, without_dropout: bool, part: Part | None = None, new_ops: Sequence[Any] = ()
+    path: Path, *, without_dropout: bool, part: Part | None = None, exact: bool = False, new_ops: Sequence[Any] = ()
 ) -> Iterator[Oracle | Refused]:
     """The oracles in the order to try them; for one that can't load the file a `Refused` that names it.
 
-    `without_dropout` compares a copy of the model in which no Dropout drops anything. `part`: the one that is compared.
-    `new_ops`: what plugins say of
-    their operators (`plugins.evaluating`), for onnx's evaluator.
+    Args:
+        without_dropout: compare a copy of the model in which no Dropout drops anything.
+        part: the part of the network that is compared.
+        exact: the model multiplies bytes by signed bytes (see `EXACT`).
+        new_ops: what plugins say of their operators (`plugins.evaluating`), for onnx's evaluator.
     """
     changed = proto(path, without_dropout=without_dropout, part=part) if without_dropout or part else None
-    for kind in (Onnxruntime, Reference):
+    kinds: list[tuple[str, Callable[..., Oracle]]]
+    kinds = [(Onnxruntime.name, partial(Onnxruntime, exact=exact)), (Reference.name, Reference)]
+    for name, kind in kinds:
         try:
             yield kind(path, changed, new_ops)
         except Refused as refusal:
-            yield Refused(f"{kind.name} can't load it: {refusal}")
+            yield Refused(f"{name} can't load it: {refusal}")
 
 
 @dataclass(frozen=True)

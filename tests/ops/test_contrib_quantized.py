@@ -112,7 +112,7 @@ def test_every_pool(dtype: str, last: int, pads: list[int] | str) -> None:
 def test_convolution(dtype: str, last: int) -> None:
     x = ints(dtype, 2, 7, 6, 4) if last else ints(dtype, 2, 4, 7, 6)
     inputs = [
-        x, *quantised(dtype, 0.02, 3), ints("int8", 6, 4, 3, 3), *quantised("int8", 0.01, 0),
+        x, *quantised(dtype, 0.02, 3), ints("int8", 6, 4, 3, 3) // 2, *quantised("int8", 0.01, 0),
         *quantised(dtype, 0.3, 5), rng.integers(-999, 999, 6).astype(np.int32),
     ]  # fmt: skip
     run("QLinearConv", inputs, {"channels_last": last, "pads": [1] * 4}, initializers=set(range(1, 9)))
@@ -138,11 +138,13 @@ def test_softmax_of_many() -> None:
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
+# Of signed bytes half the range: where AVX2 has no VNNI, onnxruntime adds two products in 16 bits, unless it may
+# rewrite the graph (`verify.oracle.EXACT`), which it does not do for its own operators.
 
 
 @TYPES
 def test_qgemm(dtype: str) -> None:
-    a, b, c = ints(dtype, 7, 40), ints("int8", 40, 9), rng.integers(-999, 999, 9).astype(np.int32)
+    a, b, c = ints(dtype, 7, 40), ints("int8", 40, 9) // 2, rng.integers(-999, 999, 9).astype(np.int32)
     left, zero = quantised(dtype, 0.02, 3), np.array(0, "int8")
     right, y = [np.array(0.01, F), zero], quantised(dtype, 0.3, 5)
     run("QGemm", [a, *left, b, *right, None, *y], initializers={1, 2, 3, 4, 5, 7, 8})
@@ -154,13 +156,13 @@ def test_qgemm(dtype: str) -> None:
 
 @TYPES
 def test_products_as_floats(dtype: str) -> None:
-    a, b, bias = ints(dtype, 7, 40), ints("int8", 40, 9), floats(9)
+    a, b, bias = ints(dtype, 7, 40), ints("int8", 40, 9) // 2, floats(9)
     scales, zeros = [np.array(0.02, F), np.array(0.01, F)], [np.array(3, dtype), np.array(0, "int8")]
     run("MatMulIntegerToFloat", [a, b, *scales, *zeros, bias], initializers={1})
     by_column = [scales[0], np.linspace(0.01, 0.02, 9).astype(F)]
     run("MatMulIntegerToFloat", [a, b, *by_column, zeros[0], np.arange(9).astype("int8")], initializers={1})
-    run("DynamicQuantizeMatMul", [floats(7, 40), ints(dtype, 40, 9), scales[1], zeros[0], bias], initializers={1})
-    run("DynamicQuantizeMatMul", [floats(2, 7, 40), ints(dtype, 40, 9), scales[1]], initializers={1})
+    run("DynamicQuantizeMatMul", [floats(7, 40), ints(dtype, 40, 9) // 2, scales[1], zeros[0], bias], initializers={1})
+    run("DynamicQuantizeMatMul", [floats(2, 7, 40), ints(dtype, 40, 9) // 2, scales[1]], initializers={1})
 
 
 @pytest.mark.parametrize("causal", [0, 1])

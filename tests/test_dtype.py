@@ -1,0 +1,88 @@
+"""`--dtype`: the whole network in another floating point type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+import onnxgen
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from tests.conftest import shared_models
+from tests.real import imported
+
+DTYPES = ("float16", "bfloat16", "float64")
+SEVERAL = [e for e in shared_models("net", "graph") if e.id == "absent" or "transformers_test" in e.id][:12]
+
+
+def network(folder: Path, *nodes: onnx.NodeProto, inputs: str, **stored: Any) -> Path:
+    given = {"x": (onnx.TensorProto.FLOAT, ["n", 4]), "m": (onnx.TensorProto.INT64, ["n", 3])}
+    ports = [h.make_tensor_value_info(name, *given[name]) for name in inputs]
+    result = h.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    tensors = [nh.from_array(np.asarray(array), name) for name, array in stored.items()]
+    graph = h.make_graph(nodes, "g", ports, [result], tensors)
+    onnx.save(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_casts_make_is_of_the_type_too(dtype: str, tmp_path: Path) -> None:
+    """A mask of -3.4e38, which half precision has not; and the scales of a Resize, which stay."""
+    path = network(
+        tmp_path,
+        h.make_node("Cast", ["m"], ["kept"], to=onnx.TensorProto.FLOAT),
+        h.make_node("Sub", ["one", "kept"], ["left_out"]),
+        h.make_node("Mul", ["left_out", "lowest"], ["mask"]),
+        h.make_node("Gemm", ["x", "fc.weight", "fc.bias"], ["scores"]),
+        h.make_node("Add", ["scores", "mask"], ["masked"]),
+        h.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        h.make_node("Unsqueeze", ["p", "axes"], ["image"]),
+        h.make_node("Resize", ["image", "", "scales"], ["y"], mode="nearest"),
+        inputs="xm",
+        one=np.float32(1),
+        lowest=np.float32(np.finfo(np.float32).min),
+        axes=np.array([0, 1]),
+        scales=np.array([1, 1, 1.1, 3], np.float32),
+        **{"fc.weight": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3), "fc.bias": np.zeros(3, np.float32)},
+    )
+    onnxgen.generate(path, tmp_path / "model.py", Options(dtype=dtype))
+    kind = getattr(torch, dtype)
+    model = imported(tmp_path / "model.py").Model.from_pretrained()
+    x, m = torch.rand(20, 4), torch.tensor([[1, 0, 1]] * 20)
+    y = model(x.to(kind), m)
+    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x.numpy(), "m": m.numpy()})
+    assert y.dtype == kind and y.shape == (1, 1, 22, 9)
+    np.testing.assert_allclose(y.detach().float().numpy(), expected, 2e-2, 2e-2)
+    assert f"x  {dtype}" in (tmp_path / "model.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("entry", SEVERAL)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_transformers(entry: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    """No two types meet; whether values agree to so few digits is the network's."""
+    try:
+        onnxgen.generate(entry["path"], tmp_path / "model.py", Options(dtype=dtype))
+    except OnnxgenError:
+        pytest.skip("the file is refused")
+    report = onnxgen.verify(entry["path"], tmp_path / "model.py", runs=1)
+    (run,) = report.runs
+    assert not run.error and all(o.got == o.expected for o in run.outputs), report.problems()
+    assert dtype != "float64" or not report.differs
+
+
+def test_classical_operators_are_refused(tmp_path: Path) -> None:
+    node = h.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2")
+    path = network(tmp_path, node, inputs="x")
+    model = onnx.load(path)
+    model.opset_import.append(h.make_opsetid("ai.onnx.ml", 3))
+    onnx.save(model, path)
+    with pytest.raises(OnnxgenError, match=r"ai\.onnx\.ml\.Normalizer.*float32.*leave --dtype out"):
+        onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))
