@@ -16,7 +16,7 @@ from onnx import numpy_helper as nh
 import onnxgen
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from tests.conftest import shared_models
+from tests.conftest import ROOT, shared_models
 from tests.real import imported
 
 DTYPES = ("float16", "bfloat16", "float64")
@@ -86,3 +86,12 @@ def test_classical_operators_are_refused(tmp_path: Path) -> None:
     onnx.save(model, path)
     with pytest.raises(OnnxgenError, match=r"ai\.onnx\.ml\.Normalizer.*float32.*leave --dtype out"):
         onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_held_and_layers_are_as_ever(dtype: str, tmp_path: Path) -> None:
+    """The rate of a Dropout stays a number of Python's; gradients are compared in float64."""
+    onnxgen.generate(ROOT / "samples/mnist/mnist.onnx", tmp_path / "model.py", Options(dtype=dtype))
+    assert "nn.Dropout(0.3)" in (tmp_path / "model.py").read_text(encoding="utf-8")
+    report = onnxgen.verify(ROOT / "samples/mnist/mnist.onnx", tmp_path / "model.py", runs=1)
+    assert not report.differs and report.gradients.groups == report.gradients.held > 0

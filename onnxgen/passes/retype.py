@@ -29,7 +29,9 @@ DTYPES = {
 KEY = "dtype"  # in the sidecar's metadata: the type's name
 FLOATS = tuple(DTYPES.values())
 TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal")
+BESIDE_TENSORS = (  # operators of which torch takes a single number beside a tensor
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal", "Dropout", "Pad",
+)  # fmt: skip
 UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
 
 
@@ -94,7 +96,7 @@ def _is_number(value: ir.Value) -> bool:
         return False
     rank = len(tensor.shape)
     return all(
-        use.node.op_type in ELEMENTWISE and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses()
+        use.node.op_type in BESIDE_TENSORS and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses()
     )
 
 

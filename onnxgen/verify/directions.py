@@ -97,8 +97,9 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
         why nothing was held, for the notes; empty if something was.
     """
     try:
+        inputs = {name: to_torch(value) for name, value in feeds.items()}  # bfloat16 is made of bytes, by its name
         with _float64():
-            return _Held(module, feeds, fixed).compare(found)
+            return _Held(module, inputs, fixed).compare(found)
     except Exception as error:  # an operator that is not there in float64, or memory that ends
         return f"gradients are not held to differences: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -106,9 +107,9 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
 class _Held:
     """A copy of a module in float64, and its inputs."""
 
-    def __init__(self, module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str]) -> None:
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Any], fixed: Set[str]) -> None:
         self.module = copy.deepcopy(module).double()
-        self.inputs = {name: _wide(to_torch(value)) for name, value in feeds.items()}
+        self.inputs = {name: _wide(value) for name, value in inputs.items()}
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and p.is_floating_point()}
         floats = {
             n: v
