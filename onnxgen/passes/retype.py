@@ -30,7 +30,8 @@ KEY = "dtype"  # in the sidecar's metadata: the type's name
 FLOATS = tuple(DTYPES.values())
 TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
 BESIDE_TENSORS = (  # operators of which torch takes a single number beside a tensor
-    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal", "Dropout", "Pad",
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal",
+    "Dropout", "Pad",
 )  # fmt: skip
 UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
 
