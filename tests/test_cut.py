@@ -23,7 +23,7 @@ from tests.real import imported
 
 MNIST = ROOT / "samples/mnist/mnist.onnx"
 FEATURES, HIDDEN = "/Relu_1_output_0", "/fc1/Gemm_output_0"
-SMALL = 2_000_000  # bytes of a file
+SMALL = 500_000  # bytes of a file
 
 
 def drawn(graph: onnx.GraphProto, seed: str) -> Options | None:
@@ -42,7 +42,7 @@ def drawn(graph: onnx.GraphProto, seed: str) -> Options | None:
     return Options(inputs=begins, outputs=[end])
 
 
-@pytest.mark.parametrize("entry", shared_models("net", "graph")[::4])
+@pytest.mark.parametrize("entry", shared_models("net", "graph")[::5])
 def test_a_drawn_part(entry: dict[str, Any], tmp_path: Path) -> None:
     path = entry["path"]
     if path.stat().st_size > SMALL:

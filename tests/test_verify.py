@@ -327,7 +327,7 @@ def test_strings_and_sequences(tmp_path: Path) -> None:
 
 
 def test_the_reference_where_onnxruntime_cannot(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise Refused("no kernel")
 
     monkeypatch.setattr(oracle_module.Onnxruntime, "__init__", refuse)

@@ -28,15 +28,15 @@ from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of, recorded_cut
 from onnxgen.stored import stored
-from onnxgen.verify import directions, gradients, torch_side
+from onnxgen.verify import directions, excuses, gradients, torch_side
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import locate as where
 from onnxgen.verify import sizes as sizing
-from onnxgen.verify.compare import Tolerance, compare, describe, slack_of
-from onnxgen.verify.freedom import NOISE, Freedom, explained
+from onnxgen.verify.compare import Tolerance, compare, describe
+from onnxgen.verify.freedom import Freedom
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, metadata_of, record_of
-from onnxgen.verify.oracle import Onnxruntime, Oracle, Part, Refused, oracles, proto
+from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTEMPTS = 120  # inputs that an oracle may refuse before verifying gives up on it
-NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
-PRECISIONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # units in the last place of 1.0; float32's is 2**-23
 SHOWN = 3  # refusals that the notes quote
 _Input = tuple[sizing.Sizes, int, dict[str, Any]]
 
@@ -93,7 +91,7 @@ class Check:
             self._examined()
         sizing.need_named(self.sizes, self.graph, self.path)
 
-    def _proto(self) -> onnx.ModelProto:
+    def proto(self) -> onnx.ModelProto:
         """What is compared, as onnxruntime gets it."""
         return proto(self.path, without_dropout=self.graph.training, part=self._part())
 
@@ -133,14 +131,14 @@ class Check:
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
-                    self.notes += gradients.without_nans(self.path, self._proto, given[0][2], backward)
+                    self.notes += gradients.without_nans(self.path, self.proto, given[0][2], backward)
                     if not report.runs[-1].agrees and parts is None:
                         parts = given[0][2]
                 gradients.excuse_idle(network, given[0][2], backward)
             report.untold = self.telling.untold()
             self._compare_recorded(space, report)
             if locate and (parts is not None or report.moved):
-                how = self.path, self._proto(), self.options, self.graph
+                how = self.path, self.proto(), self.options, self.graph
                 report.located = where.locate(*how, network, parts or {}, report.moved)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
@@ -314,10 +312,10 @@ class Check:
         except torch_side.Failed as failure:
             return Run(run.seed, run.inputs, run.sizes, run.oracle, error=str(failure))
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
-        run.outputs.extend(self._output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
+        run.outputs.extend(self.output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
-            self._allow_for_conditioning(run, given, expected, got)
-            self._allow_for_freedom(run, given, expected, got)
+            excuses.conditioning(self, run, given, expected, got)
+            excuses.freedom(self, run, given, expected, got)
         try:
             if backward is not None:
                 backward.add(network, outputs)
@@ -337,66 +335,11 @@ class Check:
         if why and why not in self.notes:
             self.notes.append(why)
 
-    def _allow_for_conditioning(
-        self, run: Run, given: tuple[_Input, Oracle, list[Any]], expected: list[Any], got: list[Any]
-    ) -> None:
-        """Forgive differences that rounding explains: the oracle's outputs move as much with their inputs' last bits.
-
-        A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding
-        errors in which any two correct implementations differ. Said in the notes where it decided.
-        """
-        (_, seed, feeds), oracle, _ = given
-        precision = max([2.0**-23, *(PRECISIONS.get(dtype, 0.0) for dtype in self.halves)])
-        try:
-            others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGES)]
-        except Refused:
-            return
-        for i, (name, e, g) in enumerate(zip(self.graph.outputs, expected, got, strict=True)):
-            moved = [torch_side.cast_numpy(o[i], self.cast) for o in others]
-            slack = slack_of(e, moved, drawing.NUDGE * precision)
-            if not run.outputs[i].why or run.outputs[i].expected != run.outputs[i].got or slack is None:
-                continue
-            again = self._output(name, e, g, slack)
-            if again.agrees:
-                self.notes.append(
-                    f"run {seed % 1000}, output {printable(name)}: {run.outputs[i].why}; but {oracle.name}'s own "
-                    "output moves as much when its inputs change in their last bits, so this is not counted"
-                )
-                run.outputs[i] = again
-
     def _sizes_of_things(self) -> set[str]:
         """Inputs of floats that are sizes or scales, which a small step makes others."""
         return {name for name, role in self.graph.roles.items() if role.size or role.mode}
 
-    def _allow_for_freedom(
-        self, run: Run, given: tuple[_Input, Oracle, list[Any]], expected: list[Any], got: list[Any]
-    ) -> None:
-        """Forgive differences that other answers of the oracle have, too. Said in the notes where it decided."""
-        (_, seed, feeds), oracle, _ = given
-        if not isinstance(oracle, Onnxruntime) or run.agrees:
-            return
-        if self.freedom is None:
-            self.freedom = Freedom(self.path, self._proto(), self.graph.types)
-        answers = [(n, [torch_side.cast_numpy(v, self.cast) for v in a]) for n, a in self.freedom.answers(feeds)]
-        for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
-            if not output.why:
-                continue
-            own = (name for name, a in answers if name != NOISE and self._output(output.name, a[i], g).agrees)
-            why = ""
-            if (name := next(own, None)) is not None:
-                why = f"onnxruntime {name} computes the same"
-            elif explained(e, g, [a[i] for _, a in answers]):
-                why = (
-                    "onnxruntime's own answers differ as much among themselves (its optimisations, one thread, "
-                    "accuracy_level, noise of one unit in the last place of every result)"
-                )
-            if why:
-                self.notes.append(
-                    f"run {seed % 1000}, output {output.name}: {output.why}; but {why}, so this is not counted"
-                )
-                run.outputs[i] = replace(output, why="")
-
-    def _output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
+    def output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random
         if self.approximation is not None:
             return self._approximately(self.approximation, name, self.approximation.floats(name, expected), got)

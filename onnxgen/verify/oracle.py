@@ -71,20 +71,11 @@ class Onnxruntime:
         model: Any = str(path)
         if changed is not None:
             model = changed.SerializeToString()
-        levels = ort.GraphOptimizationLevel
-        plain = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
-        ways = [(plain, False)]
+        ways = [{"optimised": optimised}]
         if optimised or exact:  # without it where it makes products of two types that there is no kernel for
-            ways.insert(0, (plain if optimised else levels.ORT_ENABLE_EXTENDED, True))
-        for level, is_exact in ways:
-            options = ort.SessionOptions()
-            options.graph_optimization_level = level
-            options.log_severity_level = 4
-            options.intra_op_num_threads = 1 if alone else 0
-            if is_exact:
-                options.add_session_config_entry(*EXACT)
-            if changed is not None:
-                options.add_session_config_entry(FOLDER, str(path.resolve().parent))
+            ways.insert(0, {"optimised": optimised, "exact": True})
+        for way in ways:
+            options = _session_options(None if changed is None else path, alone=alone, **way)
             try:
                 self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
                 break
@@ -124,6 +115,22 @@ class Onnxruntime:
             plain = self.ort.OrtValue.ortvalue_from_numpy
             values[name] = plain(array) if exotic is None else make(_bits(array), int(exotic))
         return [_from_ort(v) for v in self.session.run_with_ort_values(None, values, options)]
+
+
+def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: bool = False) -> Any:
+    """`path`: of the file beside which the external data of a changed model lie."""
+    import onnxruntime as ort
+
+    options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
+    plain = levels.ORT_ENABLE_EXTENDED if exact else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else plain
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1 if alone else 0
+    if exact:
+        options.add_session_config_entry(*EXACT)
+    if path is not None:
+        options.add_session_config_entry(FOLDER, str(path.resolve().parent))
+    return options
 
 
 def _maps(value: Any) -> Any:

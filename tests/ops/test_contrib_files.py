@@ -104,9 +104,10 @@ def test_files_of_its_tools(name: str, tmp_path: Path) -> None:
     onnx.save(exported(make().eval(), [x]), plain)
     feeds = {"i0": x.numpy()}
     dynamic, integers, pairs = (tmp_path / f"{kind}.onnx" for kind in ("dynamic", "integers", "pairs"))
-    quantize_dynamic(plain, dynamic)
-    quantize_static(plain, integers, Samples(feeds), quant_format=QuantFormat.QOperator)
-    quantize_static(plain, pairs, Samples(feeds), quant_format=QuantFormat.QDQ)
+    how = {"reduce_range": True}  # 7 bits, as its documentation advises where AVX2 has no VNNI: products saturate there
+    quantize_dynamic(plain, dynamic, **how)
+    quantize_static(plain, integers, Samples(feeds), quant_format=QuantFormat.QOperator, **how)
+    quantize_static(plain, pairs, Samples(feeds), quant_format=QuantFormat.QDQ, **how)
     domains = set()
     for path in (plain, dynamic, integers, pairs):
         for model in (onnx.load(path), optimised(path, path.with_suffix(".optimised.onnx"))):

@@ -1,0 +1,74 @@
+"""Differences that are not counted: the oracle's own answers differ as much. The notes say where that decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from onnxgen.names import printable
+from onnxgen.verify import feeds as drawing
+from onnxgen.verify import torch_side
+from onnxgen.verify.compare import slack_of
+from onnxgen.verify.freedom import NOISE, Freedom, explained
+from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused
+from onnxgen.verify.report import Run
+
+if TYPE_CHECKING:
+    from onnxgen.verify.check import Check
+
+NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
+PRECISIONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # units in the last place of 1.0; float32's is 2**-23
+_Given = tuple[Any, Oracle, list[Any]]  # sizes, seed and inputs; what ran on them; what it computed
+
+
+def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
+    """Forgive differences that rounding explains: the oracle's outputs move as much with their inputs' last bits.
+
+    A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
+    in which any two correct implementations differ.
+    """
+    (_, seed, feeds), oracle, _ = given
+    precision = max([2.0**-23, *(PRECISIONS.get(dtype, 0.0) for dtype in check.halves)])
+    try:
+        others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGES)]
+    except Refused:
+        return
+    for i, (name, e, g) in enumerate(zip(check.graph.outputs, expected, got, strict=True)):
+        moved = [torch_side.cast_numpy(o[i], check.cast) for o in others]
+        slack = slack_of(e, moved, drawing.NUDGE * precision)
+        if not run.outputs[i].why or run.outputs[i].expected != run.outputs[i].got or slack is None:
+            continue
+        again = check.output(name, e, g, slack)
+        if again.agrees:
+            check.notes.append(
+                f"run {seed % 1000}, output {printable(name)}: {run.outputs[i].why}; but {oracle.name}'s own "
+                "output moves as much when its inputs change in their last bits, so this is not counted"
+            )
+            run.outputs[i] = again
+
+
+def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
+    """Forgive differences that other answers of onnxruntime have, too."""
+    (_, seed, feeds), oracle, _ = given
+    if not isinstance(oracle, Onnxruntime) or run.agrees:
+        return
+    if check.freedom is None:
+        check.freedom = Freedom(check.path, check.proto(), check.graph.types)
+    answers = [(n, [torch_side.cast_numpy(v, check.cast) for v in a]) for n, a in check.freedom.answers(feeds)]
+    for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
+        if not output.why:
+            continue
+        own = (name for name, a in answers if name != NOISE and check.output(output.name, a[i], g).agrees)
+        why = ""
+        if (name := next(own, None)) is not None:
+            why = f"onnxruntime {name} computes the same"
+        elif explained(e, g, [a[i] for _, a in answers]):
+            why = (
+                "onnxruntime's own answers differ as much among themselves (its optimisations, one thread, "
+                "accuracy_level, noise of one unit in the last place of every result)"
+            )
+        if why:
+            check.notes.append(
+                f"run {seed % 1000}, output {output.name}: {output.why}; but {why}, so this is not counted"
+            )
+            run.outputs[i] = replace(output, why="")
