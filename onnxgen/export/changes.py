@@ -31,7 +31,7 @@ ALL = frozenset((SIZES, BATCH, NORMS, DTYPE))
 LEFT_OUT = {
     BATCH: "the batch stays fixed: with a free one the original graph computes something else",
     NORMS: "the BatchNorms are folded in again: as nodes they compute something else",
-    DTYPE: "the floating point types are the original's: in the module's own the graph computes something else",
+    DTYPE: "the floating point types are the original's: in the module's own the graph can't be run, or differs",
     SIZES: "the declared sizes are the original's",
 }
 _Changes = frozenset[str]

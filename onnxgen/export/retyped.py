@@ -37,6 +37,7 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     if model.functions:
         raise NoWayBack("it has local functions")
     opset = model.opset_imports.get("", 1)
+    model.graph.sort()  # not all files are, and what comes before its inputs has no known type
     propagate(model.graph, options)
     retype(model, dtype, is_file=True)
     casting = _Casting(model, dtype, opset)
