@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -17,7 +18,7 @@ from onnxgen.export.shared import NoWayBack
 from onnxgen.names import Namer
 from onnxgen.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.passes.retype import FLOATS, retype
+from onnxgen.passes.retype import FLOATS, retype, retype_node
 from onnxgen.propagate import propagate
 
 STANDARD = ("", "ai.onnx")
@@ -34,6 +35,7 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
         model = ir.load(source)
     except Exception as error:  # what onnxgen's reader makes usual first, such as types of maps
         raise NoWayBack("onnx_ir does not read the file as it is") from error
+    is_external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
     if model.functions:
         raise NoWayBack("it has local functions")
     opset = model.opset_imports.get("", 1)
@@ -45,9 +47,12 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
         if node.domain in STANDARD and node.op_type != "Cast":
             casting.fit(node)
     out = folder / source.name
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    is_large = sum(tensor.nbytes for tensor in tensors if tensor is not None) > files.LARGEST
-    ir.save(model, out, external_data=f"{out.name}.data" if is_large else None)
+    values = [value for value in model.graph.initializers.values() if value.const_value is not None]
+    for value in values:
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):  # which lies beside the original, and is mapped
+            value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)
+    is_large = sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.LARGEST
+    ir.save(model, out, external_data=f"{out.name}.data" if is_large or is_external else None)
     return out
 
 
@@ -74,9 +79,10 @@ class _Casting:
         for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
             if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
                 node.replace_input_with(i, self._before(node, value))
-        for formal, value in zip(results, node.outputs, strict=True):
-            if formal is not None and formal.type_str in narrow and self._is_ours(value):
-                self._after(node, value)
+        made = [value for f, value in zip(results, node.outputs, strict=True) if f is not None and f.type_str in narrow]
+        for value in filter(self._is_ours, made):
+            retype_node(node, ir.DataType.FLOAT)
+            self._after(node, value)
 
     def _is_ours(self, value: ir.Value | None) -> bool:
         return value is not None and value.dtype == self.dtype

@@ -76,7 +76,7 @@ def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> Non
             _retype_value(value, dtype)
     for node in all_nodes(model.graph):
         if any(value in found.values and not found.is_size(value) for value in node.outputs):
-            _retype_node(node, dtype)
+            retype_node(node, dtype)
 
 
 def _refuse_classical(graph: ir.Graph) -> None:
@@ -178,7 +178,7 @@ def _retyped(kind: ir.TypeProtocol | None, dtype: ir.DataType) -> ir.TypeProtoco
     return kind
 
 
-def _retype_node(node: ir.Node, dtype: ir.DataType) -> None:
+def retype_node(node: ir.Node, dtype: ir.DataType) -> None:
     """What a node itself says of the type of its results."""
     for name, attribute in list(node.attributes.items()):
         if attribute.is_ref():

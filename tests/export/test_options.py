@@ -123,6 +123,18 @@ def _in_its_own_type(model: nn.Module, proto: onnx.ModelProto, folder: Path) -> 
     assert not verified.differs, verified.problems()
 
 
+def test_external_data_in_another_type(tmp_path: Path) -> None:
+    """It goes to a file beside the new one, as it does in the original's type."""
+    proto = exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13")
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py", Options(dtype="float16"))
+    report = onnxgen.export(tmp_path / "model.py", out=tmp_path / "out.onnx")
+    assert report.road == BACK and report.wrote == [tmp_path / "out.onnx", tmp_path / "out.onnx.data"]
+    assert {tensor.data_type for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer} == {
+        onnx.TensorProto.FLOAT16
+    }
+
+
 def test_sharded_weights_by_their_index(tmp_path: Path) -> None:
     onnx.save(exported(Net().eval(), [torch.randn(IMAGE)], "legacy-13"), tmp_path / "m.onnx")
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
