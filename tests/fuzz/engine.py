@@ -167,7 +167,7 @@ def _death(status: int, root: Path) -> str:
     how = f"exit code {os.WEXITSTATUS(status)}"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        slow = {signal.SIGPROF: "it took more than 10 s: ", signal.SIGALRM: "it waits: "}
+        slow = {signal.SIGPROF: "it took more time than it may: ", signal.SIGALRM: "it waits: "}
         how = f"{slow.get(signal.Signals(number), '')}signal {signal.Signals(number).name}"
     return "".join(text[-6000:] for text in said) + f"\n{how}\n"
 
