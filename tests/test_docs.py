@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.conformance.page import from_csv
 from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -53,6 +54,15 @@ def test_the_page_of_operators_is_the_registry() -> None:
     )
     page = (ROOT / "docs" / "OPERATORS.md").read_text(encoding="utf-8")
     assert page == done.stdout, "print it again: python docs/operators.py > docs/OPERATORS.md"
+
+
+def test_the_page_of_onnxruntimes_operators_names_tests() -> None:
+    """Each case that the page calls right is one of a test that the suite runs."""
+    rows = from_csv((ROOT / "benchmarks" / "conformance" / "contrib.csv").read_text(encoding="utf-8"))
+    named = {tuple(re.split(r"::|\[| #", row.name)[:2]) for row in rows}
+    texts = {file: (ROOT / "tests" / "ops" / file).read_text(encoding="utf-8") for file, _ in named}
+    gone = [f"{file}::{test}" for file, test in sorted(named) if f"\ndef {test}(" not in texts[file]]
+    assert not gone, f"{gone}: write the page again: python -m benchmarks.conformance --contrib --write"
 
 
 def test_files_that_the_pages_name_exist() -> None:

@@ -95,3 +95,43 @@ def test_gradients_are_held_and_layers_are_as_ever(dtype: str, tmp_path: Path) -
     assert "nn.Dropout(0.3)" in (tmp_path / "model.py").read_text(encoding="utf-8")
     report = onnxgen.verify(ROOT / "samples/mnist/mnist.onnx", tmp_path / "model.py", runs=1)
     assert not report.differs and report.gradients.groups == report.gradients.held > 0
+
+
+def deep(folder: Path, layers: int = 8) -> Path:
+    """A network that makes small differences larger: half precision is not enough for two digits of its output."""
+    rng, nodes, stored, last = np.random.default_rng(0), [], {}, "x"
+    for i in range(layers):
+        stored[f"fc{i}.weight"] = rng.normal(0, 1.4, (4, 4)).astype(np.float32)
+        nodes.append(h.make_node("MatMul", [last, f"fc{i}.weight"], [f"h{i}"]))
+        nodes.append(h.make_node("Tanh", [f"h{i}"], [last := f"a{i}"]))
+    nodes.append(h.make_node("Identity", [last], ["y"]))
+    return network(folder, *nodes, inputs="x", **stored)
+
+
+def test_half_precision_of_a_deep_network_is_measured(tmp_path: Path) -> None:
+    """The bound is how far the file itself moves when every result and weight is rounded; wrong weights are past it."""
+    path, module = deep(tmp_path), tmp_path / "model.py"
+    onnxgen.generate(path, module, Options(dtype="float16"))
+    report = onnxgen.verify(path, module)
+    assert report.agrees, report.problems()
+    assert any("own answers differ as much" in note for note in report.notes)
+    model = imported(module).Model.from_pretrained()
+    with torch.no_grad():
+        model.fc3.weight[0] += 0.5
+    wrong = onnxgen.verify(path, model, options=Options(dtype="float16"))
+    assert wrong.differs
+
+
+def test_gradients_of_many_elements_fit_half_precision(tmp_path: Path) -> None:
+    """Each of 70,000 rows adds one to the gradient of the bias: float16 ends at 65,504."""
+    stored = {"fc.weight": np.ones((4, 2), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    path = network(tmp_path, h.make_node("Gemm", ["x", "fc.weight", "fc.bias"], ["y"]), inputs="x", **stored)
+    onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))
+    report = onnxgen.verify(path, tmp_path / "model.py", runs=1, sizes={"n": 70_000})
+    assert report.agrees and report.gradients.reached == 2, report.problems()
+
+
+def test_a_number_that_is_an_output_has_the_type(tmp_path: Path) -> None:
+    path = network(tmp_path, h.make_node("Constant", [], ["y"], value_float=42.0), inputs="")
+    onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))
+    assert imported(tmp_path / "model.py").Model.from_pretrained()().dtype == torch.float16

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
+import onnxgen
 from onnxgen import Options
 from onnxgen.verify import feeds
 from onnxgen.verify.check import Check
@@ -99,3 +100,15 @@ def test_dims_that_may_be_one_are_tried_so(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     drawn = next(iter(sizes(found, 0)))
     assert drawn["m"] == 1 and session.run(None, feeds.draw(found, drawn, "plain", 0))
+
+
+def test_inputs_of_unknown_rank_are_tried_with_several(tmp_path: Path) -> None:
+    """The first shape, (2, 3), is not what a sum over two axes of four takes."""
+    path, _ = graph(tmp_path, "(float[4] x, float y) => (float z) { z = Add (x, y) }")
+    model = onnx.load(path)
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    report = onnxgen.verify(path)
+    assert report.agrees
+    assert {run.inputs["y"] for run in report.runs} <= {"float32 [4]", "float32 [2, 3, 4]", "float32 []"}

@@ -91,9 +91,9 @@ def _refuse_classical(graph: ir.Graph) -> None:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Whether it is a single number that is no weight, and whatever takes it takes a tensor beside it."""
+    """Whether it is a single number that is no weight and no output, and whatever takes it takes a tensor beside it."""
     tensor = stored(value)
-    if tensor is None or tensor.size != 1 or value.meta.get("trainable", (False,))[0]:
+    if tensor is None or tensor.size != 1 or value.is_graph_output() or value.meta.get("trainable", (False,))[0]:
         return False
     rank = len(tensor.shape)
     return all(

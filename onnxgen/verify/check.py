@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,13 +262,11 @@ class Check:
         candidates = list(sizing.sizes(self.graph, run, self.sizes))
         candidates.sort(key=lambda c: c in used)
         number = seed * 1000 + run
-        for spread in drawing.spreads(run):
-            for sizes in candidates:
-                if self.approximation is None:
-                    yield sizes, number, drawing.draw(self.graph, sizes, spread, number)
-                else:
-                    feeds = drawing.draw(self.graph, sizes, spread, number, self.approximation.inputs)
-                    yield sizes, number, self.approximation.within(feeds)
+        shapes = range(len(drawing.UNRANKED) if drawing.is_unranked(self.graph) else 1)
+        near = self.approximation
+        for spread, sizes, unranked in product(drawing.spreads(run), candidates, shapes):
+            feeds = drawing.draw(self.graph, sizes, spread, number, None if near is None else near.inputs, unranked)
+            yield sizes, number, feeds if near is None else near.within(feeds)
 
     def _own(self, feeds: Mapping[str, Any]) -> Iterator[_Input]:
         names = [name for name, _, _ in self.graph.inputs]

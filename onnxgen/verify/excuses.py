@@ -9,7 +9,7 @@ from onnxgen.names import printable
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
 from onnxgen.verify.compare import slack_of
-from onnxgen.verify.freedom import NOISE, Freedom, explained
+from onnxgen.verify.freedom import NOISE, UNIT, UNITS, Freedom, explained
 from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused
 from onnxgen.verify.report import Run
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from onnxgen.verify.check import Check
 
 NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
-PRECISIONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # units in the last place of 1.0; float32's is 2**-23
 _Given = tuple[Any, Oracle, list[Any]]  # sizes, seed and inputs; what ran on them; what it computed
 
 
@@ -28,7 +27,7 @@ def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got
     in which any two correct implementations differ.
     """
     (_, seed, feeds), oracle, _ = given
-    precision = max([2.0**-23, *(PRECISIONS.get(dtype, 0.0) for dtype in check.halves)])
+    precision = max([UNIT, *(UNITS.get(dtype, 0.0) for dtype in check.halves)])
     try:
         others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGES)]
     except Refused:
@@ -53,7 +52,8 @@ def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: lis
     if not isinstance(oracle, Onnxruntime) or run.agrees:
         return
     if check.freedom is None:
-        check.freedom = Freedom(check.path, check.proto(), check.graph.types)
+        dtype = "" if check.cast is None else str(check.cast).removeprefix("torch.")
+        check.freedom = Freedom(check.path, check.proto(), check.graph.types, dtype)
     answers = [(n, [torch_side.cast_numpy(v, check.cast) for v in a]) for n, a in check.freedom.answers(feeds)]
     for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
         if not output.why:

@@ -23,6 +23,7 @@ FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates 
 # are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
 CAUTIOUS = ("masks", "small", "ones", "zeros")  # what is tried where the oracle refuses those
+UNRANKED = ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))  # what inputs of unknown rank are tried with
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
 
@@ -32,18 +33,29 @@ def spreads(run: int) -> tuple[str, ...]:
     return (first, *(s for s in SPREADS if s != first), *CAUTIOUS)
 
 
+def is_unranked(graph: Graph) -> bool:
+    """Whether an input can have any rank, as far as the graph says."""
+    return any(facts.shape is None and graph.roles[name].shape is None for name, _, facts in graph.inputs)
+
+
 def draw(
-    graph: Graph, candidate: Sizes, spread: str, seed: int, ranges: Mapping[str, tuple[float, float]] | None = None
+    graph: Graph,
+    candidate: Sizes,
+    spread: str,
+    seed: int,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    unranked: int = 0,
 ) -> dict[str, Any]:
     """One value for each input of a graph: an array, a list of arrays for a sequence, None for an absent optional.
 
     It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`. `ranges`: of
-    inputs of floats that shall fill one, the least and the largest number.
+    inputs of floats that shall fill one, the least and the largest number. `unranked`: which of `UNRANKED` inputs of
+    unknown rank have, counted from the one that the seed says.
     """
     feeds: dict[str, Any] = {}
     for name, type_, facts in graph.inputs:
         rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
-        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed))
+        shape = tuple(dim_size(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed + unranked))
         dtype = facts.dtype or ir.DataType.FLOAT
         if facts.kind in ("map", "maps"):
             found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
@@ -79,10 +91,10 @@ def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict
     return dict(zip(keys, _array(rng, (len(keys),), facts.dtype or ir.DataType.FLOAT, Role(), {}, spread).tolist()))
 
 
-def _shape(shape: tuple[Dim, ...] | None, taken: tuple[int, ...] | None, seed: int) -> tuple[Dim, ...]:
+def _shape(shape: tuple[Dim, ...] | None, taken: tuple[int, ...] | None, number: int) -> tuple[Dim, ...]:
     """An input of unknown rank has what an operator takes, or is tried with several."""
     shape = taken if shape is None else shape
-    return shape if shape is not None else ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))[seed % 5]
+    return shape if shape is not None else UNRANKED[number % len(UNRANKED)]
 
 
 def _array(

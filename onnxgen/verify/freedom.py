@@ -21,6 +21,7 @@ from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
+UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same of the types that a module may compute in instead
 RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 
@@ -31,10 +32,10 @@ NOISE = "with noise"  # the name of the variants that no user would run
 class Freedom:
     """The other answers of onnxruntime to one file; sessions are made when first asked for."""
 
-    def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> None:
+    def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int], dtype: str = "") -> None:
         """`model`: the file's graph, or the part of it that is compared. `types`: ONNX's element type of each of its
-        values, as far as it is known."""
-        self.path, self.model, self.types = path, model, types
+        values, as far as it is known. `dtype`: the type that the module computes in, where it isn't the file's."""
+        self.path, self.model, self.types, self.dtype = path, model, types, dtype
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
     def answers(self, feeds: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
@@ -52,7 +53,7 @@ class Freedom:
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
         variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [(NOISE, _noisy(model, self.types, seed)) for seed in range(NOISY)]
+        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY)]
         for name, changed in variants:
             try:
                 # DynamicQuantizeLSTM (1.32) quantises by itself what each thread has of the batch
@@ -72,40 +73,52 @@ def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int) -> onnx.ModelProto:
+def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: str) -> onnx.ModelProto:
     """A copy in which each floating point result of the main graph is multiplied by numbers next to 1.
 
-    So is what goes into a recurrent layer, which rounds in every step.
+    So is what goes into a recurrent layer, which rounds in every step. Where the module computes in a type of half
+    precision, the numbers are as far from 1 as rounding to it goes, and weights are multiplied, too: they are rounded.
     """
     made = _copied(model)
     outputs = {value.name for value in made.graph.output}
+    unit = UNITS.get(dtype, UNIT)
     nodes: list[onnx.NodeProto] = []
+
+    def noised(exact: str, name: str) -> None:
+        noise = f"{name}/noise"
+        place = float(seed * 7919 + len(nodes))
+        how: dict[str, Any] = {"low": 1 - unit, "high": 1 + unit, "seed": place}
+        nodes.append(onnx.helper.make_node("RandomUniformLike", [exact], [noise], **how))
+        nodes.append(onnx.helper.make_node("Mul", [exact, noise], [name]))
+
+    scales = {name for node in proto_nodes(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
+    inputs = {value.name: value for value in made.graph.input}
+    for weight in made.graph.initializer if dtype in UNITS else ():
+        if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
+            continue
+        if weight.name in inputs:  # before IR version 4 every initializer is listed as an input, too
+            made.graph.input.remove(inputs[weight.name])
+        name, weight.name = weight.name, f"{weight.name}/exact"
+        noised(weight.name, name)
     for node in made.graph.node:
         for i, name in enumerate(node.input if node.op_type in RECURRENT else ()):
             if types.get(name) in _FLOATS:
-                noised = f"{name}/into/{len(nodes)}"
-                node.input[i] = noised
-                nodes.extend(_with_noise(name, noised, float(seed * 7919 + len(nodes))))
+                node.input[i] = f"{name}/into/{len(nodes)}"
+                noised(name, node.input[i])
         nodes.append(node)
         if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
             continue
         for i, name in enumerate(node.output):
-            if types.get(name) not in _FLOATS:
+            if types.get(name) not in _FLOATS or name in scales:
                 continue
             node.output[i] = f"{name}/exact"
-            nodes.extend(_with_noise(node.output[i], name, float(seed * 7919 + len(nodes))))
+            noised(node.output[i], name)
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     known = [value for value in made.graph.value_info if value.name not in outputs]
     del made.graph.value_info[:]
     made.graph.value_info.extend(known)
     return made
-
-
-def _with_noise(exact: str, name: str, place: float) -> list[onnx.NodeProto]:
-    noise = f"{name}/noise"
-    draw = onnx.helper.make_node("RandomUniformLike", [exact], [noise], low=1 - UNIT, high=1 + UNIT, seed=place)
-    return [draw, onnx.helper.make_node("Mul", [exact, noise], [name])]
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:

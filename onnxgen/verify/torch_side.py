@@ -119,7 +119,10 @@ class Backward:
     idle: set[str] = field(default_factory=set)
 
     def add(self, module: nn.Module, outputs: list[Any]) -> None:
-        """Backward from the sum of the floating point outputs. Raises `Failed`."""
+        """Backward from the sum of the floating point outputs, or from their mean. Raises `Failed`.
+
+        The mean is taken where a parameter is float16: gradients of a sum over many elements are larger than 65,504.
+        """
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         floats = [t for t in _flat(outputs) if t.is_floating_point() and t.requires_grad]
         if not parameters or not floats:
@@ -127,6 +130,8 @@ class Backward:
         clean = all(bool(torch.isfinite(t.detach()).all()) for t in _flat(outputs) if t.is_floating_point())
         try:
             loss = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)).sum().double() for t in floats]).sum()
+            if any(p.dtype == torch.float16 for p in parameters.values()):
+                loss = loss / max(1, sum(t.numel() for t in floats))
             gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                 loss, list(parameters.values()), allow_unused=True
             )

@@ -6,8 +6,11 @@ onnxruntime and ONNX's reference both differ from what it states; `exclusions.py
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx.backend.test
 
+from benchmarks.conformance.page import from_csv
 from tests.backend.exclusions import EXCLUDED, ROUNDED
 from tests.backend.road import Road
 
@@ -21,3 +24,17 @@ for cases in found.values():
         if name.endswith("_cuda"):
             delattr(cases, name)
 globals().update(found)
+
+TABLES = Path(__file__).parents[2] / "benchmarks" / "conformance"
+
+
+def test_docs_conformance_has_these_tests() -> None:
+    """The page says of each test what this file asserts: it is right, or it is left out."""
+    rows = from_csv((TABLES / "onnx.csv").read_text())
+    here = {name.removesuffix("_cpu") for cases in found.values() for name in vars(cases) if name.endswith("_cpu")}
+    left_out = {name for name in here if any(pattern in name for pattern in EXCLUDED)}
+    assert {row.name for row in rows if row.verdict == "right"} == here - left_out, AGAIN
+    assert {row.name for row in rows if row.verdict == "left out"} == left_out, AGAIN
+
+
+AGAIN = "write the page again: python -m benchmarks.conformance --write"
