@@ -122,6 +122,14 @@ def test_half_precision_of_a_deep_network_is_measured(tmp_path: Path) -> None:
     assert wrong.differs
 
 
+def test_what_rounding_hides_is_not_told_apart(tmp_path: Path) -> None:
+    """bfloat16 moves this output by more than a twentieth: neither equal nor different."""
+    path, module = deep(tmp_path), tmp_path / "model.py"
+    onnxgen.generate(path, module, Options(dtype="bfloat16"))
+    report = onnxgen.verify(path, module, runs=1)
+    assert not report.agrees and not report.differs and "bfloat16 alone moves it by" in report.untold["y"]
+
+
 def test_gradients_of_many_elements_fit_half_precision(tmp_path: Path) -> None:
     """Each of 70,000 rows adds one to the gradient of the bias: float16 ends at 65,504."""
     stored = {"fc.weight": np.ones((4, 2), np.float32), "fc.bias": np.zeros(2, np.float32)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.names import printable
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
-from onnxgen.verify.compare import slack_of
+from onnxgen.verify.compare import HIDES, slack_of
 from onnxgen.verify.freedom import NOISE, UNIT, UNITS, Freedom, explained
 from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused
 from onnxgen.verify.report import Run
@@ -51,8 +51,9 @@ def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: lis
     (_, seed, feeds), oracle, _ = given
     if not isinstance(oracle, Onnxruntime) or run.agrees:
         return
+    dtype = str(check.cast).removeprefix("torch.")
+    dtype = dtype if dtype in UNITS else ""
     if check.freedom is None:
-        dtype = "" if check.cast is None else str(check.cast).removeprefix("torch.")
         check.freedom = Freedom(check.path, check.proto(), check.graph.types, dtype)
     answers = [(n, [torch_side.cast_numpy(v, check.cast) for v in a]) for n, a in check.freedom.answers(feeds)]
     for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
@@ -62,11 +63,14 @@ def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: lis
         why = ""
         if (name := next(own, None)) is not None:
             why = f"onnxruntime {name} computes the same"
-        elif explained(e, g, [a[i] for _, a in answers]):
+        elif (moved := explained(e, g, [a[i] for _, a in answers])) is not None and (moved <= HIDES or dtype):
             why = (
                 "onnxruntime's own answers differ as much among themselves (its optimisations, one thread, "
-                "accuracy_level, noise of one unit in the last place of every result)"
+                f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"
             )
+            if moved > HIDES:
+                coarse = f"rounding to {dtype} alone moves it by {moved:.0%} of its size"
+                check.coarse.setdefault(output.name, []).append(coarse)
         if why:
             check.notes.append(
                 f"run {seed % 1000}, output {output.name}: {output.why}; but {why}, so this is not counted"

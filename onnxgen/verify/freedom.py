@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxgen.verify.compare import HIDES, SLACK
+from onnxgen.verify.compare import SLACK
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
@@ -127,33 +127,36 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def explained(expected: Any, got: Any, others: Sequence[Any]) -> bool:
-    """Whether the oracle's answers differ among themselves as much as `got` differs from the first of them.
+def explained(expected: Any, got: Any, others: Sequence[Any]) -> float | None:
+    """How far the oracle's answers differ among themselves, if `got` differs from the first of them no more than that.
+
+    The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
+    `compare.HIDES`.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK` times those of the answers, the largest first; these are small in what is computed (`HIDES`), or a wrong
-    answer could hide in them.
+    `SLACK` times those of the answers, the largest first.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
-        return False
+        return None
     expected, got, *others = map(widened, arrays)
     if expected.dtype != got.dtype:
-        return False
+        return None
     if expected.dtype.kind in "biu":
-        return bool(np.any([got == other for other in (expected, *others)], axis=0).all())
-    return expected.dtype.kind in "fV" and _dominated(expected, got, others)
+        return 0.0 if np.any([got == other for other in (expected, *others)], axis=0).all() else None
+    return _movement(expected, got, others) if expected.dtype.kind in "fV" else None
 
 
-def _dominated(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]]) -> bool:
+def _movement(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]]) -> float | None:
     first = expected.astype(np.float64)
     if not np.array_equal(np.isfinite(first), np.isfinite(got.astype(np.float64))):
-        return False
+        return None
     with np.errstate(all="ignore"):
         differs = np.nan_to_num(np.abs(got.astype(np.float64) - first), nan=0.0)
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
     moved = np.max(moves, axis=0)
+    if (np.sort(differs, axis=None) > SLACK * np.sort(moved, axis=None)).any():
+        return None
     size = float(np.square(np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)).sum())
-    if float(np.square(moved).sum()) > HIDES**2 * size:
-        return False
-    return bool((np.sort(differs, axis=None) <= SLACK * np.sort(moved, axis=None)).all())
+    total = float(np.square(moved).sum())
+    return float(np.sqrt(total / size)) if size else float(total > 0)
