@@ -1,5 +1,6 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
-# make test: everything set up, the whole suite. Both are quick when nothing has changed.
+# make test: everything set up, the suite. Both are quick when nothing has changed.
+# make long: what CI runs after that: ONNX's own tests once more, each model compiled as one graph.
 # Without make (Windows): see CONTRIBUTING.md.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint pytest clean
+.PHONY: demo test long lint pytest clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -28,6 +29,9 @@ lint: $(VENV)/.test
 
 pytest: $(VENV)/.test
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal
+
+long: $(VENV)/.test
+	ONNXGEN_LONG=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal tests/backend/test_compiled.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
