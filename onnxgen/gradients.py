@@ -25,7 +25,9 @@ _NOWHERE = {
         com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
         com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
         com.microsoft.QLinearReduceMean com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
-        com.microsoft.QLinearWhere com.microsoft.QuantizeLinear
+        com.microsoft.QLinearWhere com.microsoft.QOrderedAttention com.microsoft.QOrderedGelu
+        com.microsoft.QOrderedLayerNormalization com.microsoft.QOrderedMatMul com.microsoft.QuantizeLinear
+        com.microsoft.QuantizeWithOrder
     """,
     INTEGERS: """
         And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual
