@@ -68,6 +68,7 @@ _BY_INPUT = {
     },
     REFUSED: {
         "com.microsoft.GatedAdd": "gate_weight",
+        "com.microsoft.MatMulPacked": "global_scale",
         "com.microsoft.VarlenCausalConvWithState": "kernel_delta previous_mask",
         "com.microsoft.QMoE": """
             fc1_global_scale fc2_global_scale fc1_act_scale fc2_act_scale fc1_act_block_scale fc2_act_block_scale

@@ -292,7 +292,7 @@ def _ordered_product(n: NodeFacts) -> list[Info]:
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
-    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE"
+    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
 )
 ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization"
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
@@ -324,6 +324,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "AttnLSTM": _lstm,
     "MatMulNBits": _blocked_product,
     "MatMulNBitsQLoRA": _blocked_product,
+    "MatMulPacked": _blocked_product,
     "MatMulNBitsQkv": _blocked_qkv,
     "MatMulNBitsMlp": _blocked_mlp,
     "MatMulBnb4": _blocked_product,

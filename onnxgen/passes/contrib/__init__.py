@@ -37,20 +37,14 @@ SEARCH = (
     "generate from the decoder's own file, and search in Python",
 )
 DEVICE = "what it computes is compiled for one kind of device", "generate from the file before it was compiled"
-OWN = "or write a function for it: docs/EXTENDING.md"
 BLOCKS = (
     "its schema does not say how the bytes of its blocks lie, but refers to a paper, and onnxruntime has no kernel",
-    f"generate from the file before it was quantised ({OWN})",
-)
-PACKED = (
-    "its schema does not say how the bytes of its weights lie, but refers to a page, PackedWeightFormats.md",
-    f"generate from the file before its weights were packed, or pack them as MatMulNBits and QMoE have them ({OWN})",
+    "generate from the file before it was quantised (or write a function for it: docs/EXTENDING.md)",
 )
 REFUSALS = {  # operators of onnxruntime that are programs of their own, or whose bytes nobody describes, and why
     **dict.fromkeys("BeamSearch WhisperBeamSearch GreedySearch Sampling".split(), SEARCH),
     **dict.fromkeys("EPContext Snpe".split(), DEVICE),
     **dict.fromkeys("QuantizeBFP DequantizeBFP".split(), BLOCKS),
-    **dict.fromkeys("MatMulPacked MoEPacked".split(), PACKED),
 }
 
 
