@@ -126,6 +126,23 @@ def decoder_masked_multi_head_attention(
     )  # fmt: skip
 
 
+@body("DecoderMaskedSelfAttention")
+def decoder_masked_self_attention(
+    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value, mask_index: ir.Value | None, past: ir.Value,
+    attention_bias: ir.Value | None = None, past_sequence_length: ir.Value | None = None,
+    beam_width: ir.Value | None = None, cache_indirection: ir.Value | None = None, *,
+    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> Results:  # fmt: skip
+    """Attention of one query, after a cache that grows. onnxruntime has a kernel for GPUs only."""
+    if past_present_share_buffer or cache_indirection is not None:
+        raise Refused("the keys of its cache are in CUDA's own order", "export it with a cache that grows")
+    return attention(
+        g, input, weights, bias, mask_index, past, attention_bias, num_heads=num_heads, do_rotary=do_rotary,
+        mask_filter_value=mask_filter_value, scale=scale,
+    )  # fmt: skip
+
+
 def _length(x: ir.Value) -> Dim | None:
     """How many tokens there are: [batch, length, ...], or [batch, heads, length, size]."""
     shape = info(x).shape
