@@ -281,6 +281,7 @@ SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
     " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE"
+    " LongformerAttention DecoderAttention"
 )
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 

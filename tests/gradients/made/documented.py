@@ -21,6 +21,7 @@ def cases() -> Iterator[Case]:
     yield from _narrow()
     yield from _streams()
     yield from _one_query()
+    yield from _projected()
 
 
 def _padding() -> Iterator[Case]:
@@ -111,3 +112,19 @@ def _one_query() -> Iterator[Case]:
     for stored in ([], [1, 2]):
         more = floats(1, 2, 1, 3), ints(2, dtype="int32")
         yield fused("DecoderMaskedSelfAttention", *inputs, *more, num_heads=2, outputs=2, stored=stored)
+
+
+def _projected() -> Iterator[Case]:
+    """Longformer's attention, whose first token is global and whose last is masked; and that of a decoder."""
+    flags, last = np.array([[1, 0, 0, 0]], np.int32), np.array([[0, 0, 0, -10000]], np.float32)
+    inputs = floats(1, 4, 4), floats(4, 12), floats(12), last, floats(4, 12, seed=1), floats(12, seed=1), flags
+    for stored in ([3], [1, 2, 3, 4, 5]):
+        yield fused("LongformerAttention", *inputs, num_heads=2, window=1, stored=stored)
+    yield fused("LongformerAttention", *inputs[:3], last / 10000, *inputs[4:], num_heads=2, window=1)
+    given = floats(1, 2, 4), floats(3, 2, 4), floats(4, 4), floats(4, 8), floats(12)
+    hidden, caches = np.array([[False, True], [False, False]]), [floats(2, 2, 1, 2, seed=s) for s in (1, 2)]
+    for static, past, stored in ((False, True, []), (True, False, []), (True, True, []), (False, True, [2, 3, 4])):
+        states = [np.array([flag]) for flag in (static, past, True, not static)]
+        kwargs = {"num_heads": 2, "outputs": 3, "stored": [*stored, 8, 9, 10, 11]}
+        mask, kept = None if static else hidden, caches if past else [None, None]
+        yield fused("DecoderAttention", *given, mask, *kept, *states, **kwargs)
