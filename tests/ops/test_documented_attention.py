@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -117,6 +118,54 @@ def test_decoder_attention_is_refused() -> None:
     flags = [np.array([f]) for f in (True, True, True, False)]
     kwargs: dict[str, Any] = {"domain": "com.microsoft", "outputs": 3}
     text = refusal("DecoderAttention", [*inputs, *flags], {"num_heads": 2}, **kwargs)
-    assert "only when it runs" in text and "store these inputs" in text
+    assert "only when it runs" in text and "store in the file" in text
     text = refusal("DecoderAttention", [*inputs, *flags], {"num_heads": 2}, initializers=range(8, 12), **kwargs)
     assert "its cache or its mask is missing" in text
+
+
+# ---- norms with rotation ---------------------------------------------------------------------------------------------
+
+
+def coarse(x: Any) -> Any:
+    """Rounded to bfloat16."""
+    return x.astype(ml_dtypes.bfloat16).astype(F)
+
+
+@pytest.mark.parametrize("types", ["bbb", "bfb", "hbb", "bbh", "hfh"])  # of the input, the tables and the result
+@pytest.mark.parametrize("prompt, exact", [(None, 1), (0, 0), (0, 1), (1, 1)])
+def test_a_norm_and_a_rotation(types: str, prompt: int | None, exact: int) -> None:
+    source, table, result = ({"b": ml_dtypes.bfloat16, "f": F, "h": np.float16}[t] for t in types)
+    x, scale = floats(2, 3, 2, 12).astype(source), floats(8, seed=1)
+    angles = np.random.default_rng(0).uniform(0, 6, (9, 3))
+    places = np.array([[1, 2, 3], [5, 0, 8]])
+    inputs = [x, scale, places, np.cos(angles).astype(table), np.sin(angles).astype(table)]
+    inputs += [] if prompt is None else [np.array(prompt, I32)]
+    kept = x.astype(F)[..., 2:10]
+    normed = kept / np.sqrt((kept**2).mean(-1, keepdims=True) + 1e-5) * scale
+    normed = coarse(normed) if types == "bbb" else normed
+    step = coarse if types == "bbb" and (prompt or not exact) else lambda v: v
+    cos, sin = (t.astype(F)[places][:, :, None] for t in inputs[3:5])
+    a, b = normed[..., :3], normed[..., 3:6]
+    turned = [step(step(a * cos) - step(b * sin)), step(step(b * cos) + step(a * sin)), normed[..., 6:]]
+    y = np.concatenate(turned, -1).reshape(2, 3, -1).astype(result)
+    attrs = {"rotary_embedding_dim": 6, "epsilon": 1e-5, "input_start": 2, "input_width": 8}
+    attrs |= {"output_fp16": int(types[2] == "h"), "use_fp32_arithmetic": exact}
+    ulp: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-4} if types != "hfh" else {"rtol": 1e-3, "atol": 1e-4}
+    ran = run("RMSNormRotary", inputs, attrs, [y, normed], initializers={1, 3, 4, 5} & set(range(len(inputs))), **ulp)
+    assert (ran.outputs[0].astype(F) == y.astype(F)).mean() > 0.95 and [p.numel() for p in ran.model.parameters()] == [
+        8
+    ]
+
+
+def test_a_norm_and_a_rotation_of_one_row() -> None:
+    """From one position on; the batch is one sequence."""
+    x, scale, angles = floats(2, 3, 2, 4).astype(np.float16), floats(4, seed=1), floats(9, 2)
+    normed = x.astype(F) / np.sqrt((x.astype(F) ** 2).mean(-1, keepdims=True) + 1e-6) * scale
+    cos, sin = (f(angles)[4:7][:, None] for f in (np.cos, np.sin))
+    a, b = np.split(normed, 2, -1)
+    y = np.concatenate([a * cos - b * sin, b * cos + a * sin], -1).reshape(1, 6, 8).astype(np.float16)
+    attrs = {"rotary_embedding_dim": 4, "flatten_batch": 1, "output_fp16": 1}
+    for base in (np.array([4]), np.array([[4]])):
+        run("RMSNormRotary", [x, scale, base, np.cos(angles), np.sin(angles)], attrs, [y], **HALF)
+    text = refusal("RMSNormRotary", [x, scale[:3], base, np.cos(angles), np.sin(angles)], attrs, domain="com.microsoft")
+    assert "its scale has 3 elements" in text

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.attention import heads_of, projected
-from onnxgen.passes.contrib.gated import size_of
+from onnxgen.passes.contrib.gated import flag_of, size_of
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.info import info
 
@@ -61,9 +61,9 @@ def decoder_attention(
     counts if there is a layer state, too, is all that there is of an encoder's keys, and stands before the others; and
     keys of which `key_padding_mask` is true are hidden.
     """
-    is_static, is_masked = _flag(static_kv), _flag(has_key_padding_mask)
-    keeps = _flag(has_layer_state)
-    past = [key_cache, value_cache] if keeps and _flag(use_past) else []
+    flags = static_kv, has_key_padding_mask, has_layer_state, use_past
+    is_static, is_masked, keeps, is_later = (flag_of(x, "whether it has a cache or a mask") for x in flags)
+    past = [key_cache, value_cache] if keeps and is_later else []
     if None in past or is_masked and key_padding_mask is None or not keeps and (g.wants(1) or g.wants(2)):
         raise Refused("its cache or its mask is missing", "fix the file")
     size, perm = size_of(q_weight, 1), [1, 2, 0, 3]
@@ -82,11 +82,3 @@ def decoder_attention(
         mask = g("Where", hidden, g.number(mask_filter_value, query), g.number(0, query))
     y = g("Attention", q, *caches, mask)
     return [g("Reshape", g("Transpose", y, perm=[2, 0, 1, 3]), g.ints(0, 0, -1)), *(caches if keeps else [])]
-
-
-def _flag(x: ir.Value) -> bool:
-    """What the file says of a truth value, on which the shape of the graph depends."""
-    known = info(x).constant
-    if known is None or known.size != 1:
-        raise Refused("whether it has a cache or a mask is known only when it runs", "store these inputs in the file")
-    return bool(known.item())

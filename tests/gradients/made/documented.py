@@ -22,6 +22,11 @@ def cases() -> Iterator[Case]:
     yield from _streams()
     yield from _one_query()
     yield from _projected()
+    x, angles, places = floats(1, 2, 2, 6).astype(np.float16), between(0, 6, 4, 2), np.array([[1, 3]])
+    attrs = {"rotary_embedding_dim": 4, "input_start": 1, "input_width": 5, "output_fp16": 1, "outputs": 2}
+    for stored in ([], [1]):
+        inputs = x, floats(5), places, np.cos(angles), np.sin(angles)
+        yield fused("RMSNormRotary", *inputs, stored=stored, **attrs)
 
 
 def _padding() -> Iterator[Case]:
