@@ -16,6 +16,8 @@ BITS = "it reads bits as another type: no smooth function of the number"
 SIZES = "it sets the size of the result, a whole number"
 REFUSED = "a node that has it is refused"
 TYPE = "only its type counts"
+ROUNDS = "it says to which numbers is rounded, and no more"
+UNREAD = "nothing reads it"
 
 # operators through which none flows, whatever goes in
 _NOWHERE = {
@@ -68,6 +70,7 @@ _BY_INPUT = {
     },
     REFUSED: {
         "com.microsoft.GatedAdd": "gate_weight",
+        "com.microsoft.GemmFloat8": "scaleY",
         "com.microsoft.MatMulPacked": "global_scale",
         "com.microsoft.VarlenCausalConvWithState": "kernel_delta previous_mask",
         "com.microsoft.QMoE": """
@@ -77,6 +80,8 @@ _BY_INPUT = {
         "com.microsoft.PackedMultiHeadAttention": "attention_bias",
     },
     TYPE: {"CastLike": "target_type"},
+    ROUNDS: {"com.microsoft.MatMulBlockQuantizedFp8Weight": "a_scale"},
+    UNREAD: {"com.microsoft.MatMulBlockQuantizedFp4Weight": "input_scale"},
 }
 
 NOWHERE = {name: reason for reason, names in _NOWHERE.items() for name in names.split()}

@@ -118,6 +118,7 @@ def _mamba(n: NodeFacts) -> list[Info]:
 RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "Attention": _attention,
     "QAttention": _attention,
+    "DecoderMaskedSelfAttention": _attention,
     "MultiHeadAttention": _multi_head_attention,
     "PackedMultiHeadAttention": _packed_attention,
     "PackedAttention": _attention_without_padding,

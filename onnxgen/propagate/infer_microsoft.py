@@ -293,6 +293,7 @@ SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
     " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
+    " LongformerAttention DecoderAttention"
 )
 ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization"
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
