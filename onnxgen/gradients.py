@@ -28,8 +28,8 @@ _NOWHERE = {
         com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
         com.microsoft.QLinearReduceMean com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
         com.microsoft.QLinearWhere com.microsoft.QOrderedAttention com.microsoft.QOrderedGelu
-        com.microsoft.QOrderedLayerNormalization com.microsoft.QOrderedMatMul com.microsoft.QuantizeLinear
-        com.microsoft.QuantizeWithOrder
+        com.microsoft.QOrderedLayerNormalization com.microsoft.QOrderedLongformerAttention
+        com.microsoft.QOrderedMatMul com.microsoft.QuantizeLinear com.microsoft.QuantizeWithOrder
     """,
     INTEGERS: """
         And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual

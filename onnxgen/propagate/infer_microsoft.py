@@ -295,7 +295,7 @@ SAME = (
     " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
     " LongformerAttention DecoderAttention"
 )
-ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization"
+ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization QOrderedLongformerAttention"
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 
 RULES: dict[str, Rule] = {  # of the domain com.microsoft

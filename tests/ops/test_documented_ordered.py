@@ -292,6 +292,44 @@ def test_refused_attention() -> None:
     assert "no scale" in refused("QOrderedAttention", inputs, attrs)
 
 
+@pytest.mark.parametrize("window, flagged", [(2, [0]), (1, [0, 5]), (2, []), (4, [3])])
+@pytest.mark.parametrize("stored", [False, True])
+def test_longformer(window: int, flagged: list[int], stored: bool) -> None:
+    """In float16, where a sum may be rounded to either side; the projections are exact."""
+    heads, size = 2, 3
+    x, scales = int8(2, 8, 6), [np.array([s], F) for s in (0.01, 0.02, 0.021, 0.017, 0.025)]
+    weights, biases = [int8(6, 18, seed=s) for s in (1, 2)], [floats(18, seed=s) * 20 for s in (3, 4)]
+    mask, flags = np.zeros((2, 8), np.float16), np.zeros((2, 8), np.int32)
+    mask[1, 6:], flags[0, flagged] = -10000, 1
+    sides = []
+    for weight, bias, to in zip(weights, biases, scales[2:4]):
+        made = byte(product(x, weight, scales[0] * scales[1] / to) + bias)
+        wide = (made * to).astype(np.float16).astype(F).reshape(2, 8, 3, heads, size)
+        sides.append(wide.transpose(2, 0, 3, 1, 4))
+    expected = np.zeros((2, heads, 8, size), F)
+    for b in range(2):
+        for t in np.flatnonzero(mask[b] == 0):
+            seen = [j for j in range(8) if mask[b, j] == 0 and (flags[b, t] or abs(t - j) <= window or flags[b, j])]
+            q, k, v = (part[b] for part in sides[flags[b, t]])
+            scores = np.exp((k[:, seen] @ q[:, t, :, None]) / math.sqrt(size))
+            expected[b, :, t] = (scores / scores.sum(1, keepdims=True) * v[:, seen]).sum(1)
+    whole = expected.transpose(0, 2, 1, 3).reshape(x.shape) / scales[4]
+    inputs = [x, scales[0], turned(weights[0]), scales[1], biases[0], scales[0], scales[2], mask]
+    inputs += [turned(weights[1]), scales[1], biases[1], scales[3], flags, scales[4]]
+    orders = {"order_input": ROW, "order_weight": COL, "order_global_weight": COL, "order_output": ROW}
+    attrs = {"num_heads": heads, "window": window, **orders}
+    ran = run_node(
+        "QOrderedLongformerAttention", inputs, attrs, domain=MICROSOFT, compare=False,
+        initializers={1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 13} if stored else set(),
+    )  # fmt: skip
+    made = ran.outputs[0]
+    assert made.dtype == np.int8 and made.shape == whole.shape and len(np.unique(made)) > 30
+    assert np.abs(made - np.clip(whole, -128, 127)).max() < 0.5 + 128 * 2**-9
+    assert (made != byte(whole)).mean() < 0.05
+    text = refused("QOrderedLongformerAttention", inputs, attrs | {"order_weight": ROW})
+    assert "orders 1, 1, 0, 1" in text
+
+
 # ---- bytes that no schema describes ----------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.gated import widened
+from onnxgen.passes.contrib.projected import windowed
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
 from onnxgen.propagate.info import Info, info, set_info
 
@@ -63,6 +64,11 @@ def _scaled(g: Writer, x: ir.Value, scale: ir.Value) -> ir.Value:
     return bytes_of(g, g("Mul", x, g("Reciprocal", scale)))
 
 
+def _floats(g: Writer, x: ir.Value, scale: ir.Value) -> ir.Value:
+    """What int8 stand for; their scale is one number, perhaps in a vector."""
+    return g("Mul", g("Cast", x, to=FLOAT.value), scale)
+
+
 def _held(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
     if (given := tuple(ROW if o is None else o for o in orders)) not in taken:
         raise Refused(f"no kernel takes the orders {', '.join(map(str, given))}", KERNELS)
@@ -91,7 +97,7 @@ def dequantize_with_order(
     rows = laid_out(g, input, order_input, back=True)
     if to == HALF.value and order_input == COL32:
         return g("Mul", g("Cast", rows, to=to), g("Cast", scale_input, to=to))
-    made = g("DequantizeLinear", rows, scale_input)
+    made = _floats(g, rows, scale_input)
     return made if to == FLOAT.value else g("Cast", made, to=to)
 
 
@@ -103,7 +109,7 @@ def qordered_gelu(
     """Gelu between int8; in any order, which stays."""
     if order_X != order_Y and None not in (order_X, order_Y):
         raise Refused("its result has another order than its input", "fix the file")
-    return _scaled(g, g("Gelu", g("DequantizeLinear", X, scale_X)), scale_Y)
+    return _scaled(g, g("Gelu", _floats(g, X, scale_X)), scale_Y)
 
 
 @body("QOrderedLayerNormalization")
@@ -114,7 +120,7 @@ def qordered_layer_normalization(
     """LayerNormalization between int8."""
     _held((order_X, order_Y), (ROW, ROW))
     weights = [None if w is None else widened(g, w) for w in (scale, B)]
-    x = g("DequantizeLinear", X, scale_X)
+    x = _floats(g, X, scale_X)
     return _scaled(g, g("LayerNormalization", x, *weights, axis=axis, epsilon=epsilon), scale_Y)
 
 
@@ -230,3 +236,28 @@ def _softmax(g: Writer, scores: ir.Value, spread: ir.Value, scale: ir.Value, mas
     if mask is not None:  # 0 * inf is NaN, which CUDA's fminf takes for 127
         made = g("Where", g("IsNaN", made), g.constant(np.asarray(127, np.float32)), made)
     return bytes_of(g, made)
+
+
+@body("QOrderedLongformerAttention")
+def qordered_longformer_attention(
+    g: Writer, input: ir.Value, scale_input: ir.Value, weight: ir.Value, scale_weight: ir.Value, bias: ir.Value,
+    scale_bias: ir.Value, scale_qkv_gemm: ir.Value, mask: ir.Value, global_weight: ir.Value,
+    scale_global_weight: ir.Value, global_bias: ir.Value, scale_global_gemm: ir.Value, global_: ir.Value,
+    scale_output: ir.Value, *, num_heads: int, window: int, order_global_weight: int, order_input: int,
+    order_output: int, order_weight: int,
+) -> ir.Value:  # fmt: skip
+    """LongformerAttention in float16, of projections that are int8. `scale_bias` is not used.
+
+    Biases are in units of their projection's result, as qordered_longformer_attention.cc says and no schema.
+    """
+    _held((order_input, order_weight, order_global_weight, order_output), (ROW, COL, COL, ROW))
+    operands = []
+    for w, scale, b, to in (
+        (weight, scale_weight, bias, scale_qkv_gemm),
+        (global_weight, scale_global_weight, global_bias, scale_global_gemm),
+    ):
+        factor = g("Div", g("Mul", scale_input, scale), to)
+        made = bytes_of(g, g("Add", _product(g, input, _transposed(g, w, COL), factor), b))
+        operands.append(g("Cast", _floats(g, made, to), to=HALF.value))
+    made = windowed(g, (operands[0], operands[1]), mask, global_, num_heads, window)
+    return _scaled(g, g("Cast", made, to=FLOAT.value), scale_output)

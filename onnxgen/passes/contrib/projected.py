@@ -26,17 +26,25 @@ def longformer_attention(
     Beltagy, Peters, Cohan 2020. A token that is masked itself gives zeros, as in Hugging Face's model: onnxruntime's
     kernel says so (contrib_ops/cuda/bert/longformer_attention_softmax.cu), and its documentation does not.
     """
-    zero = g.number(0, input)
+    local, wide = (g("Add", g("MatMul", input, w), b) for w, b in ((weight, bias), (global_weight, global_bias)))
+    return windowed(g, (local, wide), mask, global_, num_heads, window)
+
+
+def windowed(
+    g: Writer, operands: tuple[ir.Value, ir.Value], mask: ir.Value, global_: ir.Value, heads: int, window: int
+) -> ir.Value:  # fmt: skip
+    """Attention of q, k and v side by side: those of tokens, and those of global tokens, in the type of the mask."""
+    zero = g.number(0, mask)
     added = g("Unsqueeze", mask, g.ints(1, 2))  # [batch, 1, 1, keys]
     is_global = g("Cast", global_, to=ir.DataType.BOOL.value)
-    places = g.range(None, g("Shape", input, start=1, end=2))
+    places = g.range(None, g("Shape", mask, start=1, end=2))
     distance = g("Abs", g("Sub", g("Unsqueeze", places, g.ints(1)), places))
     near = g("LessOrEqual", distance, g.constant(np.asarray(window, np.int64)))
     shown = g("Or", near, g("Unsqueeze", is_global, g.ints(1, 2)))
-    local = g("Where", shown, added, g.number(_lowest(input), input))
+    local = g("Where", shown, added, g.number(_lowest(mask), mask))
     made = [
-        g("Attention", *(heads_of(g, x, num_heads) for x in projected(g, g("Add", g("MatMul", input, w), b), None)), m)
-        for w, b, m in ((weight, bias, local), (global_weight, global_bias, added))
+        g("Attention", *(heads_of(g, x, heads) for x in projected(g, qkv, None)), m)
+        for qkv, m in zip(operands, (local, added))
     ]
     rows = [g("Unsqueeze", x, g.ints(1, 3)) for x in (is_global, g("Less", mask, zero))]
     y = g("Where", rows[1], zero, g("Where", rows[0], made[1], made[0]))

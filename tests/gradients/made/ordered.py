@@ -31,3 +31,10 @@ def cases() -> Iterator[Case]:
         "QOrderedAttention", x, *_scales(0.1, 0.2, 0.2, 0.2), *weights, *_scales(0.1, 0.1, 0.1), *biases,
         *_scales(0.3, 0.01, 0.1), num_heads=2, order_input=1, order_weight=0, order_output=1,
     )  # fmt: skip
+    sides = [[integers("int8", 4, 12, seed=n), *_scales(0.1), floats(12, seed=n)] for n in (5, 6)]
+    mask, flags = np.zeros((2, 4), np.float16), np.array([[1, 0, 0, 0], [0, 0, 0, 0]], np.int32)
+    yield fused(
+        "QOrderedLongformerAttention", integers("int8", 2, 4, 4), *_scales(0.1), *sides[0], *_scales(1, 0.3), mask,
+        *sides[1], *_scales(0.3), flags, *_scales(0.1), num_heads=2, window=2, order_input=1, order_weight=0,
+        order_global_weight=0, order_output=1,
+    )  # fmt: skip
