@@ -10,10 +10,13 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
+from onnxgen.errors import OnnxgenError
 from tests.ops.fuzz import floats
-from tests.ops.harness import Ran, refusal, run_node
+from tests.ops.harness import Ran, generate, refusal, run_model, run_node
 
 F = np.float32
 MICROSOFT = "com.microsoft"
@@ -328,6 +331,42 @@ def test_longformer(window: int, flagged: list[int], stored: bool) -> None:
     assert (made != byte(whole)).mean() < 0.05
     text = refused("QOrderedLongformerAttention", inputs, attrs | {"order_weight": ROW})
     assert "orders 1, 1, 0, 1" in text
+
+
+# ---- one after the other ---------------------------------------------------------------------------------------------
+
+
+def chain(shape: list[Any] | None) -> onnx.ModelProto:
+    """Floats to columns of 32, their product by tiles, and floats again."""
+    b, scale = turned(int8(64, 32, seed=1), TILES32), number(1 / 32)
+    names = ["x", "s"], ["q", "s", "B", "s", "y"], ["z", "y"]
+    orders: list[dict[str, int]] = [
+        {"order_input": ROW, "order_output": COL32}, {"order_A": COL32, "order_B": TILES32, "order_Y": COL32},
+        {"order_input": COL32, "order_output": ROW, "to": 1},
+    ]  # fmt: skip
+    ops = ["QuantizeWithOrder", "QOrderedMatMul", "DequantizeWithOrder"]
+    nodes = [
+        helper.make_node(op, given, [made], op, domain=MICROSOFT, **attrs)
+        for op, given, made, attrs in zip(ops, names, "qzo", orders)
+    ]
+    stored = [numpy_helper.from_array(v, n) for n, v in {"B": b, "s": scale, "y": number(2)}.items()]
+    given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "graph", given, [onnx.ValueInfoProto(name="o")], stored)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("shape", [[3, 5, 64], ["b", "rows", 64], ["b", "rows", "columns"]])
+def test_chain(shape: list[Any]) -> None:
+    x = floats(3, 5, 64)
+    expected = byte(product(byte(x * 32), int8(64, 32, seed=1), F(1 / 2048))) * F(2)
+    ran = run_model(chain(shape), {"x": x})
+    np.testing.assert_array_equal(ran.outputs[0], expected)
+
+
+def test_a_chain_of_unknown_rank() -> None:
+    with pytest.raises(OnnxgenError, match="QuantizeWithOrder.*the rank of its input x is unknown"):
+        generate(chain(None))
 
 
 # ---- bytes that no schema describes ----------------------------------------------------------------------------------

@@ -37,11 +37,11 @@ def laid_out(g: Writer, x: ir.Value, order: int, back: bool = False) -> ir.Value
     if order == ROW:
         return x
     rows, columns, places = ORDERS[order]
-    shape = info(x).shape or ()
+    rank, shape = g.rank(x), info(x).shape or ()
     for size, parts in zip((1, *shape)[-2:], (rows, columns)):
         if isinstance(size, int) and size % math.prod(parts):
             raise Refused(f"its {size} rows or columns are no whole tiles of {math.prod(parts)}", "pad its matrices")
-    if len(shape) == 1:
+    if rank == 1:
         return x
     sizes = [g("Shape", x, start=-2, end=-1), g("Shape", x, start=-1)]
     split = []
@@ -80,12 +80,11 @@ def quantize_with_order(
 ) -> ir.Value:
     """To int8, in an order of cublasLt; numbers of float16 are scaled as such where they come to be COL32."""
     _held((order_input, order_output), *((ROW, o) for o in (COL, ROW, *ORDERS)))
+    x = g.like(laid_out(g, input, order_output), input)
     if info(input).dtype == HALF and order_output == COL32:
         inverse = g("Cast", g("Reciprocal", scale_input), to=HALF.value)
-        made = bytes_of(g, g("Cast", g("Mul", input, inverse), to=FLOAT.value))
-    else:
-        made = _scaled(g, widened(g, input), scale_input)
-    return laid_out(g, g.like(made, input), order_output)
+        return bytes_of(g, g("Cast", g("Mul", x, inverse), to=FLOAT.value))
+    return _scaled(g, widened(g, x), scale_input)
 
 
 @body("DequantizeWithOrder")
