@@ -16,6 +16,8 @@ BITS = "it reads bits as another type: no smooth function of the number"
 SIZES = "it sets the size of the result, a whole number"
 REFUSED = "a node that has it is refused"
 TYPE = "only its type counts"
+ROUNDS = "it says to which numbers is rounded, and no more"
+UNREAD = "nothing reads it"
 
 # operators through which none flows, whatever goes in
 _NOWHERE = {
@@ -25,7 +27,9 @@ _NOWHERE = {
         com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
         com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
         com.microsoft.QLinearReduceMean com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
-        com.microsoft.QLinearWhere com.microsoft.QuantizeLinear
+        com.microsoft.QLinearWhere com.microsoft.QOrderedAttention com.microsoft.QOrderedGelu
+        com.microsoft.QOrderedLayerNormalization com.microsoft.QOrderedLongformerAttention
+        com.microsoft.QOrderedMatMul com.microsoft.QuantizeLinear com.microsoft.QuantizeWithOrder
     """,
     INTEGERS: """
         And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual
@@ -66,6 +70,8 @@ _BY_INPUT = {
     },
     REFUSED: {
         "com.microsoft.GatedAdd": "gate_weight",
+        "com.microsoft.GemmFloat8": "scaleY",
+        "com.microsoft.MatMulPacked": "global_scale",
         "com.microsoft.VarlenCausalConvWithState": "kernel_delta previous_mask",
         "com.microsoft.QMoE": """
             fc1_global_scale fc2_global_scale fc1_act_scale fc2_act_scale fc1_act_block_scale fc2_act_block_scale
@@ -74,6 +80,8 @@ _BY_INPUT = {
         "com.microsoft.PackedMultiHeadAttention": "attention_bias",
     },
     TYPE: {"CastLike": "target_type"},
+    ROUNDS: {"com.microsoft.MatMulBlockQuantizedFp8Weight": "a_scale"},
+    UNREAD: {"com.microsoft.MatMulBlockQuantizedFp4Weight": "input_scale"},
 }
 
 NOWHERE = {name: reason for reason, names in _NOWHERE.items() for name in names.split()}

@@ -33,3 +33,34 @@ def route_by_groups(
     chosen = biased.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     logs = scores.gather(1, chosen).clamp(min=1e-20).log()
     return torch.full_like(scores, sentinel).scatter(1, chosen, logs).to(logits.dtype)
+
+
+def best_experts(
+    scores: Tensor,
+    weights: Tensor | None = None,
+    count: int = 1,
+    normalize: bool = True,
+    epsilon: float = 0.0,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The best experts of each token and their weights, both [tokens, count], the best first.
+
+    Among equals the first is better, and every number is better than NaN.
+
+    Args:
+        scores: [tokens, experts]; without weights, logits.
+        weights: [tokens, experts]; None: the softmax of the scores.
+        normalize: weights are divided by `epsilon` and their sum, or are 0 where that is 0.
+        factor: by which they are multiplied at last.
+    """
+    scores = scores.float()
+    weights = scores.softmax(-1) if weights is None else weights.float()
+    is_absent = scores.isnan()
+    order = scores.masked_fill(is_absent, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+    places = is_absent.gather(1, order).int().sort(dim=-1, stable=True).indices
+    chosen = order.gather(1, places)[:, :count]
+    share = weights.gather(1, chosen)
+    if normalize:
+        total = share.sum(-1, keepdim=True) + epsilon
+        share = torch.where(total == 0, 0.0, share / total.masked_fill(total == 0, 1))
+    return chosen, share * factor

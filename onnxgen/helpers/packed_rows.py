@@ -19,6 +19,11 @@ def bytes_as(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return rows.contiguous().view(dtype).float()
 
 
+def as_halves(rows: Tensor) -> Tensor:
+    """Bytes read as numbers in half precision, in float32."""
+    return rows.contiguous().view(torch.float16).float()
+
+
 def bit_fields(packed: Tensor, bits: int) -> Tensor:
     """Fields of `bits` each, all first fields of some bytes before all second ones: [..., n] to [..., n * 8 / bits]."""
     return torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1)
@@ -27,7 +32,7 @@ def bit_fields(packed: Tensor, bits: int) -> Tensor:
 def unpack_q4_0(rows: Tensor) -> Tensor:
     """Blocks of 32 numbers of 4 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
-    return (bytes_as(blocks[..., :2], torch.float16) * (bit_fields(blocks[..., 2:], 4).float() - 8)).flatten(-2)
+    return (as_halves(blocks[..., :2]) * (bit_fields(blocks[..., 2:], 4).float() - 8)).flatten(-2)
 
 
 def unpack_q5_0(rows: Tensor) -> Tensor:
@@ -35,26 +40,26 @@ def unpack_q5_0(rows: Tensor) -> Tensor:
     blocks = torch.unflatten(rows, -1, (-1, 22))
     high = (blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, device=rows.device) & 1).flatten(-2)
     codes = bit_fields(blocks[..., 6:], 4) + 16 * high
-    return (bytes_as(blocks[..., :2], torch.float16) * (codes.float() - 16)).flatten(-2)
+    return (as_halves(blocks[..., :2]) * (codes.float() - 16)).flatten(-2)
 
 
 def unpack_q8_0(rows: Tensor) -> Tensor:
     """Blocks of 32 numbers of 8 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 34))
-    return (bytes_as(blocks[..., :2], torch.float16) * bytes_as(blocks[..., 2:], torch.int8)).flatten(-2)
+    return (as_halves(blocks[..., :2]) * bytes_as(blocks[..., 2:], torch.int8)).flatten(-2)
 
 
 def unpack_q2_0(rows: Tensor) -> Tensor:
     """Blocks of 64 numbers of 2 bits: -1, 0, 1 or 2."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
     codes = (blocks[..., 2:].unsqueeze(-1) >> torch.arange(0, 8, 2, device=rows.device) & 3).flatten(-2)
-    return (bytes_as(blocks[..., :2], torch.float16) * (codes.float() - 1)).flatten(-2)
+    return (as_halves(blocks[..., :2]) * (codes.float() - 1)).flatten(-2)
 
 
 def unpack_q5_k(rows: Tensor) -> Tensor:
     """Blocks of 8 times 32 numbers of 5 bits; each 32 have a scale and an offset of 6 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 176))
-    factors = bytes_as(blocks[..., :4], torch.float16)
+    factors = as_halves(blocks[..., :4])
     low, middle, last = torch.unflatten(blocks[..., 4:16], -1, (3, 4)).unbind(-2)
     scales = torch.cat([low & 63, last & 15 | low >> 6 << 4], -1).float() * factors[..., :1]
     offsets = torch.cat([middle & 63, last >> 4 | middle >> 6 << 4], -1).float() * factors[..., 1:]
@@ -68,7 +73,7 @@ def unpack_q6_k(rows: Tensor) -> Tensor:
     blocks = torch.unflatten(rows, -1, (-1, 210))
     low = bit_fields(torch.unflatten(blocks[..., :128], -1, (2, 64)), 4)
     high = bit_fields(torch.unflatten(blocks[..., 128:192], -1, (2, 32)), 2)
-    scales = bytes_as(blocks[..., 192:208], torch.int8) * bytes_as(blocks[..., 208:], torch.float16)
+    scales = bytes_as(blocks[..., 192:208], torch.int8) * as_halves(blocks[..., 208:])
     codes = (low + 16 * high).float().flatten(-2) - 32
     return (torch.unflatten(codes, -1, (16, 16)) * scales.unsqueeze(-1)).flatten(-3)
 
@@ -82,7 +87,7 @@ def codebook_values(codes: Tensor) -> Tensor:
 def unpack_iq4_nl(rows: Tensor) -> Tensor:
     """Blocks of 32 numbers of a codebook of 16."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
-    return (bytes_as(blocks[..., :2], torch.float16) * codebook_values(bit_fields(blocks[..., 2:], 4))).flatten(-2)
+    return (as_halves(blocks[..., :2]) * codebook_values(bit_fields(blocks[..., 2:], 4))).flatten(-2)
 
 
 def unpack_iq4_xs(rows: Tensor) -> Tensor:
@@ -90,6 +95,6 @@ def unpack_iq4_xs(rows: Tensor) -> Tensor:
     blocks = torch.unflatten(rows, -1, (-1, 136))
     high = (blocks[..., 2:4].unsqueeze(-1) >> torch.arange(0, 8, 2, device=rows.device) & 3).flatten(-2)
     low = (blocks[..., 4:8].unsqueeze(-1) >> torch.arange(0, 8, 4, device=rows.device) & 15).flatten(-2)
-    scales = bytes_as(blocks[..., :2], torch.float16) * ((low + 16 * high).float() - 32)
+    scales = as_halves(blocks[..., :2]) * ((low + 16 * high).float() - 32)
     values = codebook_values(bit_fields(torch.unflatten(blocks[..., 8:], -1, (8, 16)), 4))
     return (values * scales.unsqueeze(-1)).flatten(-3)

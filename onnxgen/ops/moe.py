@@ -39,9 +39,9 @@ def moe(
     outer = _layer(b, fc2_experts_weights, fc2_experts_bias)
     other = None if fc3_experts_weights is None else _layer(b, fc3_experts_weights, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
-    return mixture(
-        b, input, router_probs, None, experts(b, fc1_experts_weights), k, bool(normalize_routing_weights), gate, outer
-    )
+    count = experts(b, fc1_experts_weights)
+    chosen = sent(b, router_probs, None, count, k, bool(normalize_routing_weights))
+    return mixture(b, input, chosen, count, gate, outer)
 
 
 def _layer(b: Builder, weight: Arg, bias: Arg | None) -> Layer:
@@ -105,11 +105,10 @@ def experts(b: Builder, weight: Arg) -> int:
     return count
 
 
-def mixture(
-    b: Builder, input: Arg, router: Arg, weights: Arg | None, count: int, k: int, normalize: bool, gate: Layer,
-    outer: Layer,
-) -> ast.expr:  # fmt: skip
-    """The sum of what the `k` experts that the router prefers make of each token, each by its weight.
+def sent(
+    b: Builder, router: Arg, weights: Arg | None, count: int, k: int, normalize: bool
+) -> tuple[ast.expr, ast.expr]:
+    """The `k` experts that the router prefers for each token, and their weights.
 
     Among equals onnxruntime's kernel prefers the last, as the end of a stable sort does. `weights`: where the experts'
     weights come from, if not from the router's numbers.
@@ -121,14 +120,21 @@ def mixture(
     chosen = b.let(b("x[:, -k:]", x=order, k=k), "chosen")
     if weights is None:
         share = b("x[:, -k:]", x=ranked, k=k)
-        share = b.let(b("x.softmax(-1)", x=share) if normalize else share, "share")
-    else:
-        share = b.let(b("w.gather(1, c)", w=weights, c=chosen), "share")
-        share = b.let(b("s / s.sum(-1, keepdim=True)", s=share), "share") if normalize else share
+        return chosen, b.let(b("x.softmax(-1)", x=share) if normalize else share, "share")
+    share = b.let(b("w.gather(1, c)", w=weights, c=chosen), "share")
+    return chosen, b.let(b("s / s.sum(-1, keepdim=True)", s=share), "share") if normalize else share
+
+
+def mixture(
+    b: Builder, input: Arg, route: tuple[ast.expr, ast.expr], count: int, gate: Layer, outer: Layer, wide: bool = False
+) -> ast.expr:
+    """The sum of what the chosen experts make of each token, each by its weight; `wide`: summed up in float32."""
+    chosen, share = route
+    wide = wide and input.dtype != ir.DataType.FLOAT
     x: ast.expr = input.expr
     if input.known_rank != 2:
         x = b.let(b("x.flatten(0, -2)", x=x), "tokens")
-    made = b.let(b("torch.zeros_like(x)", x=x), "total")
+    made = b.let(b("torch.zeros_like(x, dtype=torch.float32)" if wide else "torch.zeros_like(x)", x=x), "total")
     turn = b.local("expert", Info(kind="int"))
     inner: list[Statement] = []
     outside, b.lowering.block = b.lowering.block, inner
@@ -140,7 +146,8 @@ def mixture(
     finally:
         b.lowering.block = outside
     b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (made.value,), b.scope, b.nodes))
-    return made if input.known_rank == 2 else b("y.view_as(x)", y=made, x=input)
+    total = b("y.to(x.dtype)", y=made, x=input) if wide else made
+    return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)
 
 
 @op("MoEGroupRouter", domain=MICROSOFT)
@@ -216,7 +223,8 @@ def qmoe(
         other = layer(bits[2], fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias)
     gate = Gate(b, activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, inner, other)
     normalize = bool(normalize_routing_weights) or router_weights is None
-    return mixture(b, input, router_probs, router_weights, experts(b, fc1_experts_weights), k, normalize, gate, outer)
+    count = experts(b, fc1_experts_weights)
+    return mixture(b, input, sent(b, router_probs, router_weights, count, k, normalize), count, gate, outer)
 
 
 def _packed_layer(

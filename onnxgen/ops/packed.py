@@ -1,14 +1,17 @@
-"""Tables of onnxruntime whose rows are packed as GGML packs them."""
+"""Tables and weights of onnxruntime whose rows are packed as GGML packs them."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.ops.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.ops.moe import Gate, Layer, experts, mixture, pair
 from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ BLOCKS = {
 PLAIN = {0: ir.DataType.FLOAT, 1: ir.DataType.FLOAT16, 30: ir.DataType.BFLOAT16}
 CODEBOOKS = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 22: "IQ2_S"}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+OTHERS = "pack them as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
+EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_squared"), "F.relu(y).square()")
 
 
 @op("GatherPacked", domain=MICROSOFT)
@@ -35,17 +40,85 @@ def gather_packed(
     b: Builder, data: Arg, indices: Arg, *, packed_type: int, K: int, output_dtype: int = ir.DataType.BFLOAT16.value
 ) -> ast.expr:
     """Rows of `K` numbers, of a table of bytes; computed in float32. An index that is outside is the first row's."""
-    if packed_type in CODEBOOKS:
-        what = f"its rows are packed as {CODEBOOKS[packed_type]}, vectors of a large codebook"
-        raise b.error(what, "pack them as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS")
-    if packed_type not in BLOCKS and packed_type not in PLAIN or output_dtype not in FLOATS:
-        raise b.error("its packed_type or its output_dtype is none that onnxruntime has", "fix the file")
-    plain = PLAIN.get(packed_type)
-    size, count = (1, plain.itemsize) if plain else BLOCKS[packed_type][:2]
-    width = None if data.shape is None or len(data.shape) != 2 else data.shape[1]
-    if K < 1 or K % size or isinstance(width, int) and width != K // size * count:
-        raise b.error(f"its rows of {width} bytes are not {K} numbers", "fix the file")
-    rows = b.call("packed_rows", data, indices)
-    made = b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
+    if output_dtype not in FLOATS:
+        raise b.error("its output_dtype is none that onnxruntime has", "fix the file")
+    made = unpacked(b, b.call("packed_rows", data, indices), packed_type, data, K)
     dtype = ir.DataType(output_dtype)
     return made if dtype == ir.DataType.FLOAT else b("y.to(t)", y=made, t=dtype)
+
+
+def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | None = None) -> ast.expr:
+    """Rows of the bytes `data` as numbers of float32.
+
+    The formats are those that the CPU kernel of GatherPacked showed; all operators refer to one document of them.
+
+    Raises: a problem where they are none of these formats, or no rows of `size` numbers.
+    """
+    if packed_type in CODEBOOKS:
+        raise b.error(f"its rows are packed as {CODEBOOKS[packed_type]}, vectors of a large codebook", OTHERS)
+    if packed_type not in BLOCKS and packed_type not in PLAIN:
+        raise b.error(f"its packed_type {packed_type} is none that onnxruntime has a CPU kernel of", OTHERS)
+    plain = PLAIN.get(packed_type)
+    block, count = (1, plain.itemsize) if plain else BLOCKS[packed_type][:2]
+    width = data.shape[-1] if data.shape else None
+    wanted = size // block * count if size is not None else width
+    if size is not None and (size < 1 or size % block) or isinstance(width, int) and (width % count or width != wanted):
+        raise b.error(
+            f"its rows of {width} bytes are not {'whole blocks of' if size is None else size} numbers", "fix the file"
+        )
+    return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
+
+
+@op("MatMulPacked", domain=MICROSOFT)
+def matmul_packed(
+    b: Builder, A: Arg, B: Arg, global_scale: Arg | None = None, *, packed_type: int, N: int, K: int,
+    activation_type: str = "none",
+) -> ast.expr:  # fmt: skip
+    """A linear layer whose weights are packed; rounded to the input's type, in which it is computed."""
+    if global_scale is not None:
+        raise b.error("its global_scale is for weights of NVFP4, whose layout is not known", OTHERS)
+    if activation_type not in EPILOGUES:
+        raise b.error("its activation_type is neither none, relu2 nor silu", "fix the file")
+    if B.shape and isinstance(B.shape[0], int) and B.shape[0] != N:
+        raise b.error(f"its weights have {B.shape[0]} rows, not {N}", "fix the file")
+    return b(EPILOGUES[activation_type], y=b.call("F.linear", A, _weight(b, B, A, packed_type, B, K)))
+
+
+def _weight(b: Builder, rows: Any, like: Arg, packed_type: int, data: Arg, size: int | None = None) -> ast.expr:
+    made = unpacked(b, rows, packed_type, data, size)
+    return made if like.dtype == ir.DataType.FLOAT else b("w.to(x.dtype)", w=made, x=like)
+
+
+@op("MoEPacked", domain=MICROSOFT)
+def moe_packed(
+    b: Builder, input: Arg, router_probs: Arg, gate_experts_weights: Arg, up_experts_weights: Arg | None,
+    down_experts_weights: Arg, router_weights: Arg | None = None, *, gate_type: int, down_type: int, up_type: int = -1,
+    activation_type: str = "swiglu", k: int = 1, normalize_routing_weights: int = 1, routed_scaling_factor: float = 1.0,
+    routing_epsilon: float = 0.0,
+) -> ast.expr:  # fmt: skip
+    """Experts of packed weights, the second of whose layers gates the first; summed up in float32."""
+    if activation_type != "swiglu" or up_experts_weights is None:
+        raise b.error("experts without a gate are packed as IQ2_XXS, vectors of a large codebook", OTHERS)
+    if router_weights is None and (routing_epsilon or routed_scaling_factor != 1):
+        raise b.error("its routing_epsilon or routed_scaling_factor needs router_weights", "fix the file")
+    count = experts(b, gate_experts_weights)
+    if not 1 <= k <= count:
+        raise b.error(f"it sends each token to {k} of {count} experts", "fix the file")
+
+    def layer(data: Arg, packed_type: int) -> Layer:
+        def linear(x: ast.expr, i: Ref) -> ast.expr:
+            return b.call("F.linear", x, _weight(b, b("w[i]", w=data, i=i), input, packed_type, data))
+
+        return linear
+
+    gate = Gate(
+        b, "swiglu", 0, 1.0, 0.0, math.inf, layer(gate_experts_weights, gate_type), layer(up_experts_weights, up_type)
+    )
+    route = b.call(
+        "best_experts", router_probs, OMIT if router_weights is None else router_weights, count=k,
+        normalize=unless(bool(normalize_routing_weights), True), epsilon=unless(shortest(routing_epsilon), 0.0),
+        factor=unless(shortest(routed_scaling_factor), 1.0),
+    )  # fmt: skip
+    return mixture(
+        b, input, pair(b, route, "chosen", "share"), count, gate, layer(down_experts_weights, down_type), True
+    )

@@ -107,9 +107,18 @@ def _packed_conv(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), n.input(0).shape), tensor(n.dtype(0), state), tensor(n.dtype(0), first)]
 
 
+def _mamba(n: NodeFacts) -> list[Info]:
+    """Results, states as they were given, what the convolution makes, and what is read of the states."""
+    rows, channels, state = n.shape(0)[0], n.shape(1)[1], n.shape(2)
+    made = [rows, state[1] * state[3]]
+    inner = [tensor(n.dtype(0), made), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT, state)]
+    return [*inner, tensor(n.dtype(0), [rows, channels]), tensor(FLOAT, made)]
+
+
 RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "Attention": _attention,
     "QAttention": _attention,
+    "DecoderMaskedSelfAttention": _attention,
     "MultiHeadAttention": _multi_head_attention,
     "PackedMultiHeadAttention": _packed_attention,
     "PackedAttention": _attention_without_padding,
@@ -120,4 +129,5 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "VarlenCausalConvWithState": _packed_conv,
     "LinearAttention": _linear_attention,
     "GatedDeltaNet": _gated_delta_net,
+    "Mamba2Verify": _mamba,
 }

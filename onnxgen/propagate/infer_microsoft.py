@@ -15,6 +15,7 @@ from onnxgen.propagate.info import Info, Shape, info
 from onnxgen.propagate.node_facts import NodeFacts, Rule, Unknown, tensor
 
 FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
+INT8 = ir.DataType.INT8
 
 
 def _same(n: NodeFacts) -> list[Info]:
@@ -277,16 +278,32 @@ def _routed(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), made), tensor(FLOAT, made), tensor(FLOAT, made)]
 
 
+def _ordered(n: NodeFacts) -> list[Info]:
+    """Of `WithOrder` and the elementwise ones of `QOrdered`: an order changes no shape."""
+    return [tensor(ir.DataType(n.int_("to", INT8.value)), n.input(0).shape)]
+
+
+def _ordered_product(n: NodeFacts) -> list[Info]:
+    """Of a product, and of attention, by the columns of the (first) weight."""
+    weight = n.shape(5 if n.op == "QOrderedAttention" else 2)
+    return [tensor(INT8, [*n.shape(0)[:-1], weight[-1]])]
+
+
 SAME = (
     "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
     " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
-    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE"
+    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
+    " LongformerAttention DecoderAttention"
 )
+ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization QOrderedLongformerAttention"
 DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
 
 RULES: dict[str, Rule] = {  # of the domain com.microsoft
     **infer_attention.RULES,
     **dict.fromkeys(SAME.split(), _same),
+    **dict.fromkeys(ORDERED.split(), _ordered),
+    "QOrderedMatMul": _ordered_product,
+    "QOrderedAttention": _ordered_product,
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "LayerNormalization": _layer_norm,
@@ -308,6 +325,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "AttnLSTM": _lstm,
     "MatMulNBits": _blocked_product,
     "MatMulNBitsQLoRA": _blocked_product,
+    "MatMulPacked": _blocked_product,
     "MatMulNBitsQkv": _blocked_qkv,
     "MatMulNBitsMlp": _blocked_mlp,
     "MatMulBnb4": _blocked_product,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -201,6 +202,95 @@ def test_low_rank_factors(rank: int) -> None:
     expected = base[2](x) + (up[2](down[2](x)) if rank else 0)
     attrs = {"K": 64, "N": 24}
     run("MatMulNBitsQLoRA", [x, *base[:2], *factors], attrs, [expected], initializers=set(range(1, 7)), rtol=1e-3)
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], F)
+HALF: dict[str, Any] = {"rtol": 5e-3, "atol": 5e-3}
+
+
+@pytest.mark.parametrize("columns, block", [(32, 16), (40, 16), (48, 128)])
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_by_float8(columns: int, block: int, narrow: bool, biased: bool) -> None:
+    x = floats(2, 3, columns).astype(np.float16)
+    weight = floats(5, columns, seed=1).astype(ml_dtypes.float8_e4m3fn)
+    scales = np.abs(floats(5, -(-columns // block), seed=2)) + F(0.1)
+    bias = floats(5, seed=3).astype(np.float16) if biased else None
+    step = np.array(0.05, F) if narrow else None
+    whole = weight.astype(F) * np.repeat(scales, block, 1)[:, :columns]
+    given = x.astype(F) if step is None else (x / step).astype(ml_dtypes.float8_e4m3fn).astype(F) * step
+    expected = (given @ whole.T).astype(np.float16) + (0 if bias is None else bias)
+    inputs = [x, weight, scales, step, bias]
+    run("MatMulBlockQuantizedFp8Weight", inputs, {"block_size": block}, [expected], initializers={1, 2}, **HALF)
+
+
+@pytest.mark.parametrize("columns, block", [(32, 16), (40, 16), (8, 4)])
+def test_a_product_by_float4(columns: int, block: int) -> None:
+    rng = np.random.default_rng(columns)
+    packed = rng.integers(0, 256, (5, columns // 2)).astype(np.uint8)
+    scales = np.abs(floats(5, -(-columns // block), seed=2)).astype(ml_dtypes.float8_e4m3fn)
+    numbers = np.stack([FP4[packed & 15], FP4[packed >> 4]], -1).reshape(5, columns)
+    whole = (numbers * F(0.3) * np.repeat(scales.astype(F), block, 1)[:, :columns]).astype(np.float16)
+    x, bias = floats(2, columns).astype(np.float16), floats(5, seed=3).astype(np.float16)
+    expected = (x.astype(F) @ whole.astype(F).T).astype(np.float16) + bias
+    inputs = [x, packed, scales.view(np.uint8), np.array(0.3, F), None, bias]
+    attrs = {"block_size": block}
+    run("MatMulBlockQuantizedFp4Weight", inputs, attrs, [expected], initializers={1, 2, 3, 5}, **HALF)
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("activation", ["NONE", "RELU", "GELU"])
+def test_a_product_of_narrow_floats(turned: int, activation: str) -> None:
+    a, b = (
+        floats(*s, seed=i).astype(ml_dtypes.float8_e4m3fn) for i, s in enumerate(((3, 4), (5, 4) if turned else (4, 5)))
+    )
+    c, scales = floats(3, 5, seed=3), [np.array(0.5, F), np.array(2.5, F)]
+    made = 0.7 * (a.astype(F) * scales[0]) @ ((b.T if turned else b).astype(F) * scales[1]) + 0.5 * c
+    erf = np.vectorize(math.erf)
+    made = {"NONE": made, "RELU": np.maximum(made, 0), "GELU": made * 0.5 * (1 + erf(made / math.sqrt(2)))}[activation]
+    attrs = {"alpha": 0.7, "beta": 0.5, "transB": turned, "activation": activation}
+    run("GemmFloat8", [a, b, c, *scales], attrs, [made.astype(F)])
+    text = refusal("GemmFloat8", [a, b, c, *scales, scales[0]], attrs, domain="com.microsoft")
+    assert "scaleY" in text
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_low_rank_mix_of_streams(before: bool, stored: bool) -> None:
+    branches, size, rank = 3, 4, 2
+    streams, scale = floats(2, 5, branches * size), floats(branches * size, seed=1)
+    down, up = floats(branches * size, rank, seed=2), floats(rank, branches * size, seed=3)
+    inject = floats(branches * size, branches, seed=4)
+    output, gate = (floats(2, 5, n, seed=n) for n in (size, branches))
+    split = streams.reshape(2, 5, branches, size)
+    total = split + gate[..., None] * output[..., None, :] if before else split
+    hn = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * scale.reshape(branches, size)
+    flat = hn.reshape(2, 5, -1)
+    inner = 1.5 * (flat @ down)
+    gates = sigmoid((inner * sigmoid(inner)) @ up).reshape(hn.shape)
+    expected = [0.5 * (hn * gates).sum(-2), sigmoid(flat @ inject / 2) * 3, total.reshape(streams.shape)]
+    attrs = {"num_branches": branches, "silu_alpha": 1.5, "reduction_scale": 0.5, "gate_div": 2.0, "gate_mul": 3.0}
+    inputs = [streams, scale, down, up, inject, *([output, gate] if before else [])]
+    ran = run("HyperConnectionLowRankMix", inputs, attrs, expected, initializers={1, 2, 3, 4} if stored else set())
+    assert not stored or ran.source.count("nn.Linear(") == 3
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def test_attention_of_one_query() -> None:
+    """What Attention computes on the CPU is the oracle."""
+    inputs = [floats(2, 1, 8), floats(8, 24, seed=1), floats(24, seed=2), np.ones((2, 4), I32), floats(2, 2, 2, 3, 4)]
+    attrs = {"num_heads": 2}
+    expected = run_node("Attention", inputs, attrs, outputs=2, domain="com.microsoft", rtol=1e-4, atol=1e-4).expected
+    run("DecoderMaskedSelfAttention", inputs, attrs, expected, initializers={1, 2})
+    text = refusal(
+        "DecoderMaskedSelfAttention", inputs, attrs | {"past_present_share_buffer": 1}, domain="com.microsoft"
+    )
+    assert "in CUDA" in text
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -37,9 +37,25 @@ SEARCH = (
     "generate from the decoder's own file, and search in Python",
 )
 DEVICE = "what it computes is compiled for one kind of device", "generate from the file before it was compiled"
-REFUSALS = {  # operators of onnxruntime that are programs of their own, and why
+BLOCKS = (
+    "its schema does not say how the bytes of its blocks lie, but refers to a paper, and onnxruntime has no kernel",
+    "generate from the file before it was quantised (or write a function for it: docs/EXTENDING.md)",
+)
+STATE = (
+    "it changes a state in memory that its caller owns, where its result must lie, too",
+    "generate from the model's file without it, and keep the state in Python",
+)
+SERVING = (
+    "it picks what attention reads while a model is served, from a state of past calls that it keeps",
+    "generate from a file that was exported without a cache",
+)
+REFUSALS = {  # operators of onnxruntime that are programs of their own, or whose bytes nobody describes, and why
     **dict.fromkeys("BeamSearch WhisperBeamSearch GreedySearch Sampling".split(), SEARCH),
     **dict.fromkeys("EPContext Snpe".split(), DEVICE),
+    **dict.fromkeys("ConvStateReplay GatedDeltaNetStateReplay SpeculativePrefixCommit".split(), STATE),
+    **dict.fromkeys("SparseAttentionIndexer PackedSparseAttentionIndexer".split(), SERVING),
+    **dict.fromkeys("PackedSparseAttentionIndexerMerge SparsePagedAttention".split(), SERVING),
+    **dict.fromkeys("QuantizeBFP DequantizeBFP".split(), BLOCKS),
 }
 
 

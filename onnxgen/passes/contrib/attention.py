@@ -36,14 +36,14 @@ def attention(
             raise Refused("its qkv_hidden_sizes are not three", "fix the file")
         if g.wants(1) and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
             raise Refused("the heads of its keys and values differ in size, and it has one cache", "fix the file")
-    operands = _projected(g, made, qkv_hidden_sizes)
+    operands = projected(g, made, qkv_hidden_sizes)
     return attended(
         g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
         scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
     )  # fmt: skip
 
 
-def _projected(g: Writer, made: ir.Value, sizes: list[int] | None) -> list[ir.Value]:
+def projected(g: Writer, made: ir.Value, sizes: list[int] | None) -> list[ir.Value]:
     """q, k and v, which lie side by side."""
     if sizes:
         return list(g.several(3, "Split", made, g.ints(*sizes), axis=-1))
@@ -59,7 +59,7 @@ def attended(
     `masks`: see `_padding`, and what is added to the scores. `like`: an input of the type of q; `batch`: one whose
     first axis is the batch.
     """
-    q, k, v = (_heads(g, x, heads) for x in operands)
+    q, k, v = (heads_of(g, x, heads) for x in operands)
     length: ir.Value | None = None
     if past is not None:
         caches = [g("Gather", past, g.constant(np.asarray(i, np.int64)), axis=0) for i in (0, 1)]
@@ -85,7 +85,7 @@ def multi_head_attention(
     if cache_indirection is not None:
         raise Refused("a search for several results mixes its caches", "export the model without the search")
     operands = _with_biases(g, _unpacked(g, query, key, value), bias)
-    q, k, v = (x if is_split else _heads(g, x, num_heads) for x, is_split in operands)
+    q, k, v = (x if is_split else heads_of(g, x, num_heads) for x, is_split in operands)
     length = None
     present = k, v
     if past_key is not None and past_value is not None and past_sequence_length is not None:
@@ -123,6 +123,23 @@ def decoder_masked_multi_head_attention(
         g, query, key, value, bias, mask_index, attention_bias, past_key, past_value,
         past_sequence_length if past_present_share_buffer else None, cache_indirection,
         num_heads=num_heads, mask_filter_value=mask_filter_value, scale=scale,
+    )  # fmt: skip
+
+
+@body("DecoderMaskedSelfAttention")
+def decoder_masked_self_attention(
+    g: Writer, input: ir.Value, weights: ir.Value, bias: ir.Value, mask_index: ir.Value | None, past: ir.Value,
+    attention_bias: ir.Value | None = None, past_sequence_length: ir.Value | None = None,
+    beam_width: ir.Value | None = None, cache_indirection: ir.Value | None = None, *,
+    num_heads: int, do_rotary: int = 0, mask_filter_value: float = -10000.0, past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+) -> Results:  # fmt: skip
+    """Attention of one query, after a cache that grows. onnxruntime has a kernel for GPUs only."""
+    if past_present_share_buffer or cache_indirection is not None:
+        raise Refused("the keys of its cache are in CUDA's own order", "export it with a cache that grows")
+    return attention(
+        g, input, weights, bias, mask_index, past, attention_bias, num_heads=num_heads, do_rotary=do_rotary,
+        mask_filter_value=mask_filter_value, scale=scale,
     )  # fmt: skip
 
 
@@ -175,7 +192,7 @@ def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
     return g("Slice", x, g.ints(start), g.ints(end), g.ints(axis))
 
 
-def _heads(g: Writer, x: ir.Value, heads: int) -> ir.Value:
+def heads_of(g: Writer, x: ir.Value, heads: int) -> ir.Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     if heads < 1:
         raise Refused(f"it has {heads} heads", "fix the file")
@@ -281,7 +298,7 @@ def packed_attention(
 ) -> ir.Value:  # fmt: skip
     """The same with its projections."""
     made = g("Add", g("MatMul", input, weights), bias)
-    q, k, v = _projected(g, made, qkv_hidden_sizes)
+    q, k, v = projected(g, made, qkv_hidden_sizes)
     return packed_multi_head_attention(
         g, q, k, v, None, token_offset, cumulative_sequence_length, attention_bias, num_heads=num_heads, scale=scale
     )
@@ -308,7 +325,7 @@ def packed_multi_head_attention(
                 raise Refused("its value is missing", "fix the file")
             size = (info(part).shape or (None,))[-1]
             operands.append((g("Unsqueeze", part, g.ints(0)), False, size))
-    q, k, v = (_heads(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))
+    q, k, v = (heads_of(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))
     places = g("Cast", g.range(None, g("Shape", query, start=0, end=1)), to=ir.DataType.INT32.value)
     begun = g("GreaterOrEqual", g("Unsqueeze", places, g.ints(1)), cumulative_sequence_length)
     number = g("ReduceSum", g("Cast", begun, to=ir.DataType.INT32.value), g.ints(1))

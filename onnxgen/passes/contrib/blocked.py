@@ -5,9 +5,12 @@ onnxruntime has kernels of these for GPUs only: what is written here follows the
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.activations import silu
+from onnxgen.passes.contrib.gated import rounded, size_of, widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.info import info
 
@@ -81,3 +84,55 @@ def matmul_nbits_qlora(
     sizes = {"block_size": lora_block_size, "bits": lora_bits}
     down = _product(g, X, lora_A, lora_A_scales, None, K=K, N=known[0][0], accuracy_level=accuracy_level, **sizes)
     return g("Add", made, _product(g, down, lora_B, lora_B_scales, None, K=known[0][0], N=N, **sizes))
+
+
+@body("MatMulBlockQuantizedFp8Weight")
+def matmul_block_quantized_fp8_weight(
+    g: Writer, A: ir.Value, B: ir.Value, b_scale: ir.Value, a_scale: ir.Value | None = None,
+    bias: ir.Value | None = None, *, block_size: int = 128,
+) -> ir.Value:  # fmt: skip
+    """A product by float8 numbers, of which `block_size` in a row have one scale; perhaps of float8 numbers, too."""
+    x = widened(g, A)
+    if a_scale is not None:
+        scaled = g.detached(g("Div", x, a_scale), 1)
+        small = g("Cast", scaled, to=ir.DataType.FLOAT8E4M3FN.value)
+        x = g.detached(g("Mul", g("Cast", small, to=ir.DataType.FLOAT.value), a_scale), 1)
+    scales = _by_column(g, b_scale, size_of(B, 1), block_size)
+    weight = g("Mul", g("Cast", B, to=ir.DataType.FLOAT.value), scales)
+    made = rounded(g, g("MatMul", x, g("Transpose", weight, perm=[1, 0])), A)
+    return made if bias is None else g("Add", made, bias)
+
+
+@body("MatMulBlockQuantizedFp4Weight")
+def matmul_block_quantized_fp4_weight(
+    g: Writer, A: ir.Value, B: ir.Value, weight_scale: ir.Value, weight_scale_2: ir.Value,
+    input_scale: ir.Value | None = None, bias: ir.Value | None = None, *, block_size: int = 16,
+) -> ir.Value:  # fmt: skip
+    """A product by numbers of 4 bits (E2M1), two in a byte; their scales are float8 numbers (E4M3), as bytes."""
+    four = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    eight = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    halves = [g("BitwiseAnd", B, _byte(g, 15)), g("BitShift", B, _byte(g, 4), direction="RIGHT")]
+    nibbles = g("Concat", *(g("Unsqueeze", half, g.ints(-1)) for half in halves), axis=-1)
+    numbers = _looked_up(g, np.concatenate([four, -four]), g("Reshape", nibbles, g.ints(0, -1)))
+    scales = _by_column(g, _looked_up(g, eight, weight_scale), 2 * size_of(B, 1), block_size)
+    weight = rounded(g, g("Mul", g("Mul", numbers, weight_scale_2), scales), A)
+    made = g("MatMul", A, g("Transpose", weight, perm=[1, 0]))
+    return made if bias is None else g("Add", made, bias)
+
+
+def _byte(g: Writer, number: int) -> ir.Value:
+    return g.constant(np.asarray(number, np.uint8))
+
+
+def _looked_up(g: Writer, table: np.ndarray[tuple[int, ...], np.dtype[np.float32]], at: ir.Value) -> ir.Value:
+    """The numbers of a table that bytes stand for."""
+    return g("Gather", g.constant(table), g("Cast", at, to=ir.DataType.INT64.value))
+
+
+def _by_column(g: Writer, scales: ir.Value, columns: int, block_size: int) -> ir.Value:
+    """A scale for each column, of [rows, blocks]."""
+    if block_size < 1:
+        raise Refused("its block_size is not positive", "fix the file")
+    wide = g("Expand", g("Unsqueeze", scales, g.ints(-1)), g.ints(1, 1, block_size))
+    flat = g("Reshape", wide, g.ints(0, -1))
+    return flat if columns % block_size == 0 else g("Slice", flat, g.ints(0), g.ints(columns), g.ints(1))

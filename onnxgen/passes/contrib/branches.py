@@ -103,3 +103,38 @@ def hyper_connection_post_mix(
         x = g("MatMul", g("Transpose", widened(g, stream_mix), perm=turned), x)
     added = g("Mul", gate, g("Unsqueeze", widened(g, block_output), g.ints(-2)))
     return _joined(g, g("Add", x, added), streams, num_branches)
+
+
+@body("HyperConnectionLowRankMix")
+def hyper_connection_low_rank_mix(
+    g: Writer, streams: ir.Value, norm_scale: ir.Value, down_weight: ir.Value, up_weight: ir.Value,
+    inject_weight: ir.Value, prev_block_output: ir.Value | None = None, prev_post_gate: ir.Value | None = None, *,
+    num_branches: int, gate_mul: float = 1.0, gate_div: float = 1.0, silu_alpha: float = 1.0,
+    reduction_scale: float = 1.0, epsilon: float = 1e-5,
+) -> list[ir.Value]:  # fmt: skip
+    """The gated sum of streams that a block takes, and the gates of what it gives; a network of low rank makes them.
+
+    onnxruntime has a kernel for GPUs only. As its documentation says, each step is rounded to the inputs' type.
+    """
+
+    def step(op: str, *inputs: ir.Value) -> ir.Value:
+        made = rounded(g, g(op, *(widened(g, x) for x in inputs)), streams)
+        return g.like(made, streams)
+
+    def scaled(x: ir.Value, factor: float) -> ir.Value:
+        return x if factor == 1.0 else step("Mul", x, g.constant(np.asarray(factor, np.float32)))
+
+    total = streams
+    if prev_block_output is not None and prev_post_gate is not None:
+        total = hyper_connection_post_mix(g, streams, prev_block_output, prev_post_gate, num_branches=num_branches)
+        g.like(total, streams)
+    normed = branchwise_rms_norm(g, total, norm_scale, num_branches=num_branches, epsilon=epsilon)
+    g.like(normed, streams)
+    inner = scaled(step("MatMul", normed, down_weight), silu_alpha)
+    hidden = step("Mul", inner, step("Sigmoid", inner))
+    gates = step("Sigmoid", step("MatMul", hidden, up_weight))
+    given = hyper_connection_pre_mix(g, normed, gates, num_branches=num_branches, reduction_scale=reduction_scale)
+    inject = step("MatMul", normed, inject_weight)
+    if gate_div != 1.0:
+        inject = step("Div", inject, g.constant(np.asarray(gate_div, np.float32)))
+    return [given, scaled(step("Sigmoid", inject), gate_mul), total]

@@ -37,6 +37,14 @@ def size_of(x: ir.Value, axis: int) -> int:
     return size
 
 
+def flag_of(x: ir.Value, what: str) -> bool:
+    """What the file says of a truth value that decides which nodes there are. Raises `Refused` where it does not."""
+    known = info(x).constant
+    if known is None or known.size != 1:
+        raise Refused(f"{what} is known only when it runs", "store in the file what tells it")
+    return bool(known.item())
+
+
 def plain_rms_norm(g: Writer, x: ir.Value, size: int, epsilon: float) -> ir.Value:
     """RMSNormalization over the last axis in float32, by ones that nobody trains."""
     made = g("RMSNormalization", x, g.constant(np.ones(size, np.float32)), axis=-1, epsilon=epsilon)

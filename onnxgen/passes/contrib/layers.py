@@ -5,8 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.activations import activated
+from onnxgen.passes.contrib.gated import widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.propagate.info import info
+
+ACTIVATIONS_OF_GEMM = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
 
 
 @body("FusedConv")
@@ -134,3 +137,25 @@ def conv_transpose_with_dynamic_pads(
     after = g("Slice", Pads, g.ints(n), g.ints(2 * n))
     ends = g("Sub", g("Shape", made, start=2), after)
     return g("Slice", made, before, ends, g.ints(*range(2, n + 2)))
+
+
+@body("GemmFloat8")
+def gemm_float8(
+    g: Writer, A: ir.Value, B: ir.Value, C: ir.Value | None = None, scaleA: ir.Value | None = None,
+    scaleB: ir.Value | None = None, scaleY: ir.Value | None = None, *,
+    activation: str = "NONE", alpha: float = 1.0, beta: float = 0.0, dtype: int = 1, transA: int = 0, transB: int = 0,
+) -> ir.Value:  # fmt: skip
+    """A Gemm of narrow floats, in float32. onnxruntime has a kernel for GPUs only."""
+    if scaleY is not None:
+        raise Refused("its result is scaled, and its documentation does not say how", "leave scaleY out")
+    kind = ACTIVATIONS_OF_GEMM.get(activation)
+    if kind is None:
+        raise Refused("its activation is none of RELU, GELU and NONE", "fix the file")
+    operands = []
+    for x, scale in ((A, scaleA), (B, scaleB)):
+        wide = widened(g, x)
+        operands.append(wide if scale is None else g("Mul", wide, scale))
+    added = None if C is None or beta == 0.0 else widened(g, C)
+    made = g("Gemm", *operands, added, alpha=alpha, beta=beta or 1.0, transA=transA, transB=transB)
+    made = g(kind, made) if kind else made
+    return made if dtype == ir.DataType.FLOAT else g("Cast", made, to=dtype)

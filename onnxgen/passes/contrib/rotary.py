@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.passes.contrib.gated import flag_of, size_of, widened
+from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
+from onnxgen.propagate.info import Info, info, set_info
 
+BFLOAT16 = ir.DataType.BFLOAT16
 SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
 
 
@@ -62,14 +64,60 @@ def _embedded(
         if not num_heads and not isinstance(size, int):
             raise Refused("its number of heads is unknown", SIZES)
         x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
-    angles = [g("Unsqueeze", table, g.ints(2 if rank == 3 else 1)) for table in tables]
+    made = _turned(g, x, tables, 2 if rank == 3 else 1, interleaved, rotary_embedding_dim)
+    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
+
+
+def _turned(
+    g: Writer, x: ir.Value, tables: list[ir.Value], axis: int, interleaved: int, rotary_embedding_dim: int
+) -> ir.Value:
+    """The first elements of each head turned; heads are an `axis` of four."""
+    cos, sin = (g("Unsqueeze", table, g.ints(axis)) for table in tables)
     rest = None
     if rotary_embedding_dim:
         rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
         x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
-    made = _pairs(g, x, angles[0], angles[1]) if interleaved else _halves(g, x, angles[0], angles[1])
-    made = made if rest is None else g("Concat", made, rest, axis=-1)
-    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
+    made = _pairs(g, x, cos, sin) if interleaved else _halves(g, x, cos, sin)
+    return made if rest is None else g("Concat", made, rest, axis=-1)
+
+
+@body("RMSNormRotary")
+def rms_norm_rotary(
+    g: Writer, X: ir.Value, scale: ir.Value, position_ids: ir.Value, cosine: ir.Value, sine: ir.Value,
+    prefill_numerics: ir.Value | None = None, *, rotary_embedding_dim: int, epsilon: float = 1e-6,
+    flatten_batch: int = 0, input_start: int = 0, input_width: int = 0, output_fp16: int = 0,
+    use_fp32_arithmetic: int = 1,
+) -> list[ir.Value | None]:  # fmt: skip
+    """RMSNormalization of heads (or of a slice of each), whose first elements are turned then.
+
+    onnxruntime has a kernel for GPUs only. Where nothing but bfloat16 goes in and out, what is between is bfloat16,
+    too. Its documentation leaves open which elements are turned: the first, as RotaryEmbedding's attribute of that name
+    has it; and how it computes without `prefill_numerics`: as if that were 0.
+    """
+    heads, width, stride = size_of(X, 2), size_of(scale, 0), size_of(X, 3)
+    if input_start < 0 or (input_width or stride) != width or input_start + width > stride:
+        raise Refused(f"its scale has {width} elements, and its slice others", "fix the file")
+    x = widened(g, X)
+    if width != stride:
+        x = g("Slice", x, g.ints(input_start), g.ints(input_start + width), g.ints(3))
+    normed = g("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
+    set_info(normed, Info(FLOAT))
+    is_coarse = is_narrow = not output_fp16 and all(info(v).dtype == BFLOAT16 for v in (X, cosine))
+    if is_narrow:
+        normed = g.like(g("Cast", normed, to=BFLOAT16.value), X)
+        is_coarse = not use_fp32_arithmetic
+        is_coarse |= prefill_numerics is not None and flag_of(prefill_numerics, "whether it computes as for a prompt")
+    x, *caches = (v if is_coarse else widened(g, v) for v in (normed, cosine, sine))
+    if info(position_ids).shape == (1, 1):
+        position_ids = g("Reshape", position_ids, g.ints(1))
+        set_info(position_ids, Info(ir.DataType.INT64, (1,)))
+    places = _positions(g, position_ids, X, 1)
+    tables = [g.detached(g("Gather", cache, places)) for cache in caches]
+    made = _turned(g, x, tables, 2, 0, rotary_embedding_dim)
+    if not is_coarse:
+        made = g("Cast", made, to=(ir.DataType.FLOAT16 if output_fp16 else BFLOAT16).value)
+    made = g("Reshape", made, g.ints(0, 0, -1))
+    return [g("Reshape", made, g.ints(1, -1, heads * width)) if flatten_batch else made, widened(g, normed)]
 
 
 def _positions(g: Writer, position_ids: ir.Value, input: ir.Value, axis: int) -> ir.Value:

@@ -109,9 +109,9 @@ class Writer:
         first = self.constant(np.asarray(0, np.int64)) if start is None else self("Squeeze", start, self.ints(0))
         return self("Range", first, self("Squeeze", end, self.ints(0)), self.constant(np.asarray(1, np.int64)))
 
-    def detached(self, value: ir.Value) -> ir.Value:
-        """A written value of stored numbers that nobody trains: tables of sines, say."""
-        self.written[-1].meta[BLOCKED] = {0}
+    def detached(self, value: ir.Value, index: int = 0) -> ir.Value:
+        """The value written last, of which nobody trains an input that is stored: tables of sines, say."""
+        self.written[-1].meta[BLOCKED] = {index}
         return value
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:

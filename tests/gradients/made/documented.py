@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tests.gradients.cases import Case
@@ -17,6 +18,15 @@ def cases() -> Iterator[Case]:
     yield from _biases()
     yield from _products()
     yield from _blocks()
+    yield from _narrow()
+    yield from _streams()
+    yield from _one_query()
+    yield from _projected()
+    x, angles, places = floats(1, 2, 2, 6).astype(np.float16), between(0, 6, 4, 2), np.array([[1, 3]])
+    attrs = {"rotary_embedding_dim": 4, "input_start": 1, "input_width": 5, "output_fp16": 1, "outputs": 2}
+    for stored in ([], [1]):
+        inputs = x, floats(5), places, np.cos(angles), np.sin(angles)
+        yield fused("RMSNormRotary", *inputs, stored=stored, **attrs)
 
 
 def _padding() -> Iterator[Case]:
@@ -72,3 +82,54 @@ def _blocks() -> Iterator[Case]:
     yield fused("SparseAttention", q, k, v, *past, *blocks, *counts, **attrs)
     turned = [np.cos(angles), np.sin(angles)]
     yield fused("SparseAttention", q, k, v, *past, *blocks, *counts, *turned, do_rotary=1, **attrs)
+
+
+def _narrow() -> Iterator[Case]:
+    """Products by floats of 8 and 4 bits, which are no weights; their scales are."""
+    x, bias, step = floats(2, 16), floats(3, seed=1), np.array(0.7, np.float32)
+    small = floats(3, 16, seed=1).astype(ml_dtypes.float8_e4m3fn)
+    scales = between(0.5, 1.5, 3, 2, seed=2)
+    for stored in ([], [2, 4]):
+        inputs = x, small, scales, None, bias
+        yield fused("MatMulBlockQuantizedFp8Weight", *inputs, block_size=8, stored=[*stored, 1])
+    packed = np.random.default_rng(0).integers(0, 256, (3, 8), np.uint8)
+    bytes_ = between(0.5, 1.5, 3, 1).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    for stored in ([], [3, 5]):
+        inputs = x, packed, bytes_, step, None, bias
+        yield fused("MatMulBlockQuantizedFp4Weight", *inputs, stored=[*stored, 1, 2])
+    factors = [np.array(s, np.float32) for s in (0.5, 1.5)]
+    for activation in ("NONE", "GELU"):
+        inputs = x, floats(16, 3), floats(2, 3, seed=3), *factors
+        yield fused("GemmFloat8", *inputs, activation=activation, alpha=0.7, beta=0.5)
+
+
+def _streams() -> Iterator[Case]:
+    inputs = [floats(2, 6), floats(6), floats(6, 2), floats(2, 6, seed=1), floats(6, 3)]
+    before = [floats(2, 2, seed=2), floats(2, 3, seed=3)]
+    attrs = {"silu_alpha": 1.5, "reduction_scale": 0.5, "gate_div": 2.0, "gate_mul": 3.0}
+    for more, stored in ((before, []), ([], [1, 2, 3, 4])):
+        kwargs = {"num_branches": 3, "outputs": 3, "stored": stored, **attrs}
+        yield fused("HyperConnectionLowRankMix", *inputs, *more, **kwargs)
+
+
+def _one_query() -> Iterator[Case]:
+    inputs = [floats(1, 1, 4), floats(4, 12), floats(12), np.ones((1, 3), np.int32), floats(2, 1, 2, 2, 2)]
+    for stored in ([], [1, 2]):
+        more = floats(1, 2, 1, 3), ints(2, dtype="int32")
+        yield fused("DecoderMaskedSelfAttention", *inputs, *more, num_heads=2, outputs=2, stored=stored)
+
+
+def _projected() -> Iterator[Case]:
+    """Longformer's attention, whose first token is global and whose last is masked; and that of a decoder."""
+    flags, last = np.array([[1, 0, 0, 0]], np.int32), np.array([[0, 0, 0, -10000]], np.float32)
+    inputs = floats(1, 4, 4), floats(4, 12), floats(12), last, floats(4, 12, seed=1), floats(12, seed=1), flags
+    for stored in ([3], [1, 2, 3, 4, 5]):
+        yield fused("LongformerAttention", *inputs, num_heads=2, window=1, stored=stored)
+    yield fused("LongformerAttention", *inputs[:3], last / 10000, *inputs[4:], num_heads=2, window=1)
+    given = floats(1, 2, 4), floats(3, 2, 4), floats(4, 4), floats(4, 8), floats(12)
+    hidden, caches = np.array([[False, True], [False, False]]), [floats(2, 2, 1, 2, seed=s) for s in (1, 2)]
+    for static, past, stored in ((False, True, []), (True, False, []), (True, True, []), (False, True, [2, 3, 4])):
+        states = [np.array([flag]) for flag in (static, past, True, not static)]
+        kwargs = {"num_heads": 2, "outputs": 3, "stored": [*stored, 8, 9, 10, 11]}
+        mask, kept = None if static else hidden, caches if past else [None, None]
+        yield fused("DecoderAttention", *given, mask, *kept, *states, **kwargs)

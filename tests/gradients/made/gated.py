@@ -82,3 +82,8 @@ def _recurrences() -> Iterator[Case]:
     taken = floats(4, 1, 2), floats(4, 1, 2), floats(4, 2, 2), None, floats(4, 2), floats(4, 2), state
     counts = ints(1, 2, dtype="int32")
     yield fused("GatedDeltaNet", *taken, None, None, counts, state_update_capacity=2, outputs=3)
+    convolution = floats(2, 8, 3), floats(2, 2, 2, 2), floats(8, 4), floats(8)
+    terms = between(0.1, 1, 2), between(-1, -0.1, 2), floats(2), floats(4), ints(1, dtype="int32")
+    for stored in ([], [3, 4, 5, 6, 7, 8]):
+        attrs = {"heads": 2, "n_groups": 1, "head_dim": 2, "d_state": 2, "outputs": 5, "stored": stored}
+        yield fused("Mamba2Verify", floats(3, 14), *convolution, *terms, **attrs)
