@@ -46,6 +46,8 @@ FLAT_INPUTS = {
     "RotaryEmbedding": {1, 2, 3},
     "GroupQueryAttention": {5, 6, 7, 8, 9},
     "SparseAttention": {5, 6, 7, 8, 9, 10},
+    "PagedAttention": {5, 6, 7, 8, 9, 10, 16},
+    "DynamicSparseAttention": {7, 8, 9, 10, 11, 12, 13, 17},
     "MatMulNBits": {1, 2, 3, 4},
     "MatMulBnb4": {1, 2},
     "TreeEnsemble": {0},

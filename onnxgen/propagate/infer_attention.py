@@ -66,6 +66,21 @@ def _sparse_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*x[:2], size * n.int_("num_heads")]), *(tensor(n.dtype(0), n.shape(i)) for i in (3, 4))]
 
 
+def _paged_attention(n: NodeFacts) -> list[Info]:
+    """The pages keep their sizes; values may be the first elements of keys."""
+    q, heads = n.shape(0), n.int_("num_heads")
+    size = floordiv(q[1], heads if n.has(1) else heads + 2 * n.int_("kv_num_heads"))
+    size = n.int_("v_head_size") or size
+    caches = [tensor(n.dtype(i), n.shape(i)) for i in (3, 4) if n.has(i)]
+    return [tensor(n.dtype(0), [q[0], size * heads]), *caches]
+
+
+def _dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
+    found = _group_query_attention(n)[:3]
+    dtype = ir.DataType.BFLOAT16 if n.int_("output_bf16") else n.dtype(0)
+    return [tensor(dtype, found[0].shape), *found[1:]]
+
+
 def _causal_conv(n: NodeFacts) -> list[Info]:
     """The state is as long as the convolution looks back."""
     shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
@@ -117,6 +132,8 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
     "SparseAttention": _sparse_attention,
+    "PagedAttention": _paged_attention,
+    "DynamicSparseAttention": _dynamic_sparse_attention,
     "CausalConvWithState": _causal_conv,
     "VarlenCausalConvWithState": _packed_conv,
     "LinearAttention": _linear_attention,
