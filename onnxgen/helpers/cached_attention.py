@@ -255,6 +255,12 @@ def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) ->
     return seen[:, :keys].view(*places.shape, keys).unsqueeze(1)
 
 
+def row_mask(mask: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """A mask [tokens, 1, keys] for the keys of all rows, one row after the other: a token sees those of its own."""
+    own = torch.arange(batch, device=rows.device)[:, None] == rows[:, None, None]
+    return (mask & own).flatten(1)
+
+
 def shown_attention(
     q: Tensor,
     k: Tensor,

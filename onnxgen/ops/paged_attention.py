@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from onnxgen.ops.builder import Builder
 
 CACHES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
+FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
+MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for source in ("main", "auxiliary")}
 
 
 @op("PagedAttention", domain=MICROSOFT)
@@ -38,33 +41,122 @@ def paged_attention(
 
     Values may be the first elements of the keys (LATENT, multi-head latent attention: DeepSeek-AI 2024).
     """
-    _check(b, num_heads, kv_num_heads, local_window_size)
-    if (kv_cache_layout == "LATENT") != (value_cache is None) or value_cache is None and (key is None or not scale):
+    is_latent = value_cache is None
+    if (kv_cache_layout == "LATENT") != is_latent or is_latent and (key is None or value is not None or not scale):
         raise b.error("its kv_cache_layout contradicts its inputs, or its scale is missing", "fix the file")
-    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)][: 1 if value_cache is None else 2]
-    caches = [cache for cache in (key_cache, value_cache) if cache is not None]
-    for cache, (_, kind, _) in zip(caches, types):
-        if cache.dtype not in CACHES or (cache.dtype == ir.DataType.INT8) != (kind != "NONE"):
-            raise b.error("its cache is of 4 bits or of float8", "export it with a cache of float16 or int8")
-    q, k, *more = _of_tokens(b, query, key, None if value_cache is None else value, num_heads, kv_num_heads)
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
+    q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, new[0] = at.rotated(b, (q, new[0]), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    (k, *more), pages = at.written(b, new, (key_cache, value_cache), types, slot_mapping)
+    v = more[0] if more else b("k[..., :n]", k=k, n=v_head_size) if v_head_size else k
+    y = _shown(b, (q, k, v), at.mask(b, local_window_size, is_causal), scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@op("SparsePagedAttention", domain=MICROSOFT)
+def sparse_paged_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
+    cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, slot_mapping: Arg | None,
+    selected_indices: Arg, selected_counts: Arg, auxiliary_key: Arg | None = None, auxiliary_value: Arg | None = None,
+    auxiliary_lengths: Arg | None = None, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    head_sink: Arg | None = None, q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None,
+    k_scale: Arg | None = None, v_scale: Arg | None = None, attention_metadata: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, attention_mode: str = "selected_only",
+    auxiliary_cache_layout: str = "contiguous", auxiliary_kv_shared: int = 0, do_rotary: int = 0, is_causal: int = 1,
+    k_quant_type: str = "NONE", local_window_size: int = -1, qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0, selected_kv_source: str = "main",
+    softcap: float = 0.0, v_quant_type: str = "NONE",
+) -> list[ast.expr | None]:  # fmt: skip
+    """PagedAttention to the keys that were selected, perhaps of a second cache, and perhaps to the last ones, too.
+
+    A key that is both counts once: so says onnxruntime's kernel (contrib_ops/cuda/bert/sparse_paged_attention_impl.cu).
+    """
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    others = auxiliary_key, auxiliary_key if auxiliary_kv_shared else auxiliary_value, auxiliary_lengths
+    is_main, is_local = selected_kv_source == "main", attention_mode == "local_plus_selected"
+    if (attention_mode, selected_kv_source) not in MODES or auxiliary_cache_layout != "contiguous":
+        raise b.error("its attention_mode, selected_kv_source or layout are none that it can have", "fix the file")
+    if not is_main and None in others:
+        raise b.error("its second cache is missing", "fix the file")
+    q, k, v = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
     q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
-    starts, past = cumulative_sequence_length, past_seqlens
-    table = b.let(b("t.masked_fill(t >= c.shape[0], -1)", t=block_table, c=key_cache), "pages")
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, k = at.rotated(b, (q, k), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    kv, pages = at.written(b, [k, v], (key_cache, value_cache), types, slot_mapping)
+    seen, k, v = _selection(b, at, kv, None if is_main else others, (selected_indices, selected_counts), is_causal)
+    if is_local:
+        near = b.let(at.mask(b, local_window_size, is_causal), "near")
+        seen = b("x | y", x=near, y=seen) if is_main else b("torch.cat([x, y], -1)", x=near, y=seen)
+        k, v = (k, v) if is_main else [b("torch.cat([x, y], 2)", x=x, y=y) for x, y in zip(kv, (k, v))]
+    y = _shown(b, (q, k, v), seen, scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@dataclass
+class _Places:
+    """Of packed tokens: their rows, their places in those, and the table of the rows' pages, of so many entries."""
+
+    starts: Arg
+    past: Arg
+    table: ast.expr
+    rows: ast.expr
+    places: ast.expr
+    entries: ast.expr
+
+    def rotated(
+        self, b: Builder, operands: tuple[ast.expr, ast.expr], cos: Arg | None, sin: Arg | None, interleaved: int,
+        start: int,
+    ) -> list[ast.expr]:  # fmt: skip
+        return rotated(b, operands, b("p[None]", p=self.places), cos, sin, bool(interleaved), start)
+
+    def written(
+        self, b: Builder, new: list[ast.expr], caches: Sequence[Arg | None], types: Sequence[Quantised], slots: Any
+    ) -> tuple[list[ast.expr], list[ast.expr]]:
+        """What the pages of all rows have when new keys and values are written into them; and the new pages."""
+        pages: list[ast.expr] = []
+        if slots is None:
+            slots = b.let(b.call("page_slots", self.table, self.rows, self.places, self.entries), "slots")
+        for cache, x, kind in zip(caches, stored(b, new, types), types):
+            if cache is None or cache.dtype not in CACHES or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE"):
+                raise b.error("its cache is of 4 bits or of float8", "export it with a cache of float16 or of int8")
+            pages.append(b.let(b.call("write_slots", cache, slots, x), "cache"))
+        kept = [b.let(b.call("read_pages", p, self.table), name) for p, name in zip(pages, "kv")]
+        return read(b, kept, types), pages
+
+    def mask(self, b: Builder, window: int = -1, is_causal: int = 1) -> ast.expr:
+        at = self.starts, self.past, self.table, self.rows, self.places, self.entries
+        options = {"window": unless(window, -1), "is_causal": unless(bool(is_causal), True)}
+        return b.call("page_mask", *at, **options)
+
+
+def _places(b: Builder, q: ast.expr, cache: Arg, starts: Arg, past: Arg, table: Arg) -> _Places:
     rows = b.let(b("token_rows(s, q.shape[2])", s=starts, q=q), "rows")
     places = b.let(b.call("token_places", starts, past, rows), "positions")
-    if do_rotary:
-        at = b("p[None]", p=places)
-        q, k = rotated(b, (q, k), at, cos_cache, sin_cache, bool(rotary_interleaved), rotary_offset)
-    entries = b("c.shape[1]", c=key_cache)
-    slots = b.let(b.call("page_slots", table, rows, places, entries), "slots") if slot_mapping is None else slot_mapping
-    new = stored(b, [k, *more], types)
-    pages = [b.let(b.call("write_slots", cache, slots, x), "cache") for cache, x in zip(caches, new)]
-    kv = read(b, [b.let(b.call("read_pages", p, table), name) for p, name in zip(pages, "kv")], types)
-    window, is_causal_ = unless(local_window_size, -1), unless(bool(is_causal), True)
-    shown = b.call("page_mask", starts, past, table, rows, places, entries, window=window, is_causal=is_causal_)
-    v = kv[1] if len(kv) > 1 else b("k[..., :n]", k=kv[0], n=v_head_size) if v_head_size else kv[0]
-    y = _shown(b, (q, kv[0], v), shown, scale, softcap, head_sink)
-    return [b("y.squeeze(0).transpose(0, 1).flatten(1)", y=y), *pages]
+    pages = b.let(b("t.masked_fill(t >= c.shape[0], -1)", t=table, c=cache), "pages")
+    return _Places(starts, past, pages, rows, places, b("c.shape[1]", c=cache))
+
+
+def _selection(
+    b: Builder, at: _Places, kv: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg],
+    is_causal: int,
+) -> list[ast.expr]:  # fmt: skip
+    """Which keys were selected of each token's row, of the pages or of a second cache; these keys, and their values."""
+    rows, batch = at.rows, b("t.shape[0]", t=at.table)
+    keys = b("k.shape[2] // n", k=kv[0], n=batch) if others is None else b("k.shape[1]", k=others[0])
+    seen = b.let(b.call("selected_mask", *chosen, rows, keys), "seen")
+    if others is None:
+        mask = b.call("row_mask", seen, rows, batch)
+        return [b("x & y", x=mask, y=at.mask(b, is_causal=is_causal)), *kv]
+    inside = b("x & window_mask(m[r, None] - 1, n).squeeze(1)", x=seen, m=others[2], r=rows, n=keys)
+    wide = "x.flatten(0, 1).transpose(0, 1).expand(k.shape[1], -1, -1).unsqueeze(0)"
+    more = [b.let(b(wide, x=x, k=kv[0]), name) for x, name in zip(others, "kv")]
+    return [b.call("row_mask", inside, rows, batch), *more]
 
 
 def _check(b: Builder, heads: int, shared: int, window: int) -> None:

@@ -47,6 +47,7 @@ FLAT_INPUTS = {
     "GroupQueryAttention": {5, 6, 7, 8, 9},
     "SparseAttention": {5, 6, 7, 8, 9, 10},
     "PagedAttention": {5, 6, 7, 8, 9, 10, 16},
+    "SparsePagedAttention": {5, 6, 7, 8, 9, 10, 13, 14, 15, 21},
     "DynamicSparseAttention": {7, 8, 9, 10, 11, 12, 13, 17},
     "MatMulNBits": {1, 2, 3, 4},
     "MatMulBnb4": {1, 2},

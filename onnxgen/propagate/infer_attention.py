@@ -133,6 +133,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "GroupQueryAttention": _group_query_attention,
     "SparseAttention": _sparse_attention,
     "PagedAttention": _paged_attention,
+    "SparsePagedAttention": _paged_attention,
     "DynamicSparseAttention": _dynamic_sparse_attention,
     "CausalConvWithState": _causal_conv,
     "VarlenCausalConvWithState": _packed_conv,

@@ -64,7 +64,19 @@ def paged(q: Any, k: Any, v: Any, caches: Any, attrs: dict[str, Any], given: dic
     for t, (b, p) in enumerate(tokens):
         last = p if attrs.get("is_causal", 1) else PAST[b] + NEW[b] - 1
         seen = [j for j in range(last + 1) if TABLE[b, j // ENTRIES] >= 0 and (window < 0 or j > p - window)]
-        keys, values = (np.stack([r[TABLE[b, j // ENTRIES], j % ENTRIES] for j in seen], 1) for r in read)
+        others: list[Any] = [[], []]
+        if "chosen" in given:
+            chosen = given["chosen"][0][t, : given["chosen"][1][t]]
+            seen = seen if attrs["attention_mode"] == "local_plus_selected" else []
+            if "others" in given:
+                others = [[o[b, j] for j in chosen if j < given["lengths"][b]] for o in given["others"]]
+            else:
+                seen = sorted({*seen, *(j for j in chosen if j <= last)})
+        if not seen and not others[0]:
+            rows.append(np.zeros(q[t].size))
+            continue
+        found = ([*(r[TABLE[b, j // ENTRIES], j % ENTRIES] for j in seen), *o] for r, o in zip(read, others))
+        keys, values = (np.stack([np.broadcast_to(x, (k.shape[1], x.shape[1])) for x in kv], 1) for kv in found)
         keys, values = (x.repeat(q.shape[1] // x.shape[0], 0) for x in (keys, values))
         scores = np.einsum("hd,hjd->hj", q[t], keys) * (attrs.get("scale") or 1 / math.sqrt(q.shape[2]))
         cap = attrs.get("softcap")
@@ -77,6 +89,8 @@ def paged(q: Any, k: Any, v: Any, caches: Any, attrs: dict[str, Any], given: dic
 @pytest.mark.parametrize("asked", [
     "", "packed", "slots", "rotary", "rotary offset interleaved", "norms rotary packed", "sink softcap", "window",
     "free", "free window", "int8", "int8 channel rotary", "latent", "latent rotary offset scale", "scale",
+    "chosen", "chosen window", "chosen local int8 sink", "chosen free slots", "chosen second", "chosen second shared",
+    "chosen second window softcap", "chosen second local rotary packed", "chosen second one int8 norms",
 ])  # fmt: skip
 def test_pages(asked: str) -> None:
     heads, shared, size = (2, 1, 16) if "latent" in asked else (4, 2, 8 if "offset" not in asked else 16)
@@ -107,6 +121,17 @@ def test_pages(asked: str) -> None:
     attrs |= {"is_causal": 0} if "free" in asked else {}
     attrs |= {"softcap": 1.5} if "softcap" in asked else {}
     attrs |= {"scale": 0.2} if "scale" in asked else {}
+    if "chosen" in asked:
+        is_local = "window" in asked or "local" in asked
+        attrs |= {"attention_mode": "local_plus_selected" if is_local else "selected_only"}
+        given["chosen"] = [
+            np.array([[0, 4, 2], [1, -1, -1], [-1] * 3, [0, 1, -1], [2, 0, 1], [0, 3, 1], [4, 0, 2]], I32)
+        ]
+        given["chosen"] += [np.array([3, 1, 0, 2, 3, 3, 2], I32)]
+    if "second" in asked:
+        both = [floats(3, 5, 1 if "one" in asked else shared, size, seed=s).astype(half) for s in (12, 13)]
+        given |= {"others": [both[0]] * 2 if "shared" in asked else both, "lengths": np.array([5, 1, 3], I32)}
+        attrs |= {"selected_kv_source": "auxiliary", "auxiliary_kv_shared": int("shared" in asked)}
     by_channel = (
         dict(given, scales=[s.reshape(-1, size) if s.size > 1 else s for s in given["scales"]])
         if "int8" in asked
@@ -122,9 +147,22 @@ def test_pages(asked: str) -> None:
     )
     starts = np.array([0, *np.cumsum(NEW)], I32)
     inputs = [*flat, caches[0], None if "latent" in asked else caches[1], starts, np.array(PAST, I32), TABLE]
-    inputs += [*given.get("tables", [None] * 2), given.get("slots"), given.get("sink"), *given.get("norms", [None] * 2)]
-    inputs += [*given.get("scales", [None] * 2), np.array([4, 6], I32)]
-    run("PagedAttention", inputs, attrs, expected, dynamic="sink" in asked or "packed" in asked, **HALF)
+    tables, slots = given.get("tables", [None] * 2), [given.get("slots")]
+    if "chosen" in given:
+        others = (
+            [given["others"][0], None if "shared" in asked else given["others"][1]] if "others" in given else [None] * 2
+        )
+        inputs += [*slots, *given["chosen"], *others, given.get("lengths"), *tables]
+    else:
+        inputs += [*tables, *slots]
+    inputs += [
+        given.get("sink"),
+        *given.get("norms", [None] * 2),
+        *given.get("scales", [None] * 2),
+        np.array([4, 6], I32),
+    ]
+    op = "SparsePagedAttention" if "chosen" in given else "PagedAttention"
+    run(op, inputs, attrs, expected, dynamic="sink" in asked or "packed" in asked, **HALF)
 
 
 def test_pages_that_are_refused() -> None:
@@ -138,6 +176,20 @@ def test_pages_that_are_refused() -> None:
     assert "contradicts" in text
     text = refusal("PagedAttention", inputs, attrs | {"kv_num_heads": 3}, domain="com.microsoft", outputs=3)
     assert "heads that share" in text
+
+
+def test_selections_that_are_refused() -> None:
+    inputs: list[Any] = [floats(1, n).astype(np.float16) for n in (8, 4, 4)]
+    inputs += [np.zeros((2, 4, 1, 4), np.float16)] * 2 + [np.array(x, I32) for x in ([0, 1], [0], [[0]])]
+    inputs += [None, np.zeros((1, 1), I32), np.ones(1, I32)]
+    attrs = {"num_heads": 2, "kv_num_heads": 1}
+    for more, says in (
+        ({"attention_mode": "all"}, "attention_mode"),
+        ({"auxiliary_cache_layout": "paged"}, "layout"),
+        ({"selected_kv_source": "auxiliary"}, "its second cache is missing"),
+    ):
+        text = refusal("SparsePagedAttention", inputs, attrs | more, domain="com.microsoft", outputs=3)
+        assert says in text
 
 
 def test_a_token_that_sees_no_page() -> None:

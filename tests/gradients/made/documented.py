@@ -150,12 +150,20 @@ def _pages() -> Iterator[Case]:
     more = [x if x is None else x.astype(np.float16) for x in more]
     attrs: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "outputs": 3}
     for stored in ([], [11, 12, 13]):
-        given = {"do_rotary": 1, "softcap": 2.0, "stored": stored, **attrs}
-        yield fused("PagedAttention", q, k, v, *caches, *places, *more, **given)
+        kwargs = {"do_rotary": 1, "softcap": 2.0, "stored": stored, **attrs}
+        yield fused("PagedAttention", q, k, v, *caches, *places, *more, **kwargs)
     whole = [np.ones_like(cache, np.int8) for cache in caches]
     scales = [np.array([s], np.float32) for s in (0.3, 0.7)]
     kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
     yield fused("PagedAttention", q, k, v, *whole, *places, *[None] * 6, *scales, **kinds, **attrs)
+    chosen = np.array([[0, -1], [1, 0], [0, -1]], np.int32), ints(1, 2, 1, dtype="int32")
+    mode: dict[str, Any] = {"attention_mode": "local_plus_selected", "local_window_size": 1}
+    given = q, k, v, *caches, *places, None, *chosen, *[None] * 3, *more[:2], *more[3:]
+    yield fused("SparsePagedAttention", *given, do_rotary=1, **attrs, **mode)
+    second = [floats(2, 3, 1, 2, seed=s).astype(np.float16) for s in (4, 5)] + [ints(2, 1, dtype="int32")]
+    mode |= {"selected_kv_source": "auxiliary"}
+    given = q, k, v, *whole, *places, None, *chosen, *second, *[None] * 5, *scales
+    yield fused("SparsePagedAttention", *given, **kinds, **attrs, **mode)
 
 
 def _selected() -> Iterator[Case]:
