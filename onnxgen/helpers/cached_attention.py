@@ -286,3 +286,39 @@ def shown_attention(
         scores = softcap * torch.tanh(scores / softcap)
     weights = sink_softmax(scores.masked_fill(~shown, torch.finfo(wide).min), sink).masked_fill(~shown, 0.0)
     return grouped_values(weights, v.to(wide)).to(q.dtype)
+
+
+def merge_selections(
+    base: Tensor, counts: Tensor, rows: Tensor, more: Tensor, more_counts: Tensor, room: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each query the first `counts` indices of a row of `base`, then those of `more`, each index once.
+
+    Returns:
+        indices [queries, room], -1 behind the last; how many there are; and 0, or 1 where something given is out of
+        its range, or 2 where there is no room: then there are none.
+    """
+    is_row = (rows >= 0) & (rows < base.shape[0])
+    at = torch.where(is_row, rows, 0).long()
+    given, sizes = torch.cat([base[at].long(), more], 1), ((counts[at], base.shape[1]), (more_counts, more.shape[1]))
+    inside = torch.cat([torch.arange(n, device=base.device) < count[:, None] for count, n in sizes], 1)
+    wrong = ~is_row | (inside & (given < 0)).any(1)
+    for count, n in sizes:
+        wrong = wrong | (count < 0) | (count > n)
+    values, order = torch.where(inside, given, 2**40).sort(dim=1, stable=True)
+    fresh = values.diff(dim=1, prepend=values[:, :1] - 1) != 0
+    first = torch.zeros_like(inside).scatter(1, order, fresh) & inside
+    total = first.sum(1)
+    status = torch.where(wrong, 1, torch.where(total > room, 2, 0))
+    kept = first & (status == 0)[:, None]
+    places = torch.where(kept, first.cumsum(1) - 1, room)  # what is left out goes to a column behind the last
+    merged = torch.full((rows.shape[0], room + 1), -1, device=base.device).scatter(1, places, given)[:, :room]
+    return merged.int(), kept.sum(1).int(), status.int()
+
+
+def index_ranges(starts: Tensor, ends: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """The numbers from starts to ends, and how many they are: one more than there is room for stands for all others.
+
+    A count of -1 says that a start is negative.
+    """
+    numbers = starts[:, None].long() + torch.arange(room + 1, device=starts.device)
+    return numbers, torch.where(starts < 0, -1, (ends - starts).clamp(max=room + 1))

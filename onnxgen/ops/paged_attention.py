@@ -18,7 +18,7 @@ from onnxgen.ops.cached_attention import MICROSOFT, Quantised, appended, normali
 from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.ops.builder import Builder, Unpack
 
 CACHES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
 FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
@@ -248,3 +248,23 @@ def _joined(
         return [k, v, b("m & window_mask(p, k.shape[2])", m=seen, p=places, k=k)]
     shown = b("torch.cat([window_mask(p, k.shape[2], w), m], -1)", p=places, k=k, w=window, m=seen)
     return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
+
+
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT)
+def packed_sparse_attention_indexer_merge(
+    b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
+    range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,
+    max_output_entries: int, policy_mode: str,
+) -> Unpack:  # fmt: skip
+    """What was selected for a query, and a range of indices or others, each of them once."""
+    is_range = policy_mode == "append_range"
+    more = (range_starts, range_ends) if is_range else (additional_indices, additional_counts)
+    if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
+        raise b.error("its policy_mode is unknown, or what that appends is missing", "fix the file")
+    room: Any = max_output_entries
+    base = base_indices, base_counts, base_row_indices
+    if is_range:
+        return b.unpack(
+            b("merge_selections(x, n, r, *index_ranges(s, e, m), m)", **dict(zip("xnrsem", (*base, *more, room))))
+        )
+    return b.unpack(b.call("merge_selections", *base, *more, room))

@@ -8,7 +8,7 @@ from onnxgen.propagate.dims import Dim, floordiv
 from onnxgen.propagate.info import Info
 from onnxgen.propagate.node_facts import NodeFacts, Rule, tensor
 
-FLOAT = ir.DataType.FLOAT
+FLOAT, INT32 = ir.DataType.FLOAT, ir.DataType.INT32
 
 
 def _attention(n: NodeFacts) -> list[Info]:
@@ -81,6 +81,11 @@ def _dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
     return [tensor(dtype, found[0].shape), *found[1:]]
 
 
+def _merged_selections(n: NodeFacts) -> list[Info]:
+    rows = n.shape(2)[0]
+    return [tensor(INT32, [rows, n.int_("max_output_entries")]), *[tensor(INT32, [rows])] * 2]
+
+
 def _causal_conv(n: NodeFacts) -> list[Info]:
     """The state is as long as the convolution looks back."""
     shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
@@ -134,6 +139,7 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "SparseAttention": _sparse_attention,
     "PagedAttention": _paged_attention,
     "SparsePagedAttention": _paged_attention,
+    "PackedSparseAttentionIndexerMerge": _merged_selections,
     "DynamicSparseAttention": _dynamic_sparse_attention,
     "CausalConvWithState": _causal_conv,
     "VarlenCausalConvWithState": _packed_conv,

@@ -319,3 +319,52 @@ def test_selected_keys_that_are_refused() -> None:
     ):
         text = refusal("DynamicSparseAttention", inputs, attrs | more, domain="com.microsoft", outputs=outputs)
         assert says in text
+
+
+# ---- merged selections -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("mode", ["append_range", "append_indices"])
+def test_merged_selections(seed: int, mode: str) -> None:
+    rng = np.random.default_rng(seed)
+    queries, room = 6, 5
+    least = -1 if seed % 3 == 0 else 0  # a third has indices that are out of their range
+    base, counts, rows = rng.integers(least, 6, (3, 4)), rng.integers(least, 5, 3), rng.integers(least, 3, queries)
+    if mode == "append_range":
+        starts = rng.integers(least, 5, queries)
+        more = [starts, starts + rng.integers(least, 7, queries)]
+        lists = [list(range(s, e)) if s >= 0 and e >= s else None for s, e in zip(*more)]
+    else:
+        more = [rng.integers(least, 6, (queries, 3)), rng.integers(least, 4, queries)]
+        lists = [list(x[:n]) if n >= 0 else None for x, n in zip(*more)]
+    merged, sizes, status = np.full((queries, room), -1, I32), np.zeros(queries, I32), np.zeros(queries, I32)
+    for t, added in enumerate(lists):
+        row = rows[t]
+        is_right = 0 <= row < 3 and 0 <= counts[row] <= 4 and added is not None
+        found = [*base[row, : counts[row]], *added] if is_right and added is not None else [-1]
+        union = list(dict.fromkeys(found))
+        status[t] = 1 if min(found, default=0) < 0 else 2 if len(union) > room else 0
+        if status[t] == 0:
+            merged[t, : len(union)], sizes[t] = union, len(union)
+    inputs = [x.astype(I32) for x in (base, counts, rows)]
+    given = [x.astype(I32) for x in more]
+    inputs += given if mode == "append_range" else [None, None, *given]
+    attrs = {"max_output_entries": room, "policy_mode": mode}
+    run(
+        "PackedSparseAttentionIndexerMerge",
+        inputs,
+        attrs,
+        [merged, sizes, status],
+        rtol=0,
+        atol=0,
+        dynamic=seed % 2 > 0,
+    )
+
+
+def test_merged_selections_are_refused() -> None:
+    inputs = [np.zeros((1, 1), I32), np.ones(1, I32), np.zeros(1, I32)]
+    for mode in ("append_range", "append"):
+        attrs = {"max_output_entries": 2, "policy_mode": mode}
+        text = refusal("PackedSparseAttentionIndexerMerge", inputs, attrs, domain="com.microsoft", outputs=3)
+        assert "its policy_mode is unknown" in text

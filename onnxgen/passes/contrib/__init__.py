@@ -50,7 +50,6 @@ REFUSALS = {  # operators of onnxruntime that are programs of their own, and why
     **dict.fromkeys("EPContext Snpe".split(), DEVICE),
     **dict.fromkeys("ConvStateReplay GatedDeltaNetStateReplay SpeculativePrefixCommit".split(), STATE),
     **dict.fromkeys("SparseAttentionIndexer PackedSparseAttentionIndexer".split(), SERVING),
-    **dict.fromkeys("PackedSparseAttentionIndexerMerge".split(), SERVING),
 }
 
 
