@@ -36,7 +36,7 @@ Every node of the domain `com.microsoft` that `tests/ops` compares with onnxrunt
 once for each operator, set of attributes, types and sizes. It is right if shapes and dtypes are the same and values are
 as close as its test asks. [`contrib.csv`](../benchmarks/conformance/contrib.csv) has every case. Where a processor has
 no kernel (MatMulFpQ4 needs AVX512), cases stay as the last run that had one found them, and the table notes it.
-Operators that run on GPUs only are held to their documentation instead (`tests/ops/test_documented.py`), and are not
+Operators that run on GPUs only are held to their documentation instead (`tests/ops/test_documented*.py`), and are not
 here.
 
 | cases | {verdicts} |

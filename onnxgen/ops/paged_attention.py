@@ -37,12 +37,14 @@ def paged_attention(
     qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
     softcap: float = 0.0, v_cache_dtype: str = "", v_head_size: int = 0, v_quant_type: str = "NONE",
 ) -> list[ast.expr | None]:  # fmt: skip
-    """Of packed tokens, whose keys and values are written into pages first; the new pages are handed out, too.
+    """Of packed tokens, whose keys and values are written first into pages of floats or int8, which it hands out, too.
 
-    Values may be the first elements of the keys (LATENT, multi-head latent attention: DeepSeek-AI 2024).
+    Values may be the first elements of the keys (LATENT, multi-head latent attention: DeepSeek-AI 2024). A window
+    counts a query's own key, as in onnxruntime's test (test/python/transformers/test_paged_attention_cuda.py).
     """
-    is_latent = value_cache is None
-    if (kv_cache_layout == "LATENT") != is_latent or is_latent and (key is None or value is not None or not scale):
+    is_latent, size = value_cache is None, (key_cache.shape or (None,))[-1]
+    is_narrow = v_head_size not in (0, size) and not (is_latent and scale)
+    if (kv_cache_layout == "LATENT") != is_latent or is_narrow or is_latent and (key is None or value is not None):
         raise b.error("its kv_cache_layout contradicts its inputs, or its scale is missing", "fix the file")
     _check(b, num_heads, kv_num_heads, local_window_size)
     q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)

@@ -59,7 +59,7 @@ def paged(q: Any, k: Any, v: Any, caches: Any, attrs: dict[str, Any], given: dic
                 row = new[t] if scales is None else np.clip(np.rint(new[t] / scales[i]), -128, 127)
                 caches[i][slot // ENTRIES, slot % ENTRIES] = row
     read = [c if scales is None else c * s for c, s in zip(caches, scales or caches)]
-    read += [read[0][..., : attrs.get("v_head_size", 0)]] if len(read) == 1 else []
+    read += [read[0][..., : attrs.get("v_head_size")]] if len(read) == 1 else []
     q, rows, window = q.astype(F), [], attrs.get("local_window_size", -1)
     for t, (b, p) in enumerate(tokens):
         last = p if attrs.get("is_causal", 1) else PAST[b] + NEW[b] - 1
@@ -89,8 +89,9 @@ def paged(q: Any, k: Any, v: Any, caches: Any, attrs: dict[str, Any], given: dic
 @pytest.mark.parametrize("asked", [
     "", "packed", "slots", "rotary", "rotary offset interleaved", "norms rotary packed", "sink softcap", "window",
     "free", "free window", "int8", "int8 channel rotary", "latent", "latent rotary offset scale", "scale",
-    "chosen", "chosen window", "chosen local int8 sink", "chosen free slots", "chosen second", "chosen second shared",
-    "chosen second window softcap", "chosen second local rotary packed", "chosen second one int8 norms",
+    "latent plain", "chosen", "chosen window", "chosen local int8 sink", "chosen free slots", "chosen second",
+    "chosen second shared", "chosen second window softcap", "chosen second local rotary packed",
+    "chosen second one int8 norms",
 ])  # fmt: skip
 def test_pages(asked: str) -> None:
     heads, shared, size = (2, 1, 16) if "latent" in asked else (4, 2, 8 if "offset" not in asked else 16)
@@ -111,7 +112,8 @@ def test_pages(asked: str) -> None:
     if "sink" in asked:
         given["sink"] = floats(heads, seed=7).astype(half)
     if "latent" in asked:
-        caches, attrs = caches[:1], attrs | {"kv_cache_layout": "LATENT", "v_head_size": 8, "scale": 0.3}
+        caches, attrs = caches[:1], attrs | {"kv_cache_layout": "LATENT"}
+        attrs |= {} if "plain" in asked else {"v_head_size": 8, "scale": 0.3}
     if "int8" in asked:
         shape = (shared, 1, size) if "channel" in asked else (1,)
         given["scales"] = [(np.abs(floats(*shape, seed=s)) / 20 + 0.01).astype(F) for s in (8, 9)]
@@ -173,6 +175,8 @@ def test_pages_that_are_refused() -> None:
     assert "4 bits" in text and "cache of float16" in text
     inputs[3:5] = [np.zeros((2, 4, 1, 4), np.float16)] * 2
     text = refusal("PagedAttention", inputs, attrs | {"kv_cache_layout": "LATENT"}, domain="com.microsoft", outputs=3)
+    assert "contradicts" in text
+    text = refusal("PagedAttention", inputs, attrs | {"v_head_size": 2}, domain="com.microsoft", outputs=3)
     assert "contradicts" in text
     text = refusal("PagedAttention", inputs, attrs | {"kv_num_heads": 3}, domain="com.microsoft", outputs=3)
     assert "heads that share" in text
