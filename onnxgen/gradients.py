@@ -39,6 +39,7 @@ _NOWHERE = {
         com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping com.microsoft.IsAllFinite
         com.microsoft.MatMulInteger16
         com.microsoft.MulInteger com.microsoft.MurmurHash3 com.microsoft.NGramHashMapping
+        com.microsoft.PackedSparseAttentionIndexerMerge
         com.microsoft.ReduceSumInteger com.microsoft.VarlenNGramHashMapping
     """,
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit com.microsoft.Tokenizer",

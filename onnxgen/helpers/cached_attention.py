@@ -1,7 +1,10 @@
-"""Attention of few key heads with a cache of keys and values (onnxruntime's GroupQueryAttention).
+"""Attention of few key heads with a cache of keys and values (onnxruntime's GroupQueryAttention, PagedAttention).
 
 Rows of a batch may have several lengths: of each, `lengths` is how many keys it has, the new ones among them. A row
 with fewer keys than there are queries is padded at its end.
+
+Or tokens of all rows are packed, one after the other: `starts` [batch + 1] says where each row begins. Then a table
+[batch, pages] says which pages of a cache [pages, entries, heads, size] have a row's keys; -1 is none.
 """
 
 from __future__ import annotations
@@ -188,3 +191,134 @@ def group_query_attention(
     """
     scores = grouped_scores(q, k, lengths, scale, window, softcap, bias, is_causal)
     return grouped_values(sink_softmax(scores, sink), v)
+
+
+def token_rows(starts: Tensor, count: int) -> Tensor:
+    """Of which sequence each of `count` tokens is."""
+    tokens = torch.arange(count, device=starts.device)
+    return (tokens[:, None] >= starts[1:]).sum(1)
+
+
+def token_places(starts: Tensor, past: Tensor, rows: Tensor) -> Tensor:
+    """The place of each token in its sequence, of which `past` [batch] keys were there before."""
+    return (past - starts[:-1])[rows] + torch.arange(rows.shape[0], device=starts.device)
+
+
+def page_slots(table: Tensor, rows: Tensor, places: Tensor, entries: int) -> Tensor:
+    """Where tokens are written, counted in entries of all pages; -1 where there is no page."""
+    pages = table[rows, places // entries].long()
+    return torch.where(pages < 0, -1, pages * entries + places % entries)
+
+
+def write_slots(cache: Tensor, slots: Tensor, new: Tensor) -> Tensor:
+    """The pages with new entries [1, heads, tokens, size] at their slots; those of slot -1 are left out."""
+    flat = cache.flatten(0, 1)
+    flat = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
+    written = flat.index_copy(0, slots.long() % flat.shape[0], new.squeeze(0).transpose(0, 1).to(cache.dtype))
+    return written[:-1].view(cache.shape)
+
+
+def read_pages(cache: Tensor, table: Tensor) -> Tensor:
+    """The entries of all sequences' pages, one sequence after the other: [1, heads, entries, size]."""
+    return cache[table.clamp(min=0).flatten().long()].flatten(0, 1).transpose(0, 1).unsqueeze(0)
+
+
+def page_mask(
+    starts: Tensor,
+    past: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    places: Tensor,
+    entries: int,
+    window: int = -1,
+    is_causal: bool = True,
+) -> Tensor:
+    """Which entries that `read_pages` reads each token sees: [tokens, entries]."""
+    number = torch.arange(table.numel() * entries, device=table.device)
+    row, place = number // (table.shape[1] * entries), number % (table.shape[1] * entries)
+    last = places if is_causal else (past + starts.diff())[rows] - 1
+    shown = (row == rows[:, None]) & (place <= last[:, None]) & (table.flatten() >= 0).repeat_interleave(entries)
+    return shown & (place > places[:, None] - window) if window > 0 else shown
+
+
+def window_mask(places: Tensor, keys: int, window: int = -1) -> Tensor:
+    """Which keys queries at `places` [batch, queries] see: those up to their own, perhaps the last ones only."""
+    columns, rows = torch.arange(keys, device=places.device), places[:, None, :, None]
+    return (columns <= rows) & (columns > rows - window) if window > 0 else columns <= rows
+
+
+def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) -> Tensor:
+    """Which keys were selected, [batch, 1, queries, keys]: of each query the first `counts` of its `indices`."""
+    chosen = torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
+    at = torch.where(chosen & (indices >= 0) & (indices < keys), indices.long(), keys)
+    seen = torch.zeros(at.shape[0], keys + 1, dtype=torch.bool, device=at.device).scatter(1, at, True)
+    return seen[:, :keys].view(*places.shape, keys).unsqueeze(1)
+
+
+def row_mask(mask: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """A mask [tokens, 1, keys] for the keys of all rows, one row after the other: a token sees those of its own."""
+    own = torch.arange(batch, device=rows.device)[:, None] == rows[:, None, None]
+    return (mask & own).flatten(1)
+
+
+def shown_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shown: Tensor,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Each query attends to the keys that it is shown; one that is shown none gives zeros.
+
+    Args:
+        q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose heads are shared.
+        shown: what is seen, for [..., queries, keys].
+        scale: of the products; None is the inverse root of the size.
+        softcap: a bound that scores approach, 0 is none.
+        sink: [heads], a score for attending to nothing.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = (q.to(wide) @ k.to(wide).transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = sink_softmax(scores.masked_fill(~shown, torch.finfo(wide).min), sink).masked_fill(~shown, 0.0)
+    return grouped_values(weights, v.to(wide)).to(q.dtype)
+
+
+def merge_selections(
+    base: Tensor, counts: Tensor, rows: Tensor, more: Tensor, more_counts: Tensor, room: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each query the first `counts` indices of a row of `base`, then those of `more`, each index once.
+
+    Returns:
+        indices [queries, room], -1 behind the last; how many there are; and 0, or 1 where something given is out of
+        its range, or 2 where there is no room: then there are none.
+    """
+    is_row = (rows >= 0) & (rows < base.shape[0])
+    at = torch.where(is_row, rows, 0).long()
+    given, sizes = torch.cat([base[at].long(), more], 1), ((counts[at], base.shape[1]), (more_counts, more.shape[1]))
+    inside = torch.cat([torch.arange(n, device=base.device) < count[:, None] for count, n in sizes], 1)
+    wrong = ~is_row | (inside & (given < 0)).any(1)
+    for count, n in sizes:
+        wrong = wrong | (count < 0) | (count > n)
+    values, order = torch.where(inside, given, 2**40).sort(dim=1, stable=True)
+    fresh = values.diff(dim=1, prepend=values[:, :1] - 1) != 0
+    first = torch.zeros_like(inside).scatter(1, order, fresh) & inside
+    total = first.sum(1)
+    status = torch.where(wrong, 1, torch.where(total > room, 2, 0))
+    kept = first & (status == 0)[:, None]
+    places = torch.where(kept, first.cumsum(1) - 1, room)  # what is left out goes to a column behind the last
+    merged = torch.full((rows.shape[0], room + 1), -1, device=base.device).scatter(1, places, given)[:, :room]
+    return merged.int(), kept.sum(1).int(), status.int()
+
+
+def index_ranges(starts: Tensor, ends: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """The numbers from starts to ends, and how many they are: one more than there is room for stands for all others.
+
+    A count of -1 says that a start is negative.
+    """
+    numbers = starts[:, None].long() + torch.arange(room + 1, device=starts.device)
+    return numbers, torch.where(starts < 0, -1, (ends - starts).clamp(max=room + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.module_def import Assign
@@ -34,27 +35,27 @@ def group_query_attention(
         raise b.error(f"it has {num_heads} heads that share {kv_num_heads}", "fix the file")
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
         raise b.error("its window is empty, or its qk_output does not say which scores it hands out", "fix the file")
-    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
-    q, k = _normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
     if do_rotary:
         given = (OMIT, OMIT) if position_ids is None else (position_ids, total_sequence_length)
         places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *given), "positions")
-        q, k = _rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
+        q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
     types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
-    k, v = _stored(b, (k, v), types)
+    k, v = stored(b, (k, v), types)
     bias: Any = OMIT if attention_bias is None else attention_bias
     pasts = past_key, past_value
     if sliding_window_cache:
         k, v, lengths, bias, *present = _slid(b, q, (k, v), pasts, lengths, bias, local_window_size)
     else:
-        k, v = present = _appended(b, (k, v), pasts, lengths, total_sequence_length)
+        k, v = present = appended(b, (k, v), pasts, lengths, total_sequence_length)
     options = {"scale": scale or OMIT, "window": unless(local_window_size, -1), "softcap": softcap or OMIT}
     options |= {"bias": bias, "is_causal": unless(bool(causal), True)}
     sink: Any = OMIT if head_sink is None else head_sink
     if head_sink is None and smooth_softmax > 0:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
-    made = _attended(b, (q, *_read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
+    made = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
     return [made[0], *present, *made[1:]]
 
 
@@ -69,12 +70,12 @@ def sparse_attention(
     """Causal attention with a cache, of whose keys each query sees some blocks; the cache keeps its size."""
     if kv_num_heads < 1 or num_heads % kv_num_heads or sparse_block_size < 1:
         raise b.error(f"it has {num_heads} heads that share {kv_num_heads}, or blocks of no keys", "fix the file")
-    q, k, v = _split(b, query, key, value, num_heads, kv_num_heads)
+    q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     lengths: Any = b.let(b("n.flatten().long()", n=key_total_sequence_lengths), "lengths")
     if do_rotary:
         places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q)), "positions")
-        q, k = _rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
-    k, v = present = _appended(b, (k, v), (past_key, past_value), lengths, total_sequence_length)
+        q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
+    k, v = present = appended(b, (k, v), (past_key, past_value), lengths, total_sequence_length)
     sizes = [b("q.shape[2]", q=q), b("k.shape[2]", k=k), num_heads, sparse_block_size]
     bias = b.let(b.call("block_bias", block_row_indices, block_col_indices, lengths, *sizes), "bias")
     made = b.call("group_query_attention", q, k, v, lengths, scale=scale or OMIT, bias=bias)
@@ -97,7 +98,9 @@ def _attended(
     return [made, b("s[..., :n].to(q.dtype)", s=shown, n=total.as_int(), q=q)]
 
 
-def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int) -> list[ast.expr]:
+def split(
+    b: Builder, query: Arg | ast.expr, key: Arg | ast.expr | None, value: Arg | ast.expr | None, heads: int, shared: int
+) -> list[ast.expr]:
     """q, k and v as [batch, heads, length, size]; they may come side by side."""
     split = "x.unflatten(-1, (n, -1)).transpose(1, 2)"
     if key is None or value is None:
@@ -109,7 +112,7 @@ def _split(b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: in
     return [b.let(b(split, x=x, n=n), name) for x, n, name in pairs]
 
 
-def _normalized(
+def normalized(
     b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilon: float
 ) -> list[ast.expr]:
     """q and k over the root mean square of each head."""
@@ -120,19 +123,22 @@ def _normalized(
     return made
 
 
-def _rotated(
+def rotated(
     b: Builder, operands: tuple[ast.expr, ast.expr], places: ast.expr, cos: Arg | None, sin: Arg | None,
-    interleaved: bool,
+    interleaved: bool, start: int = 0,
 ) -> list[ast.expr]:  # fmt: skip
-    """q and k turned by the angles of their places."""
+    """q and k turned by the angles of their places; of each head the elements before `start` stay."""
     if cos is None or sin is None:
         raise b.error("its cos_cache or sin_cache is missing", "fix the file")
     turn = "rotate_positions(x, cos, sin, p, i)"
-    return [b.let(b(turn, x=x, cos=cos, sin=sin, p=places, i=interleaved), name) for x, name in zip(operands, "qk")]
+    if start:
+        turn = "torch.cat([x[..., :n], rotate_positions(x[..., n:], cos, sin, p, i)], -1)"
+    given = {"cos": cos, "sin": sin, "p": places, "i": interleaved} | ({"n": start} if start else {})
+    return [b.let(b(turn, x=x, **given), name) for x, name in zip(operands, "qk")]
 
 
-def _appended(
-    b: Builder, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg
+def appended(
+    b: Builder, new: Sequence[ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg
 ) -> list[ast.expr]:
     """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
     length: Any = b("k.shape[2]", k=new[0])
@@ -164,10 +170,10 @@ def _slid(
     return [*joined, inside, bias, *present]
 
 
-Quantised = tuple[Arg | None, str, int]
+Quantised = tuple[Arg | ast.expr | None, str, int]
 
 
-def _stored(b: Builder, operands: tuple[ast.expr, ast.expr], types: list[Quantised]) -> list[ast.expr]:
+def stored(b: Builder, operands: Sequence[ast.expr], types: Sequence[Quantised]) -> list[ast.expr]:
     """New keys and values as the caches have them: perhaps as integers of 8 or 4 bits."""
     return [
         x if kind == "NONE" else b.let(b("quantize_cache(x, s, n)", x=x, s=_scale(b, scale, kind), n=bits), "stored")
@@ -175,14 +181,14 @@ def _stored(b: Builder, operands: tuple[ast.expr, ast.expr], types: list[Quantis
     ]
 
 
-def _read(b: Builder, caches: tuple[ast.expr, ast.expr], types: list[Quantised]) -> list[ast.expr]:
+def read(b: Builder, caches: Sequence[ast.expr], types: Sequence[Quantised]) -> list[ast.expr]:
     return [
         x if kind == "NONE" else b.let(b("dequantize_cache(x, s, n)", x=x, s=_scale(b, scale, kind), n=bits), name)
         for x, (scale, kind, bits), name in zip(caches, types, "kv")
     ]
 
 
-def _scale(b: Builder, scale: Arg | None, kind: str) -> ast.expr:
+def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> ast.expr:
     if scale is None or kind not in QUANTISED:
         raise b.error("its quantised cache has no scale, or is of another kind", "fix the file")
-    return scale.expr
+    return scale.expr if isinstance(scale, Arg) else scale

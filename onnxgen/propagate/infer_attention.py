@@ -8,7 +8,7 @@ from onnxgen.propagate.dims import Dim, floordiv
 from onnxgen.propagate.info import Info
 from onnxgen.propagate.node_facts import NodeFacts, Rule, tensor
 
-FLOAT = ir.DataType.FLOAT
+FLOAT, INT32 = ir.DataType.FLOAT, ir.DataType.INT32
 
 
 def _attention(n: NodeFacts) -> list[Info]:
@@ -64,6 +64,26 @@ def _sparse_attention(n: NodeFacts) -> list[Info]:
     """The cache keeps its size."""
     x, size = n.shape(0), n.shape(3)[3]
     return [tensor(n.dtype(0), [*x[:2], size * n.int_("num_heads")]), *(tensor(n.dtype(0), n.shape(i)) for i in (3, 4))]
+
+
+def _paged_attention(n: NodeFacts) -> list[Info]:
+    """The pages keep their sizes; values may be the first elements of keys."""
+    q, heads = n.shape(0), n.int_("num_heads")
+    size = floordiv(q[1], heads if n.has(1) else heads + 2 * n.int_("kv_num_heads"))
+    size = n.int_("v_head_size") or size
+    caches = [tensor(n.dtype(i), n.shape(i)) for i in (3, 4) if n.has(i)]
+    return [tensor(n.dtype(0), [q[0], size * heads]), *caches]
+
+
+def _dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
+    found = _group_query_attention(n)[:3]
+    dtype = ir.DataType.BFLOAT16 if n.int_("output_bf16") else n.dtype(0)
+    return [tensor(dtype, found[0].shape), *found[1:]]
+
+
+def _merged_selections(n: NodeFacts) -> list[Info]:
+    rows = n.shape(2)[0]
+    return [tensor(INT32, [rows, n.int_("max_output_entries")]), *[tensor(INT32, [rows])] * 2]
 
 
 def _causal_conv(n: NodeFacts) -> list[Info]:
@@ -125,6 +145,10 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
     "GroupQueryAttention": _group_query_attention,
     "SparseAttention": _sparse_attention,
+    "PagedAttention": _paged_attention,
+    "SparsePagedAttention": _paged_attention,
+    "PackedSparseAttentionIndexerMerge": _merged_selections,
+    "DynamicSparseAttention": _dynamic_sparse_attention,
     "CausalConvWithState": _causal_conv,
     "VarlenCausalConvWithState": _packed_conv,
     "LinearAttention": _linear_attention,

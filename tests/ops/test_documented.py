@@ -11,9 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper
 
 from tests.ops.fuzz import floats
-from tests.ops.harness import Ran, node_model, refusal, run_node, run_onnxruntime
+from tests.ops.harness import Ran, node_model, refusal, run_model, run_node, run_onnxruntime
 
 F, I32 = np.float32, np.int32
 
@@ -305,3 +306,19 @@ def test_all_finite(bad: float | None, attrs: dict[str, Any]) -> None:
     told = {"isinf_only": np.isinf, "isnan_only": np.isnan}.get(next(iter(attrs), ""), lambda x: ~np.isfinite(x))
     expected = np.array(not any(told(x).any() for x in inputs))
     run("IsAllFinite", inputs, attrs, [expected])
+
+
+def test_the_scale_of_an_activation_is_not_trained() -> None:
+    """It says to which numbers is rounded, and no more; the scales of weights are trained."""
+    weight = floats(5, 32, seed=1).astype(ml_dtypes.float8_e4m3fn)
+    inputs = [floats(2, 32).astype(np.float16), weight, np.ones((5, 2), F), np.array([0.05], F)]
+    model = node_model(
+        "MatMulBlockQuantizedFp8Weight", inputs, {"block_size": 16}, initializers={1, 2, 3}, domain="com.microsoft"
+    )
+    names = {"i2": "layer.weight_scale", "i3": "layer.input_scale"}
+    for stored in model.graph.initializer:
+        stored.name = names.get(stored.name, stored.name)
+    model.graph.node[0].input[:] = ["x", "i1", *names.values()]
+    model.graph.node.insert(0, helper.make_node("Relu", ["i0"], ["x"]))
+    trained = {name for name, _ in run_model(model, {"i0": inputs[0]}).model.named_parameters()}
+    assert trained == {"layer.weight_scale"}

@@ -25,8 +25,6 @@ from tests.ops.test_documented import HALF, I32, F, run
     ("SpeculativePrefixCommit", "keep the state in Python"),
     ("SparseAttentionIndexer", "without a cache"),
     ("PackedSparseAttentionIndexer", "without a cache"),
-    ("PackedSparseAttentionIndexerMerge", "without a cache"),
-    ("SparsePagedAttention", "without a cache"),
 ])  # fmt: skip
 def test_a_state_of_a_server_is_refused(op: str, out: str) -> None:
     text = refusal(op, [floats(1)], domain="com.microsoft")

@@ -54,7 +54,6 @@ REFUSALS = {  # operators of onnxruntime that are programs of their own, or whos
     **dict.fromkeys("EPContext Snpe".split(), DEVICE),
     **dict.fromkeys("ConvStateReplay GatedDeltaNetStateReplay SpeculativePrefixCommit".split(), STATE),
     **dict.fromkeys("SparseAttentionIndexer PackedSparseAttentionIndexer".split(), SERVING),
-    **dict.fromkeys("PackedSparseAttentionIndexerMerge SparsePagedAttention".split(), SERVING),
     **dict.fromkeys("QuantizeBFP DequantizeBFP".split(), BLOCKS),
 }
 

@@ -22,6 +22,8 @@ def cases() -> Iterator[Case]:
     yield from _streams()
     yield from _one_query()
     yield from _projected()
+    yield from _pages()
+    yield from _selected()
     x, angles, places = floats(1, 2, 2, 6).astype(np.float16), between(0, 6, 4, 2), np.array([[1, 3]])
     attrs = {"rotary_embedding_dim": 4, "input_start": 1, "input_width": 5, "output_fp16": 1, "outputs": 2}
     for stored in ([], [1]):
@@ -133,3 +135,50 @@ def _projected() -> Iterator[Case]:
         kwargs = {"num_heads": 2, "outputs": 3, "stored": [*stored, 8, 9, 10, 11]}
         mask, kept = None if static else hidden, caches if past else [None, None]
         yield fused("DecoderAttention", *given, mask, *kept, *states, **kwargs)
+
+
+def _pages() -> Iterator[Case]:
+    """Three tokens of two sequences, of which the first has one key in its page already."""
+    q, k, v, *caches = (
+        x.astype(np.float16)
+        for x in (floats(3, 4), floats(3, 2), floats(3, 2, seed=1), floats(3, 2, 1, 2), floats(3, 2, 1, 2, seed=1))
+    )
+    places = [ints(*n, dtype="int32") for n in ((0, 1, 3), (1, 0), (2, 1))]
+    places[2] = places[2].reshape(2, 1)
+    angles = between(0, 6, 2, 1)
+    more = [*(f(angles) for f in (np.cos, np.sin)), None, floats(2), floats(2, seed=1), floats(2, seed=2)]
+    more = [x if x is None else x.astype(np.float16) for x in more]
+    attrs: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "outputs": 3}
+    for stored in ([], [11, 12, 13]):
+        kwargs = {"do_rotary": 1, "softcap": 2.0, "stored": stored, **attrs}
+        yield fused("PagedAttention", q, k, v, *caches, *places, *more, **kwargs)
+    whole = [np.ones_like(cache, np.int8) for cache in caches]
+    scales = [np.array([s], np.float32) for s in (0.3, 0.7)]
+    kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
+    yield fused("PagedAttention", q, k, v, *whole, *places, *[None] * 6, *scales, **kinds, **attrs)
+    chosen = np.array([[0, -1], [1, 0], [0, -1]], np.int32), ints(1, 2, 1, dtype="int32")
+    mode: dict[str, Any] = {"attention_mode": "local_plus_selected", "local_window_size": 1}
+    given = q, k, v, *caches, *places, None, *chosen, *[None] * 3, *more[:2], *more[3:]
+    yield fused("SparsePagedAttention", *given, do_rotary=1, **attrs, **mode)
+    second = [floats(2, 3, 1, 2, seed=s).astype(np.float16) for s in (4, 5)] + [ints(2, 1, dtype="int32")]
+    mode |= {"selected_kv_source": "auxiliary"}
+    given = q, k, v, *whole, *places, None, *chosen, *second, *[None] * 5, *scales
+    yield fused("SparsePagedAttention", *given, **kinds, **attrs, **mode)
+
+
+def _selected() -> Iterator[Case]:
+    """Of three keys the second query sees two; or the last one, and two of a second cache."""
+    q, k, v = floats(1, 2, 4), floats(1, 2, 2), floats(1, 2, 2, seed=1)
+    caches, others = ([floats(1, 1, n, 2, seed=s) for s in (n, n + 1)] for n in (3, 2))
+    chosen = np.array([[0, -1], [1, 0]], np.int32), ints(1, 2, dtype="int32")
+    counts, angles = (ints(2, dtype="int32"), ints(3, dtype="int32")), between(0, 6, 3, 1)
+    more = [np.cos(angles), np.sin(angles), None, floats(2), floats(2, seed=1), floats(2, seed=2)]
+    attrs: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "outputs": 3}
+    second = {"attention_mode": "local_plus_selected", "selected_kv_source": "auxiliary", "local_window_size": 1}
+    for stored in ([], [14, 15, 16]):
+        inputs = q, k, v, *caches, None, None, *chosen, *counts, *more
+        yield fused("DynamicSparseAttention", *inputs, do_rotary=1, stored=stored, **attrs)
+    yield fused("DynamicSparseAttention", q, k, v, *caches, *others, *chosen, *counts, **second, **attrs)
+    whole, scales = [np.ones_like(c, np.int8) for c in caches], [between(0.3, 0.7, 2, seed=s) for s in (1, 2)]
+    given = q, k, v, *whole, None, None, *chosen, *counts, *[None] * 7, *scales
+    yield fused("DynamicSparseAttention", *given, **attrs)

@@ -1,0 +1,272 @@
+"""Attention of onnxruntime to a cache of pages, or to keys that another operator selected.
+
+onnxruntime has kernels of these for GPUs only: what is written here follows their documentation.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import OMIT, unless
+from onnxgen.ops.arg import Arg
+from onnxgen.ops.cached_attention import MICROSOFT, Quantised, appended, normalized, read, rotated, split, stored
+from onnxgen.ops.registry import op
+
+if TYPE_CHECKING:
+    from onnxgen.ops.builder import Builder, Unpack
+
+CACHES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
+FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
+MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for source in ("main", "auxiliary")}
+
+
+@op("PagedAttention", domain=MICROSOFT)
+def paged_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg | None,
+    cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, cos_cache: Arg | None = None,
+    sin_cache: Arg | None = None, slot_mapping: Arg | None = None, head_sink: Arg | None = None,
+    q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None, k_scale: Arg | None = None,
+    v_scale: Arg | None = None, attention_metadata: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, do_rotary: int = 0, is_causal: int = 1, k_cache_dtype: str = "",
+    k_quant_type: str = "NONE", kv_cache_layout: str = "SEPARATE", local_window_size: int = -1,
+    qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
+    softcap: float = 0.0, v_cache_dtype: str = "", v_head_size: int = 0, v_quant_type: str = "NONE",
+) -> list[ast.expr | None]:  # fmt: skip
+    """Of packed tokens, whose keys and values are written first into pages of floats or int8, which it hands out, too.
+
+    Values may be the first elements of the keys (LATENT, multi-head latent attention: DeepSeek-AI 2024). A window
+    counts a query's own key, as in onnxruntime's test (test/python/transformers/test_paged_attention_cuda.py).
+    """
+    is_latent, size = value_cache is None, (key_cache.shape or (None,))[-1]
+    is_narrow = v_head_size not in (0, size) and not (is_latent and scale)
+    if (kv_cache_layout == "LATENT") != is_latent or is_narrow or is_latent and (key is None or value is not None):
+        raise b.error("its kv_cache_layout contradicts its inputs, or its scale is missing", "fix the file")
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
+    q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, new[0] = at.rotated(b, (q, new[0]), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    (k, *more), pages = at.written(b, new, (key_cache, value_cache), types, slot_mapping)
+    v = more[0] if more else b("k[..., :n]", k=k, n=v_head_size) if v_head_size else k
+    y = _shown(b, (q, k, v), at.mask(b, local_window_size, is_causal), scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@op("SparsePagedAttention", domain=MICROSOFT)
+def sparse_paged_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
+    cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, slot_mapping: Arg | None,
+    selected_indices: Arg, selected_counts: Arg, auxiliary_key: Arg | None = None, auxiliary_value: Arg | None = None,
+    auxiliary_lengths: Arg | None = None, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    head_sink: Arg | None = None, q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None,
+    k_scale: Arg | None = None, v_scale: Arg | None = None, attention_metadata: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, attention_mode: str = "selected_only",
+    auxiliary_cache_layout: str = "contiguous", auxiliary_kv_shared: int = 0, do_rotary: int = 0, is_causal: int = 1,
+    k_quant_type: str = "NONE", local_window_size: int = -1, qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0, selected_kv_source: str = "main",
+    softcap: float = 0.0, v_quant_type: str = "NONE",
+) -> list[ast.expr | None]:  # fmt: skip
+    """PagedAttention to the keys that were selected, perhaps of a second cache, and perhaps to the last ones, too.
+
+    A key that is both counts once: so says onnxruntime's kernel (contrib_ops/cuda/bert/sparse_paged_attention_impl.cu).
+    """
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    others = auxiliary_key, auxiliary_key if auxiliary_kv_shared else auxiliary_value, auxiliary_lengths
+    is_main, is_local = selected_kv_source == "main", attention_mode == "local_plus_selected"
+    if (attention_mode, selected_kv_source) not in MODES or auxiliary_cache_layout != "contiguous":
+        raise b.error("its attention_mode, selected_kv_source or layout are none that it can have", "fix the file")
+    if not is_main and None in others:
+        raise b.error("its second cache is missing", "fix the file")
+    q, k, v = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, k = at.rotated(b, (q, k), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    kv, pages = at.written(b, [k, v], (key_cache, value_cache), types, slot_mapping)
+    seen, k, v = _selection(b, at, kv, None if is_main else others, (selected_indices, selected_counts), is_causal)
+    if is_local:
+        near = b.let(at.mask(b, local_window_size, is_causal), "near")
+        seen = b("x | y", x=near, y=seen) if is_main else b("torch.cat([x, y], -1)", x=near, y=seen)
+        k, v = (k, v) if is_main else [b("torch.cat([x, y], 2)", x=x, y=y) for x, y in zip(kv, (k, v))]
+    y = _shown(b, (q, k, v), seen, scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@dataclass
+class _Places:
+    """Of packed tokens: their rows, their places in those, and the table of the rows' pages, of so many entries."""
+
+    starts: Arg
+    past: Arg
+    table: ast.expr
+    rows: ast.expr
+    places: ast.expr
+    entries: ast.expr
+
+    def rotated(
+        self, b: Builder, operands: tuple[ast.expr, ast.expr], cos: Arg | None, sin: Arg | None, interleaved: int,
+        start: int,
+    ) -> list[ast.expr]:  # fmt: skip
+        return rotated(b, operands, b("p[None]", p=self.places), cos, sin, bool(interleaved), start)
+
+    def written(
+        self, b: Builder, new: list[ast.expr], caches: Sequence[Arg | None], types: Sequence[Quantised], slots: Any
+    ) -> tuple[list[ast.expr], list[ast.expr]]:
+        """What the pages of all rows have when new keys and values are written into them; and the new pages."""
+        pages: list[ast.expr] = []
+        if slots is None:
+            slots = b.let(b.call("page_slots", self.table, self.rows, self.places, self.entries), "slots")
+        for cache, x, kind in zip(caches, stored(b, new, types), types):
+            if cache is None or cache.dtype not in CACHES or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE"):
+                raise b.error("its cache is of 4 bits or of float8", "export it with a cache of float16 or of int8")
+            pages.append(b.let(b.call("write_slots", cache, slots, x), "cache"))
+        kept = [b.let(b.call("read_pages", p, self.table), name) for p, name in zip(pages, "kv")]
+        return read(b, kept, types), pages
+
+    def mask(self, b: Builder, window: int = -1, is_causal: int = 1) -> ast.expr:
+        at = self.starts, self.past, self.table, self.rows, self.places, self.entries
+        options = {"window": unless(window, -1), "is_causal": unless(bool(is_causal), True)}
+        return b.call("page_mask", *at, **options)
+
+
+def _places(b: Builder, q: ast.expr, cache: Arg, starts: Arg, past: Arg, table: Arg) -> _Places:
+    rows = b.let(b("token_rows(s, q.shape[2])", s=starts, q=q), "rows")
+    places = b.let(b.call("token_places", starts, past, rows), "positions")
+    pages = b.let(b("t.masked_fill(t >= c.shape[0], -1)", t=table, c=cache), "pages")
+    return _Places(starts, past, pages, rows, places, b("c.shape[1]", c=cache))
+
+
+def _selection(
+    b: Builder, at: _Places, kv: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg],
+    is_causal: int,
+) -> list[ast.expr]:  # fmt: skip
+    """Which keys were selected of each token's row, of the pages or of a second cache; these keys, and their values."""
+    rows, batch = at.rows, b("t.shape[0]", t=at.table)
+    keys = b("k.shape[2] // n", k=kv[0], n=batch) if others is None else b("k.shape[1]", k=others[0])
+    seen = b.let(b.call("selected_mask", *chosen, rows, keys), "seen")
+    if others is None:
+        mask = b.call("row_mask", seen, rows, batch)
+        return [b("x & y", x=mask, y=at.mask(b, is_causal=is_causal)), *kv]
+    inside = b("x & window_mask(m[r, None] - 1, n).squeeze(1)", x=seen, m=others[2], r=rows, n=keys)
+    wide = "x.flatten(0, 1).transpose(0, 1).expand(k.shape[1], -1, -1).unsqueeze(0)"
+    more = [b.let(b(wide, x=x, k=kv[0]), name) for x, name in zip(others, "kv")]
+    return [b.call("row_mask", inside, rows, batch), *more]
+
+
+def _check(b: Builder, heads: int, shared: int, window: int) -> None:
+    if shared < 1 or heads % shared or window == 0:
+        raise b.error(f"it has {heads} heads that share {shared}, or an empty window", "fix the file")
+
+
+def _of_tokens(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int
+) -> list[ast.expr]:  # fmt: skip
+    """q, k and v of [tokens, heads * size] as [1, heads, tokens, size]; without v where only q and k are given."""
+    if key is not None and value is None:
+        form = "x.unflatten(-1, (n, -1)).transpose(0, 1).unsqueeze(0)"
+        return [b.let(b(form, x=x, n=n), name) for x, n, name in ((query, heads, "q"), (key, shared, "k"))]
+    rows = [None if x is None else b("x.unsqueeze(0)", x=x) for x in (query, key, value)]
+    return split(b, rows[0] or query, rows[1], rows[2], heads, shared)
+
+
+def _shown(
+    b: Builder, operands: tuple[ast.expr, ...], shown: ast.expr, scale: float, softcap: float, sink: Any
+) -> ast.expr:  # fmt: skip
+    options = {"scale": scale or OMIT, "softcap": softcap or OMIT, "sink": OMIT if sink is None else sink}
+    return b.call("shown_attention", *operands, b.let(shown, "mask"), **options)
+
+
+@op("DynamicSparseAttention", domain=MICROSOFT)
+def dynamic_sparse_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
+    auxiliary_key: Arg | None, auxiliary_value: Arg | None, selected_indices: Arg, selected_counts: Arg,
+    seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    position_ids: Arg | None = None, q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None,
+    head_sink: Arg | None = None, committed_length: Arg | None = None, key_scale: Arg | None = None,
+    value_scale: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, attention_mode: str = "selected_only", auxiliary_kv_shared: int = 0,
+    do_rotary: int = 0, is_causal: int = 1, local_window_size: int = -1, output_bf16: int = 0,
+    qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
+    selected_kv_source: str = "main", smooth_softmax: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Attention to the keys that were selected; or to the last ones of the cache, and selected ones of a second."""
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    others = auxiliary_key, auxiliary_key if auxiliary_value is None and auxiliary_kv_shared else auxiliary_value
+    is_local = (attention_mode, selected_kv_source) == ("local_plus_selected", "auxiliary")
+    if not is_causal or not is_local and (attention_mode, selected_kv_source) != ("selected_only", "main"):
+        raise b.error("its attention_mode, selected_kv_source or is_causal are none that it can have", "fix the file")
+    if is_local and (local_window_size < 0 or None in others):
+        raise b.error("its window or its second cache is missing", "fix the file")
+    if b.wants(3):
+        raise b.error("it hands out what CUDA finds wrong with its inputs", "leave validation_status out")
+    q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
+    places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q)), "positions")
+    if do_rotary:
+        at: Any = places if position_ids is None else position_ids
+        q, k = rotated(b, (q, k), at, cos_cache, sin_cache, bool(rotary_interleaved), rotary_offset)
+    (k, v), types = _as_cached(b, (k, v), query, past_key, (key_scale, value_scale), kv_num_heads)
+    present = appended(b, stored(b, [k, v], types), (past_key, past_value), lengths, total_sequence_length)
+    chosen, second = (selected_indices, selected_counts), others if is_local else None
+    k, v, shown = _joined(b, read(b, present, types), second, chosen, places, local_window_size)
+    sink: Any = head_sink
+    if head_sink is None and smooth_softmax:
+        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    made = b("y.transpose(1, 2).flatten(2)", y=_shown(b, (q, k, v), shown, scale, 0.0, sink))
+    return [b("y.bfloat16()", y=made) if output_bf16 else made, *present]
+
+
+def _as_cached(
+    b: Builder, new: tuple[ast.expr, ast.expr], query: Arg, past: Arg | None, scales: Sequence[Arg | None], shared: int
+) -> tuple[Sequence[ast.expr], list[Quantised]]:
+    """New keys and values in the type of the cache; or how they are made integers, one scale for each channel."""
+    if past is not None and past.dtype == ir.DataType.INT8:
+        found = [None if s is None else b("s.view(n, 1, -1)", s=s, n=shared) for s in scales]
+        return new, [(scale, "PER_CHANNEL", 8) for scale in found]
+    plain: list[Quantised] = [(None, "NONE", 8)] * 2
+    if past is None or past.dtype == query.dtype:
+        return new, plain
+    return [b("x.to(p.dtype)", x=x, p=past) for x in new], plain
+
+
+def _joined(
+    b: Builder, caches: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg], places: ast.expr,
+    window: int,
+) -> list[ast.expr]:  # fmt: skip
+    """All keys and values, and which of them each query sees: selected ones, perhaps of a second cache."""
+    k, v = caches
+    mask = "selected_mask(i, n, p, x.shape[2])"
+    seen = b(mask, i=chosen[0], n=chosen[1], p=places, x=k if others is None else others[0])
+    if others is None:
+        return [k, v, b("m & window_mask(p, k.shape[2])", m=seen, p=places, k=k)]
+    shown = b("torch.cat([window_mask(p, k.shape[2], w), m], -1)", p=places, k=k, w=window, m=seen)
+    return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
+
+
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT)
+def packed_sparse_attention_indexer_merge(
+    b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
+    range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,
+    max_output_entries: int, policy_mode: str,
+) -> Unpack:  # fmt: skip
+    """What was selected for a query, and a range of indices or others, each of them once."""
+    is_range = policy_mode == "append_range"
+    more = (range_starts, range_ends) if is_range else (additional_indices, additional_counts)
+    if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
+        raise b.error("its policy_mode is unknown, or what that appends is missing", "fix the file")
+    room: Any = max_output_entries
+    base = base_indices, base_counts, base_row_indices
+    if is_range:
+        return b.unpack(
+            b("merge_selections(x, n, r, *index_ranges(s, e, m), m)", **dict(zip("xnrsem", (*base, *more, room))))
+        )
+    return b.unpack(b.call("merge_selections", *base, *more, room))
