@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common import ROOT, arguments, finish
-from onnxgen.load import load
+from onnxgen.runtime.load import load
 from onnxgen.training import choose, fit
 from onnxgen.training.settings import Settings
 

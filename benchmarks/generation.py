@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from benchmarks.common import ROOT, arguments, finish, interleaved, python, ratio
-from onnxgen.stages import IMPORTS, WEIGHTS
+from onnxgen.common.timing import IMPORTS, WEIGHTS
 
 FLOOR = "import onnx, onnx_ir, jinja2, black"
 CPU = (

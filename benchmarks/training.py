@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import ROOT, arguments, finish, interleaved, ratio
-from onnxgen.load import imported
 from onnxgen.pipeline import generate
+from onnxgen.runtime.load import imported
 from tests.zoo.bert import BertModel
 from tests.zoo.export import quiet
 from tests.zoo.resnet import resnet18

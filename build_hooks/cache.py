@@ -77,7 +77,7 @@ class Cache:
     @contextmanager
     def locked(self, root: Path) -> Iterator[None]:
         """Hold the lock of the project in a folder; where there can be none, builds may do the same work twice."""
-        from onnxgen.atomic import locked  # not where everything is fresh
+        from onnxgen.common.atomic import locked  # not where everything is fresh
 
         file = self.folder / "locks" / hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
         with ExitStack() as stack:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem
 
 from .cache import Cache

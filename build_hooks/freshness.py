@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
+from onnxgen.common.paths import templates_dir
 from onnxgen.errors import OnnxgenError
-from onnxgen.paths import templates_dir
 
 from .cache import Cache, digest
 from .plugin_files import plugin_digests

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from onnxgen import pipeline
 from onnxgen.errors import EditedError, OnnxgenError, Problem
-from onnxgen.generated import Build, Generated
-from onnxgen.output import Output
-from onnxgen.sidecar import write_pair
+from onnxgen.output.compose import Build, Generated
+from onnxgen.output.write import Output
+from onnxgen.weights.sidecar import write_pair
 
 from .cache import Cache
 from .freshness import Content, content_of, settle

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.errors import OnnxgenError, Problem
 
 if TYPE_CHECKING:
-    from onnxgen.limits import Limits
+    from onnxgen.common.limits import Limits
 
     from .build import Built, Progress
     from .settings import Project

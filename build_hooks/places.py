@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxgen.names import identifier
+from onnxgen.common.names import identifier
 from onnxgen.plugins.finding import is_path
 
 from .values import shown

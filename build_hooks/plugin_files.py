@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.plugins.domains import imports_foreign
+from onnxgen.graph.domains import imports_foreign
 from onnxgen.plugins.finding import files_of, is_path, place_of
 
 from .cache import Cache, digest

@@ -1,6 +1,6 @@
 """A sidecar's headers, read with nothing but the standard library, and whether they fit a module.
 
-The format is described in `onnxgen/weights.py`, which writes it.
+The format is described in `onnxgen/weights/streamed.py`, which writes it.
 """
 
 from __future__ import annotations

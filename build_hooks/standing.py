@@ -51,7 +51,7 @@ def is_edited(entry: Entry) -> bool:
     """Whether the module is there and a person changed it; raises `OnnxgenError` if it is no file."""
     if not read(entry.output).strip():
         return False
-    from onnxgen.output import Output
+    from onnxgen.output.write import Output
 
     output = Output(entry.output, entry.options)
     text = output.text()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from onnxgen.limits import NAMES, Limits
+from onnxgen.common.limits import NAMES, Limits
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SHOWN = 60  # characters of a wrong value that an error shows

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnx
 
-from onnxgen.gradients import BY_INPUT, NOWHERE, key
-from onnxgen.ops.registry import operators
+from onnxgen.graph.gradients import BY_INPUT, NOWHERE, key
+from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
 
@@ -40,7 +40,7 @@ Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists t
   (`tests/backend`); {passed} pass in all, and `tests/backend/exclusions.py` says why the others do not count.
   Operators without such a test are compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
 - **gradients**: `tests/gradients` compares them with differences of the function in float64, for every operator with
-  "yes" and by each input of floating point; and holds what is said of the others (`onnxgen/gradients.py`) to it.
+  "yes" and by each input of floating point; and holds what is said of the others (`onnxgen/graph/gradients.py`) to it.
 - **notes**: what the function does, and what it refuses, with the node's name, rather than guess.
 """
 

@@ -22,17 +22,17 @@ from onnxgen._version import __version__
 
 if TYPE_CHECKING:
     from onnxgen.build_hooks import ModelGen
+    from onnxgen.common.limits import Limits
     from onnxgen.errors import EditedError, OnnxgenError, Problem
     from onnxgen.export import ExportReport, export
-    from onnxgen.generated import Generated, Report
-    from onnxgen.limits import Limits
-    from onnxgen.load import load
-    from onnxgen.ops.arg import Arg
-    from onnxgen.ops.builder import Builder
-    from onnxgen.ops.registry import op
+    from onnxgen.graph.operators import op
+    from onnxgen.lowering.arg import Arg
+    from onnxgen.lowering.builder import Builder
     from onnxgen.options import Options
+    from onnxgen.output.compose import Generated, Report
     from onnxgen.pipeline import generate
-    from onnxgen.reload import reload
+    from onnxgen.runtime.load import load
+    from onnxgen.runtime.reload import reload
     from onnxgen.verify import VerifyReport, verify
 
 # In a checkout, `templates/` and `build_hooks/` lie beside the package and not in it.
@@ -61,28 +61,30 @@ __all__ = [
     "verify",
 ]
 
-# `load`, `reload`, `verify` and `export` are submodules too, and importing a submodule binds its name in the package:
-# whichever comes first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
+# `verify` and `export` are submodules too, and importing a submodule binds its name in the package: whichever comes
+# first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
 _HOME = {
     "EditedError": "errors",
     "OnnxgenError": "errors",
     "Problem": "errors",
-    "Limits": "limits",
+    "Limits": "common.limits",
     "Options": "options",
-    "Generated": "generated",
-    "Report": "generated",
+    "Generated": "output.compose",
+    "Report": "output.compose",
     "generate": "pipeline",
     "VerifyReport": "verify",
     "ExportReport": "export",
     "ModelGen": "build_hooks.model_gen",
-    "op": "ops.registry",
-    "Arg": "ops.arg",
-    "Builder": "ops.builder",
+    "load": "runtime.load",
+    "reload": "runtime.reload",
+    "op": "graph.operators",
+    "Arg": "lowering.arg",
+    "Builder": "lowering.builder",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in ("export", "load", "reload", "verify"):
+    if name in ("export", "verify"):
         return importlib.import_module(f"onnxgen.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen' has no attribute {name!r}")

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType
 
-from onnxgen.load import load
+from onnxgen.runtime.load import load
 
 if TYPE_CHECKING:
     from torch import nn

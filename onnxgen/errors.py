@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.names import visible
+from onnxgen.common.names import visible
 
 BUG = "if other tools run the model, please report it"
 _HERE = Path(__file__).resolve().parent

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnxgen.common.limits import Limits
+from onnxgen.common.names import is_class_name
 from onnxgen.errors import OnnxgenError
-from onnxgen.limits import Limits
-from onnxgen.names import is_class_name
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 QUANTIZED = ("keep", "float", "qat", "qat-learned")

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxgen.blocks import find_blocks
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
-from onnxgen.dropout import add_dropout
+from onnxgen.common.names import network_name
+from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.generated import Build, Generated, Report, compose
-from onnxgen.lower import lower
-from onnxgen.names import network_name
-from onnxgen.notes import inference_notes
+from onnxgen.lowering.dropout import add_dropout
+from onnxgen.lowering.lower import lower
 from onnxgen.options import Options
-from onnxgen.output import Output
+from onnxgen.output.compose import Build, Generated, Report, compose
+from onnxgen.output.notes import inference_notes
+from onnxgen.output.write import Output
 from onnxgen.passes import CHECKED, simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
-from onnxgen.stages import recorded, stage, uncollected
+from onnxgen.scopes import find_blocks
 from onnxgen.structure import Plain, structure
 from onnxgen.validate import Difference, Specification, hold, hold_keys, specify, stored_by, translated, validate
 
@@ -113,7 +113,7 @@ def generate(
         out: the module to write; default: beside the ONNX file, by its stem.
         options: see `Options`.
         force: overwrite a module that was edited by hand.
-        progress: is told the name of each of `onnxgen.stages.STAGES` as it begins.
+        progress: is told the name of each of `onnxgen.common.timing.STAGES` as it begins.
 
     Returns:
         What was made; `report.status` says whether it was written, already fresh, or kept because it was edited.
@@ -147,8 +147,8 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
 
     Raises `OnnxgenError` if that is no file that Python would import.
     """
-    from onnxgen.load import python_file
-    from onnxgen.names import identifier
+    from onnxgen.common.names import identifier
+    from onnxgen.common.paths import python_file
 
     path = Path(path)
     if out is None:
@@ -166,7 +166,7 @@ def _class_name(model: ir.Model, path: Path, options: Options) -> str:
 
 @contextmanager
 def timed(report: Report, name: str) -> Iterator[None]:
-    """Say that a stage begins, and record how long it took, and what else happened inside (see `onnxgen.stages`)."""
+    """Say that a stage begins, and record how long it took, and what else happened inside (`common.timing`)."""
     if report.progress is not None:
         report.progress(name)
     with recorded(report.stages), stage(name):

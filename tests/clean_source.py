@@ -11,7 +11,7 @@ import tokenize
 from functools import cache
 
 from onnxgen.code.allowed import Refused, check_module
-from onnxgen.paths import helpers_dir
+from onnxgen.common.paths import helpers_dir
 
 
 def assert_safe(source: str) -> None:

@@ -20,10 +20,10 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from safetensors import safe_open
 
-from onnxgen.generated import Generated
 from onnxgen.options import Options
+from onnxgen.output.compose import Generated
 from onnxgen.pipeline import generate
-from onnxgen.wayback import rebuild
+from onnxgen.weights.provenance import rebuild
 
 DEFAULTS = Options()
 RTOL, ATOL = 1e-3, 1e-5  # float32; float16 has 11 bits

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxgen.blocks.between import place_silent
 from onnxgen.options import Options
 from onnxgen.reader import read
+from onnxgen.scopes.between import place_silent
 from tests.reader_models import Write, model, node, weight, write
 from tests.zoo import ZOO
 from tests.zoo.export import Case, export

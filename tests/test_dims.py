@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgen.propagate.dims import (
+from onnxgen.shapes.dims import (
     Call,
     Dim,
     Sym,

@@ -14,7 +14,7 @@ from onnx import helper as h
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run
-from onnxgen.dropout import matches
+from onnxgen.lowering.dropout import matches
 from onnxgen.pipeline import build, check, generate
 from tests.real import assert_way_back, imported
 from tests.real import run as run_file

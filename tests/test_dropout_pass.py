@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 import torch
 
-from onnxgen.load import load
+from onnxgen.runtime.load import load
 
 # As torch 2.13 writes F.dropout(x, 0.2, inplace=True) in training mode.
 SPELLED = """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from onnxgen.ops import registry
+from onnxgen.graph import operators as registry
 from tests.ops.harness import backend_cases, refusal, run_case, run_node
 
 # by a fixed body; by one that depends on types; by one that uses another such operator

@@ -17,7 +17,7 @@ from onnx import helper
 from torch import Tensor, nn
 
 from onnxgen.code import annotations
-from onnxgen.names import FileText
+from onnxgen.common.names import FileText
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from tests.defaults import given_defaults

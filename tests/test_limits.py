@@ -19,7 +19,7 @@ from onnx.numpy_helper import from_array
 
 from onnxgen import Limits, OnnxgenError, Options, generate
 from onnxgen.cli import run as command
-from onnxgen.limits import NAMES
+from onnxgen.common.limits import NAMES
 from onnxgen.pipeline import build
 from onnxgen.reader import rehearsal
 from onnxgen.reader.survey import survey

@@ -18,9 +18,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from onnxgen.blocks import find_blocks
 from onnxgen.options import Options
 from onnxgen.pipeline import read_and_simplify
+from onnxgen.scopes import find_blocks
 from tests.nameless_nets import NETS
 from tests.real import Run, assert_finite_gradients, assert_same, assert_way_back, run
 from tests.stripped import strip
@@ -215,14 +215,14 @@ def test_steps_grow_with_the_network(tmp_path: Path) -> None:
 
 
 def steps(path: Path) -> int:
-    """How many lines of `onnxgen.blocks` run for a file."""
+    """How many lines of `onnxgen.scopes` run for a file."""
     model = read_and_simplify(path, Options())
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal count
         count += event == "line"
-        return trace if "blocks" in frame.f_code.co_filename else None
+        return trace if "scopes" in frame.f_code.co_filename else None
 
     sys.settrace(trace)
     try:

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from onnxgen.errors import OnnxgenError
-from onnxgen.names import (
+from onnxgen.common.names import (
     MODULE_ATTRIBUTES,
     RESERVED,
     Namer,
@@ -20,7 +19,8 @@ from onnxgen.names import (
     network_name,
     printable,
 )
-from onnxgen.paths import helpers_dir, templates_dir
+from onnxgen.common.paths import helpers_dir, templates_dir
+from onnxgen.errors import OnnxgenError
 
 NASTY = [
     "",
@@ -204,6 +204,6 @@ def test_own_files_are_found() -> None:
 
 
 def test_missing_templates_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setattr("onnxgen.paths._HERE", tmp_path)
+    monkeypatch.setattr("onnxgen.common.paths._HERE", tmp_path)
     with pytest.raises(OnnxgenError, match="install onnxgen again"):
         templates_dir()

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgen.options import Options
 from onnxgen.reader import param_path, read
-from onnxgen.reader.origin import torch_path
+from onnxgen.scopes.origin import torch_path
 from tests.reader_models import Write, model, node, weight, write
 
 __all__ = ["write"]  # a fixture

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch.nn as nn
 
-from onnxgen.names import MODULE_ATTRIBUTES
-from onnxgen.places import LAYER_ATTRIBUTES
+from onnxgen.common.names import MODULE_ATTRIBUTES
+from onnxgen.lowering.member_paths import LAYER_ATTRIBUTES
 
 LAYERS = (
     nn.Linear(2, 2), nn.Conv1d(2, 2, 1), nn.Conv2d(2, 2, 1), nn.ConvTranspose2d(2, 2, 1), nn.BatchNorm1d(2),

@@ -21,7 +21,7 @@ from onnxgen.code.class_tree import ClassTree, refuse_others
 from onnxgen.code.copied import helper_names
 from onnxgen.code.meant import Meant, hold, same
 from onnxgen.code.quote import NiceFloat
-from onnxgen.names import RESERVED, FileText, LocalName, local
+from onnxgen.common.names import RESERVED, FileText, LocalName, local
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 from onnxgen.structure import naming

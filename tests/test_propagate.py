@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgen.options import Options
-from onnxgen.propagate import propagate
-from onnxgen.propagate.dims import Sym, substitute, symbol, symbols
-from onnxgen.propagate.info import Info, info
+from onnxgen.shapes import propagate
+from onnxgen.shapes.dims import Sym, substitute, symbol, symbols
+from onnxgen.shapes.info import Info, info
 from tests.conftest import SHARED, shared_models
 
 

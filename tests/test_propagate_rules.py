@@ -12,8 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from onnxgen.options import Options
-from onnxgen.propagate import propagate
-from onnxgen.propagate.info import Info, info
+from onnxgen.shapes import propagate
+from onnxgen.shapes.info import Info, info
 from tests.test_propagate import Bindings, agree
 
 # name, opset, inputs, body (its last value is `y`), the expected shape of y as text

@@ -14,8 +14,8 @@ import pytest
 from onnx import NodeProto, TensorProto
 from onnx import helper as oh
 
+from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
-from onnxgen.limits import Limits
 from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.reader_models import (

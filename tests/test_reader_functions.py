@@ -13,7 +13,7 @@ from onnx import NodeProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
-from onnxgen.limits import Limits
+from onnxgen.common.limits import Limits
 from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.reader_models import Write, X, branch, conditional, model, node, refusal, run, same_as_before, write

@@ -16,11 +16,11 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnxgen import OnnxgenError, Options
-from onnxgen.file_tensor import FileTensor
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.pipeline import generate
 from onnxgen.reader import read, skeleton
-from onnxgen.sidecar import read_tensors
+from onnxgen.weights.file_tensor import FileTensor
+from onnxgen.weights.sidecar import read_tensors
 from tests.conftest import ROOT
 from tests.fuzz.mutate import mutate
 from tests.fuzz.seeds import few

@@ -18,7 +18,7 @@ import onnxgen
 from onnxgen import Options, verify
 from onnxgen.cli import run
 from onnxgen.pipeline import build, check, generate
-from onnxgen.wayback import rebuild
+from onnxgen.weights.provenance import rebuild
 from tests.real import Run, assert_way_back, imported
 from tests.stripped import strip
 from tests.zoo import ZOO, Entry, _image, _simple

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import black
 import onnx
-import pytest
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
-from onnxgen.ops.registry import operators
+from onnxgen.graph.operators import operators
 from tests.conftest import ROOT
 
 SAMPLE = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -29,12 +28,25 @@ HELPERS = sorted((ROOT / "onnxgen" / "helpers").glob("*.py"))
 # Left of ops/ code speaks ONNX, and knows no PyTorch; what is here knows neither one operator nor another.
 FRAMEWORK = sorted(
     [
-        *(ROOT / "onnxgen" / name for name in ("pipeline.py", "lower.py", "members.py", "generated.py", "output.py")),
-        *(ROOT / "onnxgen" / name for name in ("weights.py", "wayback.py", "strided.py", "names.py", "load.py")),
-        *(ROOT / "onnxgen" / "structure").glob("*.py"),
-        *(ROOT / "onnxgen" / "code").glob("*.py"),
-        *(ROOT / "onnxgen" / "cli").glob("*.py"),
-        *(ROOT / "onnxgen" / "ops" / name for name in ("builder.py", "arg.py", "bind.py", "registry.py")),
+        ROOT / "onnxgen" / "pipeline.py",
+        *(
+            ROOT / "onnxgen" / folder / name
+            for folder, name in (
+                ("weights", "streamed.py"),
+                ("weights", "provenance.py"),
+                ("weights", "strided.py"),
+                ("lowering", "lower.py"),
+                ("lowering", "members.py"),
+                ("lowering", "builder.py"),
+                ("lowering", "arg.py"),
+                ("lowering", "bind.py"),
+                ("graph", "operators.py"),
+                ("output", "compose.py"),
+                ("output", "write.py"),
+                ("runtime", "load.py"),
+            )
+        ),
+        *(path for room in ("common", "structure", "code", "cli") for path in (ROOT / "onnxgen" / room).glob("*.py")),
     ]
 )
 
@@ -110,15 +122,77 @@ def test_generating_never_imports_torch(tmp_path: Path) -> None:
     assert python(code, str(SAMPLE), str(tmp_path / "model.py")).splitlines()[-1] == "imported: []"
 
 
-@pytest.mark.parametrize("path", OURS, ids=name)
-def test_only_what_runs_models_mentions_torch(path: Path) -> None:
+def test_only_what_runs_models_mentions_torch() -> None:
     """Even inside a function: no import of torch but in helpers (copied as text) and what runs modules."""
-    runs = ("helpers/", "verify/", "load.py", "backend.py", "training/", "export/")
-    if name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
-        return
-    computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and only what the file's operators say
-    heavy = ("torch",) if computes else ("torch", "onnxruntime")
-    assert [m for m in imports(tree(path)) if m.split(".")[0] in heavy] == []
+    runs = ("helpers/", "verify/", "runtime/", "backend.py", "surgery/", "training/", "export/")
+    found = []
+    for path in OURS:
+        computes = name(path) == "onnxgen/paranoid/apart.py"  # `--paranoid` alone, and what the file's operators say
+        heavy = ("torch",) if computes else ("torch", "onnxruntime")
+        if not name(path).startswith(tuple(f"onnxgen/{place}" for place in runs)):
+            found += [(name(path), m) for m in imports(tree(path)) if m.split(".")[0] in heavy]
+    assert found == []
+
+
+# The floors of the house, from the ground up: a room imports from its own floor and from those below it.
+FLOORS = (
+    ("_version", "common", "errors", "options"),
+    ("graph",),
+    ("shapes",),
+    ("plugins",),
+    ("weights",),
+    ("code",),
+    ("scopes",),
+    ("reader",),
+    ("passes",),
+    ("lowering",),
+    ("ops", "helpers"),
+    ("structure",),
+    ("output",),
+    ("validate",),
+    ("paranoid",),
+    ("pipeline",),
+    ("runtime",),
+    ("verify",),
+    ("backend", "surgery"),
+    ("export",),
+    ("training",),
+    ("cli", "__main__"),
+)
+# An import upward, and why it is one.
+UPWARD = {
+    ("onnxgen.passes", "onnxgen.paranoid.check"): "`--paranoid` alone: the checker wraps each pass as it runs",
+    (
+        "onnxgen.lowering.members",
+        "onnxgen.validate.constants",
+    ): "a constant is held to its elements where it is written",
+}
+APART = ("build_hooks", "_callable", "importer", "templates")  # they use `onnxgen` as its users do, or nothing of it
+
+
+def test_rooms_import_from_below() -> None:
+    """Inside functions, too; what only a type checker imports does not count."""
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    found = set()
+    for path in OURS:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        room = module.removeprefix("onnxgen").split(".")[1:][:1]
+        if not room or path.parts[len(ROOT.parts)] != "onnxgen" or room[0] in APART:
+            continue
+        for used in imports(tree(path)):
+            other = used.split(".")[1:2] if used.startswith("onnxgen.") else []
+            if other and other[0] not in APART and floor[other[0]] > floor[room[0]]:
+                found.add((module, used))
+    assert found == set(UPWARD)
+
+
+def test_every_room_has_a_floor() -> None:
+    here = {
+        path.stem for path in (ROOT / "onnxgen").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert here - {"__init__", *APART} == {room for rooms in FLOORS for room in rooms}
+    loose = sorted(path.name for path in (ROOT / "onnxgen").glob("*.py"))
+    assert len(loose) <= 9, loose
 
 
 def test_what_checks_the_passes_shares_no_code_with_them() -> None:
@@ -126,11 +200,10 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     operators are known, and what an export takes weights back with."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
-    shared = {f"onnxgen.{name}" for name in ("errors", "nodes", "options", "wayback", "dequantised")}
-    shared |= {
-        f"onnxgen.{name}" for name in ("gradients", "stored", "reader.origin", "plugins.domains", "ops.registry")
-    }
-    shared |= {f"onnxgen.propagate{name}" for name in ("", ".dims", ".info")}
+    shared = {f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators")}
+    shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
+    shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
+    shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 
 
@@ -172,12 +245,14 @@ def test_templates_and_helpers_never_import_onnxgen() -> None:
 # ---- who knows what --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FRAMEWORK, ids=name)
-def test_the_framework_names_no_operator(path: Path) -> None:
+def test_the_framework_names_no_operator() -> None:
     """Only `Constant` is known everywhere: it is a way to store a tensor."""
     known = {schema.name for schema in onnx.defs.get_all_schemas()} | {n for _, n in operators()}
-    texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    assert texts & known - {"Constant"} == set()
+    found = {}
+    for path in FRAMEWORK:
+        texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        found[name(path)] = texts & known - {"Constant"}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_operators_are_found_by_that_test() -> None:
@@ -201,11 +276,11 @@ def called(module: ast.Module) -> Iterator[str]:
             yield from (c.func.id for c in piece if isinstance(c, ast.Call) and isinstance(c.func, ast.Name))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "onnxgen" / "ops").glob("*.py")), ids=name)
-def test_what_operators_call_exists(path: Path) -> None:
+def test_what_operators_call_exists() -> None:
     """A helper that a piece calls and nobody wrote would be a NameError in the generated file."""
-    module = {"m"}  # a submodule, given by value
-    assert set(called(tree(path))) - helper_names() - set(dir(builtins)) - module == set()
+    known = {*helper_names(), *dir(builtins), "m"}  # m: a submodule, given by value
+    found = {name(path): set(called(tree(path))) - known for path in (ROOT / "onnxgen" / "ops").glob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_calls_are_found_by_that_test() -> None:
@@ -221,13 +296,14 @@ def newer(text: str) -> list[str]:
     return [api for api in NEWER_TORCH if re.search(rf"(?<![\w.]){re.escape(api)}\b", text)]
 
 
-@pytest.mark.parametrize("path", [*TEMPLATES, *HELPERS, *sorted((ROOT / "onnxgen" / "ops").glob("*.py"))], ids=name)
-def test_generated_code_runs_on_torch_2_4(path: Path) -> None:
+def test_generated_code_runs_on_torch_2_4() -> None:
     """Neither what is copied into a generated file nor the pieces that operators are written with need a newer one.
 
     `test_real_models.py` asks the same of what is generated from real files.
     """
-    assert newer(path.read_text(encoding="utf-8")) == []
+    paths = [*TEMPLATES, *HELPERS, *(ROOT / "onnxgen" / "ops").glob("*.py")]
+    found = {name(path): newer(path.read_text(encoding="utf-8")) for path in paths}
+    assert {path: apis for path, apis in found.items() if apis} == {}
 
 
 def test_newer_apis_are_found() -> None:
@@ -239,9 +315,9 @@ def test_newer_apis_are_found() -> None:
 # ---- size ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", OURS, ids=name)
-def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES
+def test_files_are_short() -> None:
+    lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in OURS}
+    assert {path: count for path, count in lines.items() if count > FILE_LINES} == {}
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

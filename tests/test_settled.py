@@ -17,9 +17,9 @@ from onnxgen.code import settled
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.render import LINE_LENGTH
 from onnxgen.code.settled import Settled
+from onnxgen.common.timing import recorded, stage
 from onnxgen.options import Options
 from onnxgen.pipeline import build
-from onnxgen.stages import recorded, stage
 
 CONSTANTS = (0, 1, -3, 1e-05, 1e20, 2.5, True, None, "text", "it's", 'say "so"', b"raw", 1e400, 3j, ...)
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.MatMult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.LShift)

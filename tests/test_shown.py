@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 from onnxgen.cli import run, say
 from onnxgen.code.printer import is_quotable
+from onnxgen.common.names import printable, visible
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable, visible
 from tests.conftest import ROOT, SHARED
 
 # an escape sequence, C1's, the bell, turned writing, zero width, a deletion, NUL, half a pair, a line that is none

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.load import load
+from onnxgen.runtime.load import load
 
 KEEP = 0.75
 

@@ -22,7 +22,7 @@ from onnxgen.verify.compare import HIDES
 from onnxgen.verify.freedom import Freedom, explained
 from onnxgen.verify.graph import examine
 from onnxgen.verify.sizes import sizes
-from onnxgen.weights import read_header
+from onnxgen.weights.streamed import read_header
 
 NET = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6] x) => (float[n, 4] y) {
     a = Gemm <transB = 1> (x, w0, b0)  r = Relu (a)  s = Sub (r, a)  y = Gemm <transB = 1> (s, w1, b1) }"""

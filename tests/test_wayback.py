@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.wayback import Source, concat, rebuild, way_back
+from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 
 F32, F64, BF16 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16
 

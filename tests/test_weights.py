@@ -22,9 +22,9 @@ from safetensors.numpy import load_file, save
 
 from onnxgen import atomic, sidecar, weights
 from onnxgen.errors import OnnxgenError
-from onnxgen.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
-from onnxgen.wayback import Source, concat, rebuild, way_back
-from onnxgen.weights import embed_bytes, read_header, write_safetensors
+from onnxgen.weights.provenance import Source, concat, rebuild, way_back
+from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
+from onnxgen.weights.streamed import embed_bytes, read_header, write_safetensors
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
@@ -163,8 +163,8 @@ def test_external_data_costs_no_anonymous_memory(tmp_path: Path) -> None:
     code = """
 import re, sys, threading, onnx_ir as ir
 from pathlib import Path
-from onnxgen.wayback import Source
-from onnxgen.weights import write_safetensors
+from onnxgen.weights.provenance import Source
+from onnxgen.weights.streamed import write_safetensors
 folder, n = Path(sys.argv[1]), 64 << 20
 with open(folder / "w.bin", "wb") as file:
     file.truncate(4 * n)

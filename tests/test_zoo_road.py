@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.reader.origin import seen_from, siblings
-from onnxgen.twins import Twins
-from onnxgen.wayback import Source
+from onnxgen.lowering.tied import Twins
+from onnxgen.scopes.origin import seen_from, siblings
+from onnxgen.weights.provenance import Source
 from tests.zoo import ZOO, Entry
 from tests.zoo.export import Case, export
 from tests.zoo.road import Road

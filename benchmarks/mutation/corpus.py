@@ -125,7 +125,7 @@ def _examine(place: Path) -> Entry | str:
 
 def _entry(place: Path) -> Entry | str:
     from benchmarks.mutation.judge import difference, meaning, slack
-    from onnxgen.load import from_pretrained, imported
+    from onnxgen.runtime.load import from_pretrained, imported
     from onnxgen.verify import verify
     from onnxgen.verify.check import Check
     from onnxgen.verify.feeds import nudged

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from onnxgen.load import from_pretrained, imported
+from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.verify.compare import Tolerance, compare
 from onnxgen.verify.convert import to_numpy, to_torch
-from onnxgen.wayback import rebuild
+from onnxgen.weights.provenance import rebuild
 from tests.clean_source import assert_safe
 
 TOLERANCE = Tolerance()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from onnxgen.cli.say import tell, tell_json
-from onnxgen.names import visible
+from onnxgen.common.names import visible
 
 if TYPE_CHECKING:
     import click

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.cli.say import aligned, progress, tell, tell_json
+from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import counted
-from onnxgen.generated import Generated
 from onnxgen.options import Options
-from onnxgen.stages import FORMAT, IMPORTS, STAGES, WEIGHTS
+from onnxgen.output.compose import Generated
 
 SHOWN = (IMPORTS, WEIGHTS, *STAGES[:-1], FORMAT, STAGES[-1])  # of the seconds by stage
 

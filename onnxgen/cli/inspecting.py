@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.names import printable
 from onnxgen.options import Options
 
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -83,7 +83,7 @@ def _stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:
     from onnxgen.passes.trainable import stored_values
-    from onnxgen.stored import stored
+    from onnxgen.weights.stored import stored
 
     for value in stored_values(graph):
         tensor = stored(value)
@@ -92,7 +92,7 @@ def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _tensor(value: ir.Value, reasons: dict[str, tuple[bool, str]]) -> dict[str, Any]:
-    from onnxgen.stored import stored
+    from onnxgen.weights.stored import stored
 
     tensor = stored(value)
     assert tensor is not None
@@ -107,7 +107,7 @@ def _tensor(value: ir.Value, reasons: dict[str, tuple[bool, str]]) -> dict[str, 
 
 
 def _nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    from onnxgen.nodes import subgraphs
+    from onnxgen.graph.nodes import subgraphs
 
     for node in graph:
         yield node
@@ -175,7 +175,7 @@ def _row(value: dict[str, Any]) -> tuple[str, str, str]:
 
 def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> int:
     """List the operators that have a function of their own, from the registry, and those of plugins."""
-    from onnxgen.ops.registry import operators
+    from onnxgen.graph.operators import operators
     from onnxgen.plugins import plugged
 
     with plugged(Options(plugins=plugins)) as there:

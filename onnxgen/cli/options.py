@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from onnxgen.limits import NAMES, Limits
+from onnxgen.common.limits import NAMES, Limits
 from onnxgen.options import DTYPES, QUANTIZED, Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])

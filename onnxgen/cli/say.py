@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from onnxgen.names import visible
+from onnxgen.common.names import visible
 
 DELAY = 1.0  # seconds of work before a progress bar shows
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
+from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.load import python_file
 from onnxgen.training.checkpoint.folder import holds_a_run
 from onnxgen.training.config import DIGITS, read_config
 from onnxgen.training.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from onnxgen.names import FileText
+from onnxgen.common.names import FileText
 
 MOST = 8  # nodes named of one line
 LINE = 88 - 8  # characters of a line of `forward`

@@ -14,7 +14,7 @@ from onnxgen.code.class_source import ClassSource
 from onnxgen.code.copied import helper_names
 from onnxgen.code.quote import walk
 from onnxgen.code.stub import Stub
-from onnxgen.names import RESERVED
+from onnxgen.common.names import RESERVED
 
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter

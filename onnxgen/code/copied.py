@@ -10,7 +10,7 @@ import ast
 import re
 from functools import lru_cache
 
-from onnxgen.paths import helpers_dir
+from onnxgen.common.paths import helpers_dir
 
 _CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")  # a function or class, and no method of that name
 

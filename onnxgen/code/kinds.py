@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.info import Info
 
 _KINDS = {"sequence": "list[Tensor]", "optional": "Tensor | None"}
 

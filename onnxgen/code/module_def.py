@@ -14,12 +14,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.copied import helper_names
+from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import refs, rewrite
 from onnxgen.code.stub import Stub
-from onnxgen.names import RESERVED, FileText
-from onnxgen.plugins.own_code import OwnCode
-from onnxgen.propagate.info import Info
-from onnxgen.wayback import Source
+from onnxgen.common.names import RESERVED, FileText
+from onnxgen.shapes.info import Info
+from onnxgen.weights.provenance import Source
 
 Path = tuple[str, ...]
 User = tuple[ir.Node, tuple[int, ...]]

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from onnxgen.code.allowed import Refused
 from onnxgen.code.annotations import annotated
-from onnxgen.names import FileText, is_plain
+from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
 COMMENT_COLUMN = 88  # a shape comment that would pass it is left out

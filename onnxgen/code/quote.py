@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
-from onnxgen.propagate.dims import Sym
+from onnxgen.shapes.dims import Sym
 
 if TYPE_CHECKING:
     from onnxgen.code.module_def import Member

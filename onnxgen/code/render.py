@@ -21,12 +21,12 @@ from onnxgen.code.class_source import code_of
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import copied, imported
 from onnxgen.code.meant import Meant, copies, hold, without_docstring
+from onnxgen.code.own_code import Import, OwnCode
 from onnxgen.code.printer import between_quotes, comment
 from onnxgen.code.settled import LONGEST, Settled
+from onnxgen.common.paths import templates_dir
+from onnxgen.common.timing import FORMAT, IMPORTS, stage
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.paths import templates_dir
-from onnxgen.plugins.own_code import Import, OwnCode
-from onnxgen.stages import FORMAT, IMPORTS, stage
 
 LINE_LENGTH = 88
 SUFFIX = ".jinja"

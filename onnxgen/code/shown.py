@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from onnxgen.code.module_def import Input, Statement, assigned
 from onnxgen.code.quote import SizeOf, walk
-from onnxgen.propagate.dims import symbol, symbols
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import symbol, symbols
+from onnxgen.shapes.info import Info
 
 
 def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str, Info]) -> dict[str, str]:

@@ -60,7 +60,7 @@ def export(
         OnnxgenError: a file can't be read or written or is in the way, the weights do not fit the module, PyTorch or
             onnxruntime is missing, or the changed module can't be exported.
     """
-    from onnxgen.load import need_torch
+    from onnxgen.runtime.load import need_torch
 
     need_torch("export")
     from onnxgen.export.road import Road, Verification

@@ -15,10 +15,10 @@ import onnx
 import torch
 from torch import nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.origin import Origin
 from onnxgen.export.report import ExportReport
-from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify.check import Check

@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
 from onnxgen.export.integers import Integers
 from onnxgen.export.places import Array, Place, function_places, places, tensors_of
 from onnxgen.export.report import ExportReport
 from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
-from onnxgen.names import printable
 from onnxgen.reader.duplicates import drop_duplicates
-from onnxgen.wayback import rebuild
+from onnxgen.weights.provenance import rebuild
 
 Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name and overload, and the name in there
 
@@ -29,7 +29,7 @@ Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name 
 class Record:
     """What the sidecar recorded: how each ONNX tensor is made of the state dict, and where the file has it.
 
-    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.dequantised`).
+    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`).
     """
 
     tensors: Mapping[str, Any]

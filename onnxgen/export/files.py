@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
-from onnxgen.atomic import is_same_file, own_folder, replacing
+from onnxgen.common.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.places import tensors_of
 

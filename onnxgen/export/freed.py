@@ -14,17 +14,17 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
+from onnxgen.common.names import printable
 from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names
-from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.output.signature import Signature
 from onnxgen.passes import PASSES
 from onnxgen.passes.batch import FREED, Freed, dynamic_batch
 from onnxgen.plugins import plugged
-from onnxgen.propagate.dims import Dim, Sym, Symbol
-from onnxgen.propagate.info import Info, info
 from onnxgen.reader import read
 from onnxgen.reader.taken import uses
-from onnxgen.signature import Signature
+from onnxgen.shapes.dims import Dim, Sym, Symbol
+from onnxgen.shapes.info import Info, info
 
 OLDEST = 10  # the opset from which on Expand and Slice take inputs
 Picture = tuple[str, str, tuple[str | None, ...], str]

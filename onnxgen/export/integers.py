@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxgen.dequantised import Dequantised
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.places import Array
 from onnxgen.export.shared import NoWayBack, same
-from onnxgen.names import printable
-from onnxgen.wayback import rebuild
+from onnxgen.weights.dequantised import Dequantised
+from onnxgen.weights.provenance import rebuild
 
 Get = Callable[[str], Array]
 

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxgen.common.names import Namer
 from onnxgen.export.places import Array, places
 from onnxgen.export.shared import declare, drop_unused, parts, used_names
-from onnxgen.names import Namer
 from onnxgen.reader.taken import inner_uses, uses
 
 OLDEST = 9  # the opset from which on BatchNormalization is in evaluation mode and has one result

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgen.dequantised import KEY as QUANTISED
+from onnxgen.common.json_text import json_object
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.back import Record
-from onnxgen.json_text import json_object
-from onnxgen.names import printable
-from onnxgen.sidecar import sidecar_files
-from onnxgen.signature import Signature, file_sha256, recorded
+from onnxgen.output.signature import Signature, file_sha256, recorded
 from onnxgen.verify.integrity import metadata_of, sidecar_of
+from onnxgen.weights.dequantised import KEY as QUANTISED
+from onnxgen.weights.sidecar import sidecar_files
 
 if sys.version_info >= (3, 11):
     import tomllib

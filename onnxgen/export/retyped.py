@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.names import Namer
 from onnxgen.export import files
 from onnxgen.export.shared import NoWayBack
-from onnxgen.names import Namer
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.retype import FLOATS, retype, retype_node
-from onnxgen.propagate import propagate
+from onnxgen.shapes import propagate
 
 STANDARD = ("", "ai.onnx")
 _Formals = Sequence[onnx.defs.OpSchema.FormalParameter]

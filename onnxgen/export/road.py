@@ -17,14 +17,14 @@ from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import NoWayBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
-from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
-from onnxgen.output import Output
+from onnxgen.output.write import Output
 from onnxgen.reader.cut import recorded_cut
+from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.verify.check import Check
 from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
-from onnxgen.weights import Array
+from onnxgen.weights.streamed import Array
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What the file stores once for several tensors, and training made differ: a new initializer for each further value.
 
-The sidecar records which node inputs stand for which state-dict key (`onnxgen.uses`).
+The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.uses`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.names import Namer, printable
 from onnxgen.export.places import Array
-from onnxgen.names import Namer, printable
 from onnxgen.reader.taken import inner_graphs, uses
-from onnxgen.wayback import rebuild
+from onnxgen.weights.provenance import rebuild
 
 Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]  # by ONNX tensor and state-dict key: output, input's number
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.origin import Origin
-from onnxgen.names import printable
-from onnxgen.sidecar import read_tensors
 from onnxgen.verify.convert import to_numpy, to_torch
-from onnxgen.weights import Array
+from onnxgen.weights.sidecar import read_tensors
+from onnxgen.weights.streamed import Array
 
 SHOWN = 3  # keys that a message names
 
@@ -77,7 +77,7 @@ def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
     Raises:
         OnnxgenError: the tensors are not the model's.
     """
-    from onnxgen.training.finetune.replacing import resize_head
+    from onnxgen.surgery.replacing import resize_head
 
     model = bare_model(origin)
     wanted = model.state_dict()

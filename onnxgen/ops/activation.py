@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT, shortest, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import Lowering, op, register_function
+from onnxgen.graph.operators import Lowering, op, register_function
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import WIDER
 from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # one input, no attribute, the same meaning at every opset
 UNARY = {

@@ -9,16 +9,16 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.builder import Builder
-from onnxgen.ops.registry import op
+from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
 from onnxgen.passes.attention import default_scale
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import LONGEST, VIEWS
-from onnxgen.propagate.dims import Dim, floordiv
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import Dim, floordiv
+from onnxgen.shapes.info import info
 
 # what an exporter's steps in a dtype leave of a scale, relatively
 NEAR = {ir.DataType.FLOAT: 3e-7, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 2e-2}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, Ref, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")

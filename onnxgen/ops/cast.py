@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.math import FLOAT8
-from onnxgen.ops.registry import op
 from onnxgen.ops.wide import SIGNED
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 METHODS = {

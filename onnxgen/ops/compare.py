@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op, register_function
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.math import aligned
-from onnxgen.ops.registry import op, register_function
 from onnxgen.ops.wide import computed
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 LOGIC = {"And": "x & y", "Or": "x | y", "Xor": "x ^ y"}
 ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}

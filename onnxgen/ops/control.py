@@ -10,13 +10,13 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import flipped
-from onnxgen.propagate.info import Info, info
+from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 ENDLESS = 2**62  # as many turns as this are no limit: exporters write it for a `while`
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pads import padded, resolve_pads
-from onnxgen.ops.registry import op
-from onnxgen.propagate.dims import Dim, Sym, dim_max
+from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 def same(values: Sequence[Any]) -> Any:

@@ -6,11 +6,11 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("ImageDecoder")

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.passes.idioms import DOMAIN
-from onnxgen.propagate.info import info
-from onnxgen.wayback import Source
+from onnxgen.shapes.info import info
+from onnxgen.weights.provenance import Source
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 FAKE = "FakeQuantize"
 FLOAT = ir.DataType.FLOAT

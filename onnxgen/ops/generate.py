@@ -9,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import converted
-from onnxgen.ops.registry import op
 from onnxgen.ops.wide import computed
-from onnxgen.propagate.dims import nonnegative
+from onnxgen.shapes.dims import nonnegative
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 WAY_OUT = "run onnx's shape inference on the file first"

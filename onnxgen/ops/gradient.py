@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Statement, With
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
-from onnxgen.propagate.bodies import TRAINING
-from onnxgen.propagate.info import Info, info
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.bodies import TRAINING
+from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("Gradient", domain=TRAINING)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
-from onnxgen.ops.registry import op
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, flipped
-from onnxgen.propagate.dims import Dim, dim_min
-from onnxgen.reader.origin import param_path
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.dims import Dim, dim_min
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, MemberRef, unless
-from onnxgen.dequantised import DequantisedTensor
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import Layer, layer
-from onnxgen.ops.registry import op
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import viewed_from
-from onnxgen.wayback import Source
+from onnxgen.scopes.origin import param_path
+from onnxgen.weights.dequantised import DequantisedTensor
+from onnxgen.weights.provenance import Source
+from onnxgen.weights.stored import viewed_from
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 PLAIN = Layer("nn.Linear", None, {}, {})
 

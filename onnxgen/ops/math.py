@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op, register_function
+from onnxgen.graph.operators import op, register_function
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
 from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # one floating point input, no attribute, the same meaning at every opset
 FLOAT_UNARY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Sin Sinh Sqrt Tan".split()

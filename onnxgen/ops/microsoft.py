@@ -9,24 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.weights.dequantised import BNB_TABLES
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
 ANEW = "optimise the file for the CPU"
-
-# what the 16 numbers of bitsandbytes stand for, by `quant_type`
-TABLES = {
-    0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: then the same, negative
-    1: [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ],
-}  # fmt: skip
 
 
 @op("Inverse", domain=MICROSOFT)
@@ -97,7 +88,7 @@ def matmul_bnb4(
     training_mode: int = 0, transB: int = 1,
 ) -> ast.expr:  # fmt: skip
     """A linear layer whose weights are of bitsandbytes' 4 bits."""
-    values = TABLES.get(quant_type)
+    values = BNB_TABLES.get(quant_type)
     if values is None or block_size < 1:
         raise b.error("its quant_type is neither FP4 nor NF4, or its block_size is not positive", "fix the file")
     table = np.asarray(values if quant_type else [*values, *(-v for v in values)], np.float32)

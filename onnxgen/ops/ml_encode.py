@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 STRING, FLOAT, INT64 = ir.DataType.STRING, ir.DataType.FLOAT, ir.DataType.INT64
 Column = list[Any]

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML, as_dtype, elements, matrix, table
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 

@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.linear import linear_module
 from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:

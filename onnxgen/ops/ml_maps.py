@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES, quote
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML, matrix
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 STRING = ir.DataType.STRING
 CASTS = {"TO_FLOAT": ir.DataType.FLOAT, "TO_INT64": ir.DataType.INT64, "TO_STRING": STRING}

@@ -13,12 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
-from onnxgen.ops.arg import Arg
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import METHODS
 from onnxgen.reader.tables import ML
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 __all__ = ["ML", "as_dtype", "elements", "labels", "matrix", "rows", "second_class", "table", "transformed"]
 

@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_linear import product
 from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
 from onnxgen.ops.ml_scores import ML, as_dtype, elements, rows, table, transformed
 from onnxgen.ops.ml_votes import classified
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
-from onnxgen.ops.arg import Arg
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import as_dtype, elements, labels, second_class, transformed
 
 if TYPE_CHECKING:

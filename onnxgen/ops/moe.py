@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Loop, Statement
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import ANEW, MICROSOFT
-from onnxgen.ops.registry import op
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.info import Info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 Layer = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}

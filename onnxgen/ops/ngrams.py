@@ -10,11 +10,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import Ref, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 Gram = tuple[int, ...]
 

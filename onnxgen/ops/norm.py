@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import MemberRef, shortest, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 def _dtype(arg: Arg) -> Any:

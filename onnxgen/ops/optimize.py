@@ -6,13 +6,13 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
-from onnxgen.names import printable
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
-from onnxgen.propagate.bodies import TRAINING
+from onnxgen.common.names import printable
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.bodies import TRAINING
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("Adagrad", domain=TRAINING)

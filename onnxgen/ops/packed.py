@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.moe import Gate, Layer, experts, mixture, pair
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # by GGML's number of a format: how many numbers a block has, of how many bytes, and the helper that unpacks rows
 BLOCKS = {

@@ -6,12 +6,12 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import OMIT, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
-from onnxgen.propagate.dims import Dim
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.dims import Dim
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.propagate.dims import Dim, Sym, dim_max
+from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 if TYPE_CHECKING:
-    from onnxgen.ops.arg import Arg
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.arg import Arg
+    from onnxgen.lowering.builder import Builder
 
 
 def resolve_pads(

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
-from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.match import made_by
-from onnxgen.propagate.dims import Dim, dim_max, dim_min
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import Dim, dim_max, dim_min
+from onnxgen.shapes.info import info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @dataclass

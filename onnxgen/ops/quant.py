@@ -9,15 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, shortest, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.builder import Unpack
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Unpack
 from onnxgen.ops.cast import converted
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import padded, resolve_pads
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
 LIMITS = {

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.builder import Unpack
-from onnxgen.ops.registry import op, register_function
+from onnxgen.graph.operators import op, register_function
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
-from onnxgen.propagate.dims import Dim, product
+from onnxgen.shapes.dims import Dim, product
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 PICKY = ("any", "all", "logsumexp")  # by no dims these do not mean all, as the others do
 Dims = Any  # an int, a list of ints, an expression of such; None: all axes

@@ -11,14 +11,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
-from onnxgen.ops.registry import op
-from onnxgen.propagate.dims import Dim, exact_div, scale_size
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import Dim, exact_div, scale_size
+from onnxgen.shapes.info import Info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
 WHOLE = ("pytorch", "tf2onnx")  # exporters of frameworks that align corners between whole sizes

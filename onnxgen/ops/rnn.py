@@ -10,14 +10,14 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
 from onnxgen.errors import BUG, counted
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.builder import Unpack
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Unpack
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.wayback import Source, concat
+from onnxgen.weights.provenance import Source, concat
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # where torch's gates are among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}

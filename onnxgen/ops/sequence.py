@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
-from onnxgen.propagate.info import Info, info
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
+from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("SequenceConstruct")

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import unless
-from onnxgen.ops.arg import Arg
-from onnxgen.ops.registry import op
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.subscript import subscript
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.propagate.dims import Dim, product
-from onnxgen.propagate.infer_layout import equal_parts
+from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.infer_layout import equal_parts
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("Identity")

@@ -7,9 +7,9 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.propagate.dims import nonnegative
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.dims import nonnegative
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 # operators that only move their first input's elements
 MOVES = frozenset({

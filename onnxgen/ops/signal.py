@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import converted
-from onnxgen.ops.registry import op
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 
 @op("DFT")

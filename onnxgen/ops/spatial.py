@@ -6,14 +6,14 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
-from onnxgen.ops.registry import op
 from onnxgen.ops.wide import BITS
-from onnxgen.propagate.node_facts import RANK
+from onnxgen.shapes.node_facts import RANK
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # GridSample had other spellings before opset 20
 SAMPLING = {

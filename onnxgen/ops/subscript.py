@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import literal
 
 if TYPE_CHECKING:
-    from onnxgen.ops.arg import Arg
-    from onnxgen.propagate.dims import Dim
+    from onnxgen.lowering.arg import Arg
+    from onnxgen.shapes.dims import Dim
 
 FULL = ast.Slice()
 

@@ -6,14 +6,14 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import DeviceOf, unless
-from onnxgen.ops.arg import Arg
+from onnxgen.graph.operators import op
+from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.re2 import NotRe, as_python, as_searches
-from onnxgen.ops.registry import op
 from onnxgen.passes.linear import DOMAIN
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 # languages whose letters change case in ways of their own, and locales that know ASCII alone
 PECULIAR, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")

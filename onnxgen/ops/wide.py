@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.ops.arg import UNKNOWN_SHAPE, Arg
+from onnxgen.lowering.arg import UNKNOWN_SHAPE, Arg
 
 if TYPE_CHECKING:
-    from onnxgen.ops.builder import Builder
+    from onnxgen.lowering.builder import Builder
 
 WIDER = {
     ir.DataType.UINT16: ir.DataType.INT32,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.dequantised import KEY, Dequantised, DequantisedTensor
 from onnxgen.errors import OnnxgenError
-from onnxgen.wayback import Source, rebuild
+from onnxgen.weights.dequantised import KEY, Dequantised, DequantisedTensor
+from onnxgen.weights.provenance import Source, rebuild
 
 if TYPE_CHECKING:
-    from onnxgen.generated import Generated
+    from onnxgen.output.compose import Generated
 
 NEAR = 1e-2  # what 8 bits of a mantissa keep
 

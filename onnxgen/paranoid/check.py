@@ -27,11 +27,11 @@ from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Unable, Un
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import MOVES, Single
 from onnxgen.paranoid.training import ADDS, untrue
-from onnxgen.propagate import propagate
-from onnxgen.propagate.info import info
+from onnxgen.shapes import propagate
+from onnxgen.shapes.info import info
 
 if TYPE_CHECKING:
-    from onnxgen.generated import Generated
+    from onnxgen.output.compose import Generated
 
 Pass = Callable[[ir.Model, Options], None]
 SHOWN = 6  # nodes that an error names

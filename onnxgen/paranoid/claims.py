@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.propagate.dims import Sym, evaluate, symbols
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import Sym, evaluate, symbols
+from onnxgen.shapes.info import Info
 
 # domains whose operators have tensors laid out for a processor, and the operator that lays them out as usual again
 LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.region import Cone, Region, Untold
 from onnxgen.paranoid.single import NARROW
-from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
-from onnxgen.propagate.info import UNKNOWN, Info, info
+from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
+from onnxgen.shapes.info import UNKNOWN, Info, info
 
 WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
 # sizes of named dims, the first one first, until a region ran on `ENOUGH` rows

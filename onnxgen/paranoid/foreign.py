@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Untold
-from onnxgen.propagate.dims import Dim, Sym, evaluate, symbols
+from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
 
 MICROSOFT = "com.microsoft"
 Array: TypeAlias = Any  # numpy says no more of most results

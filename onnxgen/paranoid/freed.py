@@ -14,8 +14,8 @@ from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.run import Side
 from onnxgen.paranoid.single import Single
-from onnxgen.propagate.dims import symbols
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import symbols
+from onnxgen.shapes.info import info
 
 FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
 TIMES = 3  # batches

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
-from onnxgen.propagate.info import Info, info
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.shapes.info import Info, info
 
 STANDARD = ("", "ai.onnx")
 SIZES = ("Shape", "Size")  # what these make does not depend on the elements of a tensor

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
-from onnxgen.ops.registry import find
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import find
 from onnxgen.options import Options
 from onnxgen.paranoid.freed import FREED, misplaced, mixed_samples
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 # torch has no tensors of text: these work on numbers that stand for it
 MOVERS = frozenset(

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.dequantised import BITS, TABLE, DequantisedTensor
 from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
 from onnxgen.paranoid.compare import NEAR as NARROW
 from onnxgen.paranoid.compare import TINY, gap_of, unlike
@@ -26,8 +25,9 @@ from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.stands import RULES, Stands, attribute, spread
-from onnxgen.propagate.dims import symbols
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import symbols
+from onnxgen.shapes.info import info
+from onnxgen.weights.dequantised import BITS, TABLE, DequantisedTensor
 
 ELEMENTS = 40_000_000  # of all values, past which nothing is computed
 EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
@@ -308,7 +308,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _weight(picture: Picture, numbers: Mapping[str, int]) -> int:
     """About how many elements all values have."""
-    from onnxgen.propagate.dims import evaluate
+    from onnxgen.shapes.dims import evaluate
 
     total = 0
     for value in picture.maker:

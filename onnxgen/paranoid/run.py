@@ -15,7 +15,7 @@ from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
-from onnxgen.propagate.dims import evaluate
+from onnxgen.shapes.dims import evaluate
 
 DOMAIN = "onnxgen"
 TURNS = 64  # of a loop

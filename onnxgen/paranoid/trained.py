@@ -13,15 +13,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.gradients import NOWHERE
+from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.gradients import NOWHERE
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
-from onnxgen.plugins.domains import is_foreign
-from onnxgen.propagate.info import info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import folded_from, stored
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import folded_from, stored
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 STILL, BLOCKED, ROOT = "still", "blocked", "root"  # in `meta`: what passes before have said
 # layers' own tensors, by place in a node's inputs
@@ -240,7 +240,7 @@ def _follows(tensor: ir.TensorProtocol) -> bool:
     steps = numbers[1:] - numbers[:-1]
     if steps[0] and bool((steps == steps[0]).all()):
         return True
-    if tensor.dtype not in FLOATS[:2] or not bool((numbers > 0).all()):
+    if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or not bool((numbers > 0).all()):
         return False
     factors = numbers[1:] / numbers[:-1] * (numbers[0] / numbers[1])
     near = 32 * np.finfo(tensor.dtype.numpy()).eps

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import RANDOM, Made, Picture
-from onnxgen.reader.origin import param_path
+from onnxgen.scopes.origin import param_path
 
 NORM = "BatchNormalization"
 DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout StochasticDepth".split())

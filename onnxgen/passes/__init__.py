@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxgen.blocks.between import place_silent
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
@@ -47,8 +46,9 @@ from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
-from onnxgen.propagate import propagate
-from onnxgen.propagate.dims import TooComplex
+from onnxgen.scopes.between import place_silent
+from onnxgen.shapes import propagate
+from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
 PARANOID = "ONNXGEN_PARANOID"  # in the environment: as if `Options.paranoid` were set

@@ -14,11 +14,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
-from onnxgen.passes.match import is_close, made_by
+from onnxgen.passes.match import is_close
 from onnxgen.passes.pattern import Match, Pattern
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 POSITIVE = "(Greater(x, 0) | GreaterOrEqual(x, 0) | Less(0, x) | LessOrEqual(0, x))"
 NEGATIVE = "(Less(x, 0) | LessOrEqual(x, 0) | Greater(0, x) | GreaterOrEqual(0, x))"

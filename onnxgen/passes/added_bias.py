@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import flattened, input_at
 from onnxgen.passes.trainable import ROOT
-from onnxgen.propagate.info import info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import Views
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import Views
 
 
 def added_bias(model: ir.Model, options: Options) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.passes.match import made_by, scalar
+from onnxgen.graph.nodes import made_by
+from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import only_user
 
 DEEPEST = 8  # longer sums and products are no idiom's

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.attention_operands import (
     Operand,
@@ -34,13 +35,12 @@ from onnxgen.passes.attention_operands import (
 )
 from onnxgen.passes.causal import Causal, causal, uniform
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.match import dropout_ratio, made_by, scalar
+from onnxgen.passes.match import dropout_ratio, scalar
 from onnxgen.passes.rewrite import beside, only_user
 from onnxgen.passes.steps import insert
-from onnxgen.propagate.dims import Call, Dim, atoms, dim_min
-from onnxgen.propagate.info import Info, Shape, info, set_info
+from onnxgen.shapes.dims import Call, Dim, atoms, dim_min
+from onnxgen.shapes.info import Info, Shape, info, set_info
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 HIDING = -1e30  # what is added to a score, or stands for it, so that nothing of it is left
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.passes.match import made_by, scalar
+from onnxgen.graph.nodes import made_by
+from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import beside, replace
 from onnxgen.passes.steps import known_ints
-from onnxgen.propagate.info import Info, Shape, info, set_info
+from onnxgen.shapes.info import Info, Shape, info, set_info
 
 Perm = tuple[int, ...]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
 from onnxgen.options import Options
-from onnxgen.propagate.info import Info, info
+from onnxgen.shapes.info import Info, info
 
 NAMES = ("axis", "axes")
 INPUTS = {"CumSum": 1, "CumProd": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 3, "Pad": 3}  # the input that holds axes

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 ELEMENTWISE = set(
     "Add Sub Mul Div Pow Mod Max Min Mean Sum And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual Where".split()

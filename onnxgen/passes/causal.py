@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.match import made_by, scalar
+from onnxgen.graph.nodes import made_by
+from onnxgen.passes.match import scalar
 from onnxgen.passes.trainable import KEPT
-from onnxgen.propagate.dims import Dim, product
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 DEEPEST = 16  # nodes between a triangle and the mask
 LARGEST = 2**25  # elements of a stored triangle

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, Sym
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import Dim, Sym
+from onnxgen.shapes.info import info
 
 KEYS = ("starts", "ends", "axes", "steps")
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.idioms import DOMAIN, Idiom, Table
-from onnxgen.passes.match import is_close, made_by
+from onnxgen.passes.match import is_close
 from onnxgen.passes.pattern import Match, Pattern
-from onnxgen.propagate.dims import Dim, product
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.info import info
 
 MEAN = "ReduceMean((x - ReduceMean(x, axes)) ** 2, axes, keep)"
 STATIC, DYNAMIC = f"ratio * {MEAN}", f"n * {MEAN} / (n - 1)"

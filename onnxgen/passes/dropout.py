@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgen.options import Options
 from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.info import Info, info, set_info
 
 
 def dropout(model: ir.Model, options: Options) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import beside, only_user, replace
 from onnxgen.passes.steps import filled, insert
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 
 def empty_rows(model: ir.Model, options: Options) -> None:

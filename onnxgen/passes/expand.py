@@ -12,13 +12,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
-from onnxgen.ops.bind import schema
-from onnxgen.ops.registry import find
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import find
+from onnxgen.graph.schemas import schema
 from onnxgen.options import Options
-from onnxgen.propagate import propagate
-from onnxgen.propagate.info import info
 from onnxgen.reader.functions import inline
+from onnxgen.shapes import propagate
+from onnxgen.shapes.info import info
 
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 DEPTH = 8  # bodies within bodies; the standard has 3

@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
-from onnxgen.passes.trainable import FLOATS, NORMS
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.passes.trainable import NORMS
 from onnxgen.reader import param_path
-from onnxgen.reader.origin import recorded_scope
-from onnxgen.stored import stored
-from onnxgen.wayback import Fold, Source
+from onnxgen.scopes.origin import recorded_scope
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.provenance import Fold, Source
+from onnxgen.weights.stored import stored
 
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # what exporters fold a BatchNorm into
 CONVOLUTIONS = {"Conv", "ConvTranspose"}

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.propagate.bodies import TRAINING
+from onnxgen.shapes.bodies import TRAINING
 
 
 def gradient(model: ir.Model, options: Options) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import made_by, other
+from onnxgen.passes.match import other
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import filled, flattened
-from onnxgen.propagate.info import Shape, info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import Shape, info
+from onnxgen.weights.stored import stored
 
 
 def group_norm(model: ir.Model, options: Options) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.blocks.between import common_scope
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import stored_views
-from onnxgen.propagate.info import info
+from onnxgen.scopes.between import common_scope
+from onnxgen.shapes.info import info
 
 LEAST = 3  # that join each other: two share their beginning by chance, too
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.pattern import DOMAIN, Match, Pattern, present
 from onnxgen.passes.rewrite import replace
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 __all__ = ["DOMAIN", "Idiom", "Table", "same_as"]
-FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.trainable import KEPT
-from onnxgen.propagate.info import info, set_info, shown_dims
+from onnxgen.shapes.info import info, set_info, shown_dims
 
 
 def known(model: ir.Model, options: Options) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
-from onnxgen.propagate.info import info
-from onnxgen.stored import Views
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import Views
 
 DOMAIN = "onnxgen"
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
-
-
-def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that made a value, if it is a standard operator of one of these types."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type in op_types and node.domain == "" else None
+from onnxgen.graph.nodes import made_by
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 
 def scalar(value: ir.Value | None) -> float | None:

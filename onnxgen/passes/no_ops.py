@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import drop, replace
 from onnxgen.passes.trainable import ROOT
-from onnxgen.propagate.info import info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import stored
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 # what leaves the other operand as it is, and whether it may be the first one, too
 NEUTRAL = {

@@ -18,7 +18,7 @@ from onnxgen.code.quote import shortest
 from onnxgen.options import Options
 from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 
 def _normalize(order: int, *spellings: str, eps: Callable[[float], float] = float) -> Idiom:

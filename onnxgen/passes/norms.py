@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
-from onnxgen.passes.match import made_by
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.steps import filled, flattened, insert, permuted, transposed
-from onnxgen.propagate.info import info, set_info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import SAME_ORDER, folded_from, stored
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.info import info, set_info
+from onnxgen.weights.stored import SAME_ORDER, folded_from, stored
 
 CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"

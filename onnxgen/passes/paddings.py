@@ -12,12 +12,12 @@ import math
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import made_by, scalar
+from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import drop, only_user
 from onnxgen.passes.steps import input_at
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 FILL = {"Conv": 0.0, "AveragePool": 0.0, "MaxPool": -math.inf}
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
-from onnxgen.passes.idioms import FLOATS
-from onnxgen.passes.match import made_by, reduction
+from onnxgen.passes.match import reduction
 from onnxgen.passes.rewrite import replace
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 POOLS = ("GlobalAveragePool", "GlobalMaxPool")
 

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.recurrent_stack import SWAP, Layer, layer_above, make_batch_first, merged
 from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses, transposed
-from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import Info, info, set_info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import Views, stored
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.stored import Views, stored
 
 GATES = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 

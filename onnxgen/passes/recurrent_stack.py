@@ -11,8 +11,8 @@ from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import dropout_ratio
 from onnxgen.passes.rewrite import beside, drop, only_user
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses
-from onnxgen.propagate.info import Info, info, set_info
-from onnxgen.wayback import Source
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.provenance import Source
 
 SWAP = (1, 0, 2)
 

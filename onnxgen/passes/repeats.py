@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import stored_views
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 
 def repeats(model: ir.Model, options: Options) -> None:

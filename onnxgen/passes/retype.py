@@ -14,11 +14,11 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes, subgraphs
-from onnxgen.propagate.info import info, set_info
-from onnxgen.stored import stored
+from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.shapes.info import info, set_info
+from onnxgen.weights.stored import stored
 
 DTYPES = {
     "float16": ir.DataType.FLOAT16,

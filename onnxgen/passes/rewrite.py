@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 
 def only_user(value: ir.Value) -> ir.Node | None:

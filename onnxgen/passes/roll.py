@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import Cut, cuts, taken
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import replace, together
 from onnxgen.passes.steps import stored_views
-from onnxgen.propagate.dims import Dim, nonnegative
-from onnxgen.propagate.info import info
+from onnxgen.shapes.dims import Dim, nonnegative
+from onnxgen.shapes.info import info
 
 FAR = 2**31 - 1
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, insert, replace_uses
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.info import Info, info, set_info
 
 
 def sequences(model: ir.Model, options: Options) -> None:

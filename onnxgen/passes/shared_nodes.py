@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 VIEWS = frozenset("Unsqueeze Squeeze Expand Reshape Flatten Transpose".split())
 ARITHMETIC = frozenset(

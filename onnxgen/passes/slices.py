@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts
-from onnxgen.passes.match import made_by
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import known_ints
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
-from onnxgen.passes.match import made_by
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.passes.rewrite import only_user, replace
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 SHIFTED = "x - ReduceMax(x, axes)"
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import Info, info, set_info
-from onnxgen.stored import SAME_ORDER, VIEWS
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.stored import SAME_ORDER, VIEWS
 
 MOVED = {*VIEWS, "Concat", "Split"}
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING
 BY_CODES = frozenset(

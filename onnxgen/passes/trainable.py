@@ -16,16 +16,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.gradients import NOWHERE
-from onnxgen.nodes import all_nodes, subgraphs
+from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.element_types import FLOATS
+from onnxgen.graph.gradients import NOWHERE
+from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.options import Options
-from onnxgen.plugins.domains import is_foreign
-from onnxgen.propagate.infer import STANDARD
-from onnxgen.propagate.info import info
-from onnxgen.reader.origin import param_path
-from onnxgen.stored import folded_from, is_uniform, leading, stored
-
-FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+from onnxgen.scopes.origin import param_path
+from onnxgen.shapes.infer import STANDARD
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import folded_from, is_uniform, leading, stored
 
 # nothing that training should follow flows through these, by name in whatever domain
 FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}

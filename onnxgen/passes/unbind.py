@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside, drop, only_user, together
 from onnxgen.passes.steps import known_ints, stored_views
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 MOST = 8  # parts that are unpacked in one line
 _Range = tuple[int, int, int]  # axis, start, end

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
-from onnxgen.propagate.dims import Dim, TooComplex, exact_div, floordiv, product
-from onnxgen.propagate.info import Info, Shape, info, set_info
+from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
+from onnxgen.shapes.info import Info, Shape, info, set_info
 
 VIEWS = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
 LONGEST = 16  # nodes of one chain

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from onnxgen.options import Options
 
 if TYPE_CHECKING:
-    from onnxgen.ops.registry import Plugged
+    from onnxgen.graph.operators import Plugged
 
 
 @contextmanager
@@ -29,8 +29,9 @@ def plugged(options: Options) -> Iterator[Plugged]:
     Raises:
         OnnxgenError: a plugin can't be found or run, has no operator, or has one that another has, too.
     """
-    from onnxgen.ops.registry import plugged_in
+    from onnxgen.graph.operators import plugged_in
+    from onnxgen.plugins.installed import installed
     from onnxgen.plugins.loading import load
 
-    with plugged_in(load(options.plugins)) as found:
+    with plugged_in(load(options.plugins), installed) as found:
         yield found

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
-from onnxgen.ops.registry import Operator
-from onnxgen.plugins.domains import is_foreign
+from onnxgen.common.names import printable
+from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import Operator
 from onnxgen.plugins.loading import load
 
 if TYPE_CHECKING:

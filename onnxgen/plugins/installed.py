@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from onnxgen.errors import OnnxgenError, Problem
 
 if TYPE_CHECKING:
-    from onnxgen.ops.registry import Layer
+    from onnxgen.graph.operators import Layer
 
 GROUP = "onnxgen.ops"
 

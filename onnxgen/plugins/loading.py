@@ -14,22 +14,24 @@ import itertools
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from onnxgen.common.names import identifier, printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import identifier, printable
-from onnxgen.ops.registry import Layer, layer, noted_in
+from onnxgen.graph.operators import Layer, layer, noted_in
 from onnxgen.plugins.finding import INIT, files_of, is_path, place_of, searching_here
+from onnxgen.plugins.inferring import inferred
+from onnxgen.plugins.saying import why
 
 if TYPE_CHECKING:
-    from onnxgen.ops.registry import Operator
+    from onnxgen.graph.operators import Operator
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def plugin(name: str) -> Plugin:
             what = f"the function of {printable(operator.name)} takes nothing"
             raise OnnxgenError(Problem(f"--plugin {name}: {what}", help="it takes a Builder, inputs and attributes"))
     made = Plugin(name, place)
-    made.operators.extend(replace(operator, plugin=made) for operator in noted)
+    made.operators.extend(replace(o, plugin=made, infer=o.infer and partial(inferred, made, o.infer)) for o in noted)
     return made
 
 
@@ -174,14 +176,3 @@ def _saying_why(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise OnnxgenError(f"--plugin {name}: {why(error)}") from error
-
-
-def why(error: BaseException) -> str:
-    """An error of a plugin: its kind, what it says, and the last line outside onnxgen that led to it."""
-    said = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}")
-    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_HERE, "<"))]
-    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
-    return " ".join(said.split())[:300] + where
-
-
-_HERE = str(Path(__file__).resolve().parents[1]) + os.sep

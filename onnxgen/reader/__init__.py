@@ -10,26 +10,26 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import external_data
 
+from onnxgen.common.budget import note_read
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
-from onnxgen.ops.registry import named
+from onnxgen.graph.maps import map_types, note_maps
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import named
+from onnxgen.graph.sites import note_nodes
 from onnxgen.options import Options
 from onnxgen.reader.check import check
 from onnxgen.reader.cut import cut_graph, cut_of, types_of
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
-from onnxgen.reader.maps import map_types, note_maps
 from onnxgen.reader.normal import normalize
-from onnxgen.reader.origin import note_origin, param_path
 from onnxgen.reader.parse import parse
 from onnxgen.reader.rehearsal import rehearse
 from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
-from onnxgen.reader.sites import note_nodes
 from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
-from onnxgen.written import note_read
+from onnxgen.scopes.origin import note_origin, param_path
 
 __all__ = ["param_path", "read"]
 
@@ -83,7 +83,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
 
 def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
     """The types of the values at which a part of the network begins."""
-    from onnxgen.propagate import propagate  # which reads the types of maps that this package knows
+    from onnxgen.shapes import propagate  # which reads the types of maps that this package knows
 
     whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}))
     propagate(whole.graph, options)

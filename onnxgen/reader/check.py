@@ -16,9 +16,9 @@ from pathlib import Path
 import onnx
 from onnx.defs import SchemaError
 
+from onnxgen.common.limits import Limits
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.limits import Limits
-from onnxgen.names import printable
 from onnxgen.reader.cycles import find_cycle
 from onnxgen.reader.external import ExternalData
 from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem

@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.json_text import json_object
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.json_text import json_object
-from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.reader.taken import taken
 
@@ -108,7 +108,7 @@ def _put(field: Any, items: Sequence[Any]) -> None:
 
 def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]:
     """The types of values of a graph whose values are propagated. Raises `OnnxgenError` for one that is not known."""
-    from onnxgen.propagate.info import info  # which reads the types of maps that this package knows
+    from onnxgen.shapes.info import info  # which reads the types of maps that this package knows
 
     problems, found = Problems(), {}
     values = {v.name: v for v in (*graph.inputs, *(v for node in graph for v in node.outputs))}

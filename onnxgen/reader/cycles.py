@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import onnx
 
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 
 _SHOWN = 6  # nodes of a cycle that a message names
 

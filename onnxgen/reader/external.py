@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 
 
 class ExternalData:

@@ -15,11 +15,11 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.limits import Limits
+from onnxgen.common.names import Namer, printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.limits import Limits
-from onnxgen.names import Namer, printable
-from onnxgen.nodes import all_nodes
-from onnxgen.reader.sites import note_body
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.sites import note_body
 
 Key = tuple[str, str, str]  # domain, name, overload
 Values = dict[ir.Value, ir.Value | None]  # of a function's body: what stands for each at the call

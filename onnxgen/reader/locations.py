@@ -8,8 +8,8 @@ from pathlib import Path
 
 import onnx
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import printable
 from onnxgen.reader.external import ExternalData
 from onnxgen.reader.parse import parse
 

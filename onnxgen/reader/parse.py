@@ -11,13 +11,13 @@ from typing import NamedTuple
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
+from onnxgen.common.limits import Limits
+from onnxgen.common.names import printable
+from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.file_tensor import SourceFile
-from onnxgen.limits import Limits
-from onnxgen.names import printable
 from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
-from onnxgen.stages import WEIGHTS, stage
+from onnxgen.weights.file_tensor import SourceFile
 
 AGAIN, ANOTHER = "fetch or export it again", "name the .onnx file, or export the model to one first"
 DAMAGED = "not a readable ONNX file (truncated or damaged)"

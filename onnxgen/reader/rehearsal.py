@@ -13,11 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
 from onnxgen.options import Options
 
 OUT_OF_MEMORY = 3
+CHILD = "onnxgen.passes.rehearsed"  # the program that the process runs
 
 
 def rehearse(path: Path, options: Options) -> None:
@@ -27,7 +28,7 @@ def rehearse(path: Path, options: Options) -> None:
         OnnxgenError: the process crashed, or took more memory or time than the limits allow.
     """
     limits, shown = options.limits, printable(str(path), 200)
-    command = [sys.executable, "-m", "onnxgen.reader.rehearsal"]
+    command = [sys.executable, "-m", CHILD]
     given = pickle.dumps((sys.path, path.absolute(), options))  # ours, to ourselves: nothing of the file
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=4 * limits.seconds, check=False)
@@ -44,35 +45,3 @@ def rehearse(path: Path, options: Options) -> None:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise OnnxgenError(Problem(f"{shown} ends the process that reads it ({how})", help="it may be damaged"))
     raise OnnxgenError(Problem(f"reading {shown} takes more than {what}", help=way_out))
-
-
-def _bound(memory: int, seconds: int) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows: the caller's clock is all there is
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _main() -> int:
-    places, path, options = pickle.load(sys.stdin.buffer)
-    sys.path[:] = places
-    from onnxgen.passes import simplify
-    from onnxgen.plugins import plugged
-    from onnxgen.reader import read
-
-    _bound(options.limits.memory, options.limits.seconds)
-    try:
-        with plugged(options):
-            simplify(read(path, options, rehearsed=True), options)
-    except OnnxgenError:  # the caller finds it, too
-        return 0
-    except MemoryError:
-        return OUT_OF_MEMORY
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:

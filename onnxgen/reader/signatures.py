@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx.defs import OpSchema, SchemaError
 
 from onnxgen.errors import Problem, Problems
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.reader.tensors import label
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")

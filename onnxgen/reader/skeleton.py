@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from onnxgen.file_tensor import FileTensor, SourceFile
-from onnxgen.limits import DEEPEST
-from onnxgen.nodes import all_nodes
+from onnxgen.common.limits import DEEPEST
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.weights.file_tensor import FileTensor, SourceFile
 
 WHOLE = 1 << 22  # a file of fewer bytes is parsed as it is
 LARGE = 1 << 16  # bytes from which on a tensor stays in the file

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx
 
+from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
-from onnxgen.limits import Limits
 
 Table = dict[int, Any]  # of a message type: the first bytes of each field that holds messages, and their table
 DEFAULTS = Limits()

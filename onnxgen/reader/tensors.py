@@ -10,11 +10,11 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
-from onnxgen.limits import Limits
-from onnxgen.names import printable
+from onnxgen.common.limits import Limits
+from onnxgen.common.names import printable
+from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.reader.external import ExternalData
 from onnxgen.reader.skeleton import raw_length
-from onnxgen.stages import WEIGHTS, stage
 
 # The field that holds a tensor's elements where they are not raw bytes, by dtype (onnx.proto, message TensorProto).
 _TYPED_FIELD = {

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, Path, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import printable
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
 from onnxgen.structure.literals import Signature

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from onnxgen.code.module_def import ModuleDef, Path, expressions
 from onnxgen.code.quote import Ref, walk
-from onnxgen.names import RESERVED, Namer, class_name, singular
+from onnxgen.common.names import RESERVED, Namer, class_name, singular
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sublayers import sublayer, wrapped
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onnxgen.code.module_def import Input, ModuleDef
-from onnxgen.names import FileText
-from onnxgen.propagate.info import Info
+from onnxgen.common.names import FileText
+from onnxgen.shapes.info import Info
 
 # what exporters call values that have no name: functions and operators, torch's and ONNX's
 _OPERATIONS = frozenset("""

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
-from onnxgen.names import FileText, identifier, singular
-from onnxgen.propagate.info import Info
+from onnxgen.common.names import FileText, identifier, singular
+from onnxgen.shapes.info import Info
 from onnxgen.structure.copies import rename, replace_in
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.sublayers import work

@@ -8,9 +8,9 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
-from onnxgen.names import UNUSED, LocalName, identifier, local
-from onnxgen.propagate.info import Info
-from onnxgen.roles import called, seen_through
+from onnxgen.common.names import UNUSED, LocalName, identifier, local
+from onnxgen.lowering.roles import called, seen_through
+from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name
 from onnxgen.structure.nesting import LINE, as_reached
 from onnxgen.structure.scopes import ClassRef, Scope, count_uses

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, If, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite
-from onnxgen.names import identifier
+from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, parts
 from onnxgen.structure.literals import ACTIVATIONS
 from onnxgen.structure.order import components, topological

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from onnxgen.code import printer
-from onnxgen.names import Namer, identifier
+from onnxgen.common.names import Namer, identifier
 from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot

@@ -15,7 +15,7 @@ from math import gcd
 
 from onnxgen.code.module_def import Assign, Statement, expressions
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, refs, rewrite, walk
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.info import Info
 
 
 @dataclass

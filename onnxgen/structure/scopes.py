@@ -28,9 +28,9 @@ from onnxgen.code.module_def import (
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
+from onnxgen.common.names import FileText, module_part, printable
 from onnxgen.errors import BUG, OnnxgenError, Problem
-from onnxgen.names import FileText, module_part, printable
-from onnxgen.roles import BESIDE
+from onnxgen.lowering.roles import BESIDE
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Statement
 from onnxgen.code.quote import rewrite
-from onnxgen.names import identifier
+from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
 from onnxgen.structure.literals import Key, Slot, fill
 from onnxgen.structure.optional import Body, Only, role

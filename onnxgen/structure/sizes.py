@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, expressions
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, rewrite, tensor_of, walk
-from onnxgen.propagate.dims import Call, Monomial, Sym, Symbol, symbol, symbols
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import Call, Monomial, Sym, Symbol, symbol, symbols
+from onnxgen.shapes.info import Info
 from onnxgen.structure.scopes import Scope
 
 

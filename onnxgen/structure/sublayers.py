@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Member, Path
 from onnxgen.code.quote import MemberRef, Ref, refs
-from onnxgen.names import identifier
-from onnxgen.roles import called, seen_through
+from onnxgen.common.names import identifier
+from onnxgen.lowering.roles import called, seen_through
 from onnxgen.structure.literals import ACTIVATIONS
 from onnxgen.structure.scopes import ClassRef, Scope
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from onnxgen.code.module_def import Assign, ModuleDef, Statement, assigned, expressions, used
 from onnxgen.code.quote import Ref, quote, refs, rewrite, walk
-from onnxgen.names import FileText, identifier
-from onnxgen.propagate.dims import Dim, Sym, symbol, symbols
-from onnxgen.propagate.info import Info
+from onnxgen.common.names import FileText, identifier
+from onnxgen.shapes.dims import Dim, Sym, symbol, symbols
+from onnxgen.shapes.info import Info
 from onnxgen.structure.copies import replace_in
 from onnxgen.structure.scopes import Scope
 

@@ -11,8 +11,8 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
 from onnxgen.code.quote import MemberRef, Ref, rewrite, tensor_of, walk
-from onnxgen.names import UNUSED, FileText, LocalName, printable
-from onnxgen.propagate.info import Info
+from onnxgen.common.names import UNUSED, FileText, LocalName, printable
+from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import SELF, Layout, layout

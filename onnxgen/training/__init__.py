@@ -17,9 +17,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from onnxgen.surgery.ports import signature_of
     from onnxgen.training.evaluate import evaluate, predict
     from onnxgen.training.fit import Result, fit
-    from onnxgen.training.model import open_model, signature_of
+    from onnxgen.training.model import open_model
     from onnxgen.training.settings import Settings
 
 _HOME = {

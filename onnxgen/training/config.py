@@ -18,9 +18,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
+from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError, Problem, Problems
-from onnxgen.names import visible
 from onnxgen.training.settings import Settings
 
 if sys.version_info >= (3, 11):

@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.classes import classes_of
+from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.samples import Batch, Data, Samples
 from onnxgen.training.data.source import listed
 from onnxgen.training.devices import choose, trainer_options
 from onnxgen.training.devices import prepare as prepare_for
-from onnxgen.training.finetune.example import evaluating
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import classes_of, fixed_batch, open_model, scale_of, signature_of
+from onnxgen.training.model import fixed_batch, open_model, scale_of
 from onnxgen.training.prepare import objectives_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task

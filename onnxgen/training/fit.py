@@ -18,6 +18,7 @@ from torch import nn
 
 from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
 from onnxgen.training.checkpoint.folder import BEST, CHECKPOINTS, LAST
@@ -29,7 +30,7 @@ from onnxgen.training.devices import trainer_options
 from onnxgen.training.finetune import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import classes_of, scale_of, set_classes, set_scale
+from onnxgen.training.model import scale_of, set_scale
 from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.report.facts import file_of

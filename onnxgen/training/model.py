@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -12,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from onnxgen.common.paths import python_file
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.load import from_pretrained, python_file
-from onnxgen.signature import Port, Signature, recorded
-from onnxgen.verify.integrity import metadata_of
+from onnxgen.runtime.load import from_pretrained
+from onnxgen.surgery.ports import signature_of
 
 
 def open_module(path: Path | str) -> ModuleType:
@@ -110,7 +109,7 @@ def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> O
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:
     """The model for a checkpoint whose classifier was replaced; None if that is not what makes it differ."""
-    from onnxgen.training.finetune.replacing import resize_head
+    from onnxgen.surgery.replacing import resize_head
 
     try:
         state = module.load_weights(weights)
@@ -121,25 +120,6 @@ def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module
         return None
     model.load_state_dict(state)
     return model
-
-
-def signature_of(model: nn.Module) -> Signature:
-    """What a model takes and returns, in the order of `forward`.
-
-    Of a generated module its sidecar knows. Of any other, only the names of the arguments are known: dtypes and dims
-    are None, and of the outputs nothing.
-    """
-    module = sys.modules.get(type(model).__module__)
-    if module is not None:
-        try:
-            found = recorded(metadata_of(vars(module)))
-        except OnnxgenError:
-            found = None
-        if found is not None:
-            return found
-    required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
-    names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return Signature(tuple(Port(name, None, None) for name in names), ())
 
 
 _SCALES: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -153,19 +133,6 @@ def set_scale(model: nn.Module, normalize: str) -> None:
 def scale_of(model: nn.Module) -> str:
     """What `set_scale` was told of this very object; empty if nothing was."""
     return _SCALES.get(model, "")
-
-
-_CLASSES: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
-
-
-def set_classes(model: nn.Module, classes: tuple[str, ...]) -> None:
-    """Remember which class each output is of, as it was trained."""
-    _CLASSES[model] = classes
-
-
-def classes_of(model: nn.Module) -> tuple[str, ...]:
-    """What `set_classes` was told of this very object; empty if nothing was."""
-    return _CLASSES.get(model, ())
 
 
 def fixed_batch(model: nn.Module) -> int | None:

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.classes import set_classes
+from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.best import lower_is_better
 from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
@@ -21,10 +24,9 @@ from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.finetune import freeze, replace_head, reset
-from onnxgen.training.finetune.example import evaluating
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import fixed_batch, open_model, set_classes, set_scale, signature_of
+from onnxgen.training.model import fixed_batch, open_model, set_scale
 from onnxgen.training.settings import Settings
 
 

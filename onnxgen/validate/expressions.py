@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
-from onnxgen.propagate.dims import Sym, TooComplex, apply, floordiv, modulo
+from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo
 from onnxgen.validate.layers import Layers, constant
 from onnxgen.validate.python import LONGEST, PYTHON, bounds, is_plain, is_small, power
 from onnxgen.validate.values import (

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from onnxgen.errors import WrongTranslation, counted
-from onnxgen.generated import Generated, Report
+from onnxgen.output.compose import Generated, Report
 from onnxgen.validate.check import Difference
 
 STRICT = "ONNXGEN_STRICT"  # in the environment: a difference is an error at once

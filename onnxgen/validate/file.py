@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from onnxgen.code.copied import helper_source
-from onnxgen.names import MODULE_ATTRIBUTES
+from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
 
 METHODS = {"__init__", "forward", "from_pretrained", "tie_weights"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
 from onnxgen.errors import WrongTranslation
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.info import Info
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, variable
 

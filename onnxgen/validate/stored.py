@@ -14,12 +14,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.module_def import ModuleDef
+from onnxgen.code.own_code import OwnCode
 from onnxgen.errors import WrongTranslation
+from onnxgen.graph.element_types import FLOATS
 from onnxgen.options import Options
-from onnxgen.plugins.own_code import OwnCode
 from onnxgen.validate.shapes import hold_shapes
 
-FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 # inputs of operators that a gradient passes; None: all of them
 DATA: dict[str, Collection[int] | None] = dict.fromkeys(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any, TypeGuard
 
-from onnxgen.names import MODULE_ATTRIBUTES
+from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgen.propagate.dims import Sym
-from onnxgen.propagate.info import Shape
+from onnxgen.shapes.dims import Sym
+from onnxgen.shapes.info import Shape
 
 Value = Any
 CONCRETE = (bool, int, float, str, bytes, type(None), type(Ellipsis))

@@ -63,7 +63,7 @@ def verify(
     Raises:
         OnnxgenError: the file or the module can't be read, torch is missing, or no oracle would run on any input.
     """
-    from onnxgen.load import need_torch
+    from onnxgen.runtime.load import need_torch
     from onnxgen.verify.check import Check
 
     if runs < 1 or rtol < 0 or atol < 0:

@@ -14,11 +14,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.approximation import KEY as APPROXIMATION
-from onnxgen.approximation import Approximation
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.load import from_pretrained, imported, load
-from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.batch import FREED, Freed
 from onnxgen.passes.retype import DTYPES
@@ -28,7 +25,7 @@ from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_of, recorded_cut
-from onnxgen.stored import stored
+from onnxgen.runtime.load import from_pretrained, imported, load
 from onnxgen.verify import directions, excuses, gradients, torch_side
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import locate as where
@@ -41,6 +38,9 @@ from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
+from onnxgen.weights.approximation import KEY as APPROXIMATION
+from onnxgen.weights.approximation import Approximation
+from onnxgen.weights.stored import stored
 
 if TYPE_CHECKING:
     import torch

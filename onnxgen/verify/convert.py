@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import TORCH_DTYPES
-from onnxgen.wayback import WIDER
+from onnxgen.weights.provenance import WIDER
 
 if TYPE_CHECKING:
     import torch

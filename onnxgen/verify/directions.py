@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from onnxgen.common.names import printable
 from onnxgen.errors import counted
-from onnxgen.names import printable
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.report import Gradients
 

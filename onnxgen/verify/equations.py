@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
-from onnxgen.propagate.info import Shape, info
+from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
+from onnxgen.shapes.info import Shape, info
 
 Shapes = list[Shape | None]
 Pair = tuple[Dim, Dim]

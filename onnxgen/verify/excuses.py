@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
 from onnxgen.verify.compare import HIDES, slack_of

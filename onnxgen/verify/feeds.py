@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import Info
 from onnxgen.verify.graph import Graph, Role
 from onnxgen.verify.sizes import Sizes, dim_size
 

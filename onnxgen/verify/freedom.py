@@ -115,9 +115,8 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
             noised(node.output[i], name)
     del made.graph.node[:]
     made.graph.node.extend(nodes)
-    known = [value for value in made.graph.value_info if value.name not in outputs]
-    del made.graph.value_info[:]
-    made.graph.value_info.extend(known)
+    for value in [value for value in made.graph.value_info if value.name in outputs]:
+        made.graph.value_info.remove(value)
     return made
 
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import printable
 from onnxgen.options import Options
 from onnxgen.passes.trainable import differentiable, stored_values
 from onnxgen.pipeline import read_and_simplify

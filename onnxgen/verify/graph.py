@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.nodes import subgraphs
+from onnxgen.graph.nodes import subgraphs
 from onnxgen.options import Options
-from onnxgen.propagate import propagate
-from onnxgen.propagate.dims import Dim, Sym, substitute, symbols
-from onnxgen.propagate.info import Info, info
 from onnxgen.reader.cut import types_of
-from onnxgen.stored import stored
+from onnxgen.shapes import propagate
+from onnxgen.shapes.dims import Dim, Sym, substitute, symbols
+from onnxgen.shapes.info import Info, info
 from onnxgen.verify.equations import Equation, asked, named, solved, whole
 from onnxgen.verify.roles import Range, range_of
+from onnxgen.weights.stored import stored
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.approximation import KEY as APPROXIMATION
-from onnxgen.approximation import Approximation
+from onnxgen.common.json_text import json_object
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.json_text import json_object
-from onnxgen.names import printable
 from onnxgen.options import Options
+from onnxgen.output.signature import METADATA
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
-from onnxgen.sidecar import read_tensors, sidecar_files
-from onnxgen.stored import stored
 from onnxgen.verify.report import Integrity
-from onnxgen.wayback import Source, rebuild
-from onnxgen.weights import read_header
+from onnxgen.weights.approximation import KEY as APPROXIMATION
+from onnxgen.weights.approximation import Approximation
+from onnxgen.weights.provenance import Source, rebuild
+from onnxgen.weights.sidecar import read_tensors, sidecar_files
+from onnxgen.weights.stored import stored
+from onnxgen.weights.streamed import read_header
 
-METADATA = "__metadata__"  # where a header has it, and a module that `load` made, which has no sidecar
 _INDEX = ".index.json"
 FOLDED = 1e-5  # relative: what weights may differ by that a norm was taken out of and is put back into
 

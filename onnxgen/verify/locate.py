@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onnxgen.load import load
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 from onnxgen.options import Options
+from onnxgen.runtime.load import load
 from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.graph import Graph

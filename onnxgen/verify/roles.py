@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.propagate.dims import Dim, dim_min
-from onnxgen.propagate.info import Shape, info
+from onnxgen.shapes.dims import Dim, dim_min
+from onnxgen.shapes.info import Shape, info
 from onnxgen.verify.equations import whole
 
 

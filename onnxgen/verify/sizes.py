@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import printable
-from onnxgen.propagate.dims import Dim, evaluate, substitute, symbols
+from onnxgen.shapes.dims import Dim, evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
 Sizes = dict[str, int]

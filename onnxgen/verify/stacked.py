@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError
-from onnxgen.json_text import json_object
 from onnxgen.passes.batch import Freed
 from onnxgen.verify.integrity import metadata_of
 from onnxgen.verify.oracle import Oracle, Refused

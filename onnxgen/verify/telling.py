@@ -1,6 +1,6 @@
 """Whether a comparison could have shown a wrong module: what an output may differ by, against what it varies by.
 
-A module of a quantised file may differ from it by what rounding explains (`onnxgen.approximation`). Where an output
+A module of a quantised file may differ from it by what rounding explains (`weights.approximation`). Where an output
 hardly varies by more than that, any module passes, one that returns a constant, too: that is no agreement.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 
 # The best constant is off by the deviation, in root mean square. This much less than that still tells it from the file.
 ENOUGH = 0.7

@@ -27,8 +27,8 @@ from onnxgen.build_hooks.build import build
 from onnxgen.build_hooks.cache import Cache, digest
 from onnxgen.build_hooks.freshness import content_of, is_fresh, key_of, source_files
 from onnxgen.build_hooks.settings import Entry
+from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
-from onnxgen.limits import Limits
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.locations import locations

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
-from onnxgen.blocks import find_blocks
-from onnxgen.lower import lower
+from onnxgen.lowering.lower import lower
 from onnxgen.options import Options
 from onnxgen.pipeline import generate, read_and_simplify
 from onnxgen.reader import read, skeleton
+from onnxgen.scopes import find_blocks
 from tests.clean_source import assert_safe
 from tests.fuzz.cases import Place
 

@@ -1,6 +1,6 @@
 """Gradients of every operator against differences of the function, in float64.
 
-A row of the table in `onnxgen/gradients.py` is held to what it says: where no gradient flows, none does, and the
+A row of the table in `onnxgen/graph/gradients.py` is held to what it says: where no gradient flows, none does, and the
 differences are zeros, too. Every other input that may be of floating point has a gradient in some case.
 """
 
@@ -14,8 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgen.gradients import BITS, BY_INPUT, NOWHERE, SIZES, key, reason
-from onnxgen.ops.registry import operators
+from onnxgen.graph.gradients import BITS, BY_INPUT, NOWHERE, SIZES, key, reason
+from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT
 from tests.gradients.cases import Case, Name, by_operator

@@ -18,8 +18,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from onnxgen.errors import BUG, OnnxgenError
-from onnxgen.load import load
 from onnxgen.options import Options
+from onnxgen.runtime.load import load
 from onnxgen.verify.compare import HIDES, Tolerance, compare, slack_of
 from tests.hunts.rounding import agrees_on_padding, hangs_on_rounding
 

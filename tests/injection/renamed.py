@@ -12,7 +12,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from onnxgen.code.copied import helper_names
-from onnxgen.names import MODULE_ATTRIBUTES, RESERVED
+from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED
 
 RUN = '__import__("os").system("touch PWNED")'
 CODE = (

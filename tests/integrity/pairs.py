@@ -11,12 +11,12 @@ import onnx
 from onnx import helper
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.generated import Generated
-from onnxgen.load import from_pretrained, imported
 from onnxgen.options import Options
-from onnxgen.output import Output
+from onnxgen.output.compose import Generated
+from onnxgen.output.write import Output
 from onnxgen.pipeline import build
-from onnxgen.wayback import Source
+from onnxgen.runtime.load import from_pretrained, imported
+from onnxgen.weights.provenance import Source
 
 ONE, SHARDS = Options(), Options(shard_size=600)
 LAYERS, WIDTH = 3, 8

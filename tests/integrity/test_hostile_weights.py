@@ -9,7 +9,7 @@ import pytest
 
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
-from onnxgen.weights import read_header
+from onnxgen.weights.streamed import read_header
 from tests.reader_models import Write, model, node, weight, write
 
 __all__ = ["write"]  # a fixture

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("torch")
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.generated import Generated
 from onnxgen.options import Options
+from onnxgen.output.compose import Generated
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
 from tests.test_weights import Fault
 

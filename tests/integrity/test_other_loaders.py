@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 accelerate = pytest.importorskip("accelerate")
 
-from onnxgen.load import imported  # noqa: E402
 from onnxgen.options import Options  # noqa: E402
 from onnxgen.pipeline import generate  # noqa: E402
+from onnxgen.runtime.load import imported  # noqa: E402
 from tests.integrity.pairs import ONE, SHARDS, network  # noqa: E402
 
 

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from onnxgen.load import imported  # noqa: E402
 from onnxgen.options import Options  # noqa: E402
 from onnxgen.pipeline import generate  # noqa: E402
+from onnxgen.runtime.load import imported  # noqa: E402
 from tests.integrity.pairs import ONE, SHARDS, network  # noqa: E402
 
 State = dict[str, Any]

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("torch")
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.load import from_pretrained, imported
+from onnxgen.runtime.load import from_pretrained, imported
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgen.code import render
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.errors import OnnxgenError
-from onnxgen.generated import Generated
 from onnxgen.options import Options
+from onnxgen.output.compose import Generated
 from onnxgen.pipeline import build
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
@@ -373,8 +373,8 @@ def _as_array(value: Any) -> Value:
 
 def unbound_names(op_type: str, domain: str = "") -> list[str]:
     """Every schema input or attribute of every version of an operator that its function can't be given; [] is right."""
-    from onnxgen.ops.bind import MEANINGLESS
-    from onnxgen.ops.registry import find
+    from onnxgen.graph.operators import find
+    from onnxgen.lowering.bind import MEANINGLESS
 
     missing = []
     for schema in onnx.defs.get_all_schemas_with_history():

@@ -143,7 +143,7 @@ def test_verify_draws_maps(tmp_path: Path, operator: str) -> None:
 def test_trained_numbers_go_back_into_their_attributes(tmp_path: Path) -> None:
     path = saved(tmp_path, classified(["a", "b", "c"]))
     write(path, tmp_path / "net.py")
-    from onnxgen.load import from_pretrained, imported
+    from onnxgen.runtime.load import from_pretrained, imported
 
     with imported(tmp_path / "net.py") as file:
         model = from_pretrained(file, tmp_path / "net.py")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgen.propagate.dims import evaluate, symbol
-from onnxgen.propagate.infer_layout import equal_parts
+from onnxgen.shapes.dims import evaluate, symbol
+from onnxgen.shapes.infer_layout import equal_parts
 from tests.ops.fuzz import agree, examples, floats
 from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
 

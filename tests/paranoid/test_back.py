@@ -15,7 +15,7 @@ from onnxgen import generated, pipeline
 from onnxgen.options import Options
 from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes.folded import folds
-from onnxgen.wayback import way_back
+from onnxgen.weights.provenance import way_back
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 17]>

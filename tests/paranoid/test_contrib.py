@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, Counts, WrongRewrite
 from onnxgen.passes import contrib

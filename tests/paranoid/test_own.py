@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onnxgen.graph.operators import operators
 from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs
-from onnxgen.ops.registry import operators
 from onnxgen.paranoid import own_layers
 from onnxgen.paranoid.own import OWN
 

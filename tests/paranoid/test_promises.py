@@ -16,7 +16,7 @@ from onnx import numpy_helper, parser
 import onnxgen.passes
 from onnxgen import Options, pipeline
 from onnxgen.paranoid.check import WrongRewrite
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17]>

@@ -12,12 +12,12 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, WrongRewrite
 from onnxgen.passes.folded import restore_batchnorm
-from onnxgen.propagate import propagate
 from onnxgen.reader import read
+from onnxgen.shapes import propagate
 
 Harm = Callable[[ir.Model], None]
 NET = (

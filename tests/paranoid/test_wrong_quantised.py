@@ -14,14 +14,14 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-import onnxgen.generated
+import onnxgen.output.compose
 import onnxgen.passes
 from onnxgen import Options
-from onnxgen.dequantised import Dequantised
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes import PASSES
 from onnxgen.pipeline import build
+from onnxgen.weights.dequantised import Dequantised
 from tests.paranoid.test_wrong_rewrites import Harm, another, passed_on, put, without
 
 # the package has functions by the names of its modules
@@ -226,7 +226,8 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("scales that were not to be learned", QAT, "layer",
      patched(fakes, "_node", lambda *a, _right=fakes._node, **k: _right(*a[:3], LEARNED, *a[4:], **k)), "is trained"),
     ("a weight that is forgotten", FLOAT, "layer", after("MatMul", forgotten, "trainable"), "'w' is not trained"),
-    ("integers that are forgotten", FLOAT, "layer", nothing(onnxgen.generated, "quantised", {}), "of which integers"),
+    ("integers that are forgotten", FLOAT, "layer", nothing(onnxgen.output.compose, "quantised", {}),
+     "of which integers"),
     ("a ReLU of a type with a sign", FLOAT, "no zero point", patched(pairs, "limits", lambda _: (0.0, 9.0)),
      "changed 'y'"),
     ("what was moved still counts", LEARNED, "chain", patched(fakes, "_is_of_one_scale", lambda _: False),

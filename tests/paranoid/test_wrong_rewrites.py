@@ -13,14 +13,14 @@ import onnx_ir as ir
 import pytest
 
 import onnxgen.passes
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid import check
 from onnxgen.paranoid.check import Comparison, Counts, WrongRewrite
 from onnxgen.paranoid.region import Broken
 from onnxgen.passes import CHECKED, PASSES, simplify
-from onnxgen.propagate.info import Info, info, set_info
 from onnxgen.reader import read
+from onnxgen.shapes.info import Info, info, set_info
 
 Harm = Callable[[ir.Node], None]
 W = "float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,8}, float[4] b = {1,2,3,4}, float[4] c = {4,3,1,2}"

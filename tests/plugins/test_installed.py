@@ -15,9 +15,9 @@ from onnxgen.build_hooks.cache import Cache
 from onnxgen.build_hooks.freshness import key_of
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.cli import run as command
+from onnxgen.graph.domains import imports_foreign, is_foreign
 from onnxgen.passes.contrib import FOREIGN, bodies
 from onnxgen.pipeline import build
-from onnxgen.plugins.domains import imports_foreign, is_foreign
 from tests.plugins.nets import SWISH, net, one, saved, written
 
 
@@ -134,7 +134,7 @@ def test_domains_are_read_as_onnx_does(tmp_path: Path) -> None:
 
 
 def test_domains_of_ours_are_known() -> None:
-    from onnxgen.ops.registry import operators
+    from onnxgen.graph.operators import operators
 
     ours = {domain for domain, _ in operators()} | {domain for domain, _ in bodies()} | set(FOREIGN)
     assert not any(map(is_foreign, ours)) and is_foreign("com.acme")

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
-from onnxgen.ops.builder import KNOWN
+from onnxgen.code.own_code import FRAME
+from onnxgen.lowering.builder import KNOWN
 from onnxgen.pipeline import build, check, generate
-from onnxgen.plugins.own_code import FRAME
 from tests.plugins.nets import SWISH, model, net, one, saved, written
 from tests.real import Run, assert_way_back, imported
 
@@ -249,7 +249,7 @@ def test_a_rule_for_shapes(here: Path) -> None:
     """Without one, dims after the operator are read of its result; with one they are known."""
     text = (
         "import onnxgen\n"
-        "from onnxgen.propagate.node_facts import tensor\n"
+        "from onnxgen.shapes.node_facts import tensor\n"
         "def rule(n):\n"
         "    return [tensor(n.dtype(), (*n.shape()[:-1], 2 * n.shape()[-1]))]\n"
         '@onnxgen.op("Twice", domain="com.acme"RULE)\n'

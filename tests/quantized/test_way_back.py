@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from onnxgen import OnnxgenError, Options, export, generate
 from onnxgen.cli import run as command
-from onnxgen.dequantised import Dequantised
-from onnxgen.load import from_pretrained, imported
+from onnxgen.runtime.load import from_pretrained, imported
+from onnxgen.weights.dequantised import Dequantised
 from tests.quantized.nets import CASES, example, quantised, rms, run
 
 FLOAT = Options(quantized="float")

@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Member, ModuleDef, Statement, Tie, With
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, rewrite
-from onnxgen.propagate.dims import symbol
-from onnxgen.propagate.info import Info
+from onnxgen.shapes.dims import symbol
+from onnxgen.shapes.info import Info
 
 Change = Callable[[ast.AST], ast.expr | None]
 

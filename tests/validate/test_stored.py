@@ -23,7 +23,7 @@ from onnxgen.code.module_def import Member
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
 from onnxgen.options import Options
-from onnxgen.wayback import way_back
+from onnxgen.weights.provenance import way_back
 from tests.exported import exported
 
 GRAPH = """

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from onnxgen.generated import Generated
+from onnxgen.output.compose import Generated
 from onnxgen.pipeline import generate
 from tests.defaults import given_defaults
 from tests.real import ATOL, RTOL, Run, assert_finite_gradients, assert_way_back, imported

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
-from onnxgen.names import printable
-from onnxgen.nodes import subgraphs
+from onnxgen.graph.nodes import subgraphs
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.passes.batch.stack import Batch, Here, Refusal, Rule, Stack
 from onnxgen.passes.rewrite import drop
-from onnxgen.propagate import propagate
-from onnxgen.propagate.dims import symbol, symbols
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes import propagate
+from onnxgen.shapes.dims import symbol, symbols
+from onnxgen.shapes.info import info, set_info
 
 RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
 FREED = "batch"  # in `model.meta`: the `Freed`

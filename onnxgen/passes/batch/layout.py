@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.batch.stack import Here, Refusal, Rule, Stack
-from onnxgen.propagate.dims import Dim, exact_div, product
-from onnxgen.propagate.info import Shape, info
+from onnxgen.shapes.dims import Dim, exact_div, product
+from onnxgen.shapes.info import Shape, info
 
 END = (1 << 63) - 1  # of a Slice: as far as there is
 

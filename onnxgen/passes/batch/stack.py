@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.names import printable
+from onnxgen.common.names import printable
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.passes.steps import insert
-from onnxgen.propagate.dims import Dim, Sym
-from onnxgen.propagate.info import Info, Shape, info, set_info
-from onnxgen.stored import stored
+from onnxgen.shapes.dims import Dim, Sym
+from onnxgen.shapes.info import Info, Shape, info, set_info
+from onnxgen.weights.stored import stored
 
 
 @dataclass(frozen=True)

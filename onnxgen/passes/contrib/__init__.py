@@ -13,13 +13,13 @@ import pkgutil
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
-from onnxgen.ops.registry import find
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.nchwc import set_block
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Refused, write
-from onnxgen.propagate import propagate
-from onnxgen.propagate.node_facts import NONSENSE
+from onnxgen.shapes import propagate
+from onnxgen.shapes.node_facts import NONSENSE
 
 DEPTH = 8
 REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)

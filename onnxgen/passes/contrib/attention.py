@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.dims import Dim
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.info import Info, info, set_info
 
 Results = list[ir.Value | None]
 SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"

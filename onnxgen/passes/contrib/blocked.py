@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.activations import silu
 from onnxgen.passes.contrib.gated import rounded, size_of, widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Operand = ir.Value | None
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.gated import SIZES, plain_rms_norm, rounded, size_of, widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 
 def _split(g: Writer, x: ir.Value, branches: int) -> tuple[ir.Value, int]:

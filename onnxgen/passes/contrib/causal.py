@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.gated import size_of
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
 GPU = "its {} runs on GPUs only", "optimise the file for the CPU"

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 
 @body("Affine", domain="")

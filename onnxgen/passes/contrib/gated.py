@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
 from onnxgen.passes.trainable import BLOCKED
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
 SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"

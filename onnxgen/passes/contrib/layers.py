@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.gated import widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 ACTIVATIONS_OF_GEMM = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
 BLOCKS = (8, 16)  # of AVX2 and SSE; of AVX-512, ARM's NEON and the others

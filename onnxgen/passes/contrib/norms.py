@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
 STATISTICS = "the mean and deviation of a fused norm are used", "optimise the file for inference, without training"

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.gated import widened
 from onnxgen.passes.contrib.projected import windowed
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.info import Info, info, set_info
 
 COL, ROW, COL32, COL4_4R2_8C, COL32_2R_4R4 = range(5)
 HALF, DOUBLE = ir.DataType.FLOAT16, ir.DataType.DOUBLE

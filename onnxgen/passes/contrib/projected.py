@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxgen.passes.contrib.attention import heads_of, projected
 from onnxgen.passes.contrib.gated import flag_of, size_of
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
 

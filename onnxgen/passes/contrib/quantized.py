@@ -11,7 +11,7 @@ from onnxgen.passes.contrib.attention import attended
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.passes.linear import DOMAIN
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
 FLOAT, INT32 = ir.DataType.FLOAT.value, ir.DataType.INT32.value

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxgen.passes.contrib.gated import flag_of, size_of, widened
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
-from onnxgen.propagate.info import Info, info, set_info
+from onnxgen.shapes.info import Info, info, set_info
 
 BFLOAT16 = ir.DataType.BFLOAT16
 SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxgen.errors import counted
 from onnxgen.passes.contrib.gated import size_of
 from onnxgen.passes.contrib.writer import FLOAT, INT64, Refused, Writer, body
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 
 @body("WordConvEmbedding")

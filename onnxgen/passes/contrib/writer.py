@@ -17,12 +17,12 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
 from onnxgen.errors import BUG
-from onnxgen.names import printable
-from onnxgen.ops.bind import plain
+from onnxgen.graph.schemas import plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.trainable import BLOCKED
-from onnxgen.propagate.info import info, set_info
+from onnxgen.shapes.info import info, set_info
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset that bodies are written in

@@ -6,7 +6,7 @@ Five steps, each a file here:
 2. `products`: so do products of integers whose scales are multiplied after them, as dynamic quantisation writes them.
 3. `moved`: a DequantizeLinear moves before what only moves integers (MaxPool, Reshape, Gather, ...).
 4. `pairs`: what is quantised and dequantised at once is the value itself, or (`qat`) an `onnxgen.FakeQuantize` of it.
-5. `weights`: a stored tensor that is dequantised is a float tensor, with its way back (`onnxgen.dequantised`).
+5. `weights`: a stored tensor that is dequantised is a float tensor, with its way back (`onnxgen.weights.dequantised`).
 
 What is left of integers stays as it is, exactly, and a note says so: no gradient passes there.
 """
@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.approximation import KEY as APPROXIMATION
-from onnxgen.approximation import Approximation
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems, counted
-from onnxgen.names import printable
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.bounds import least
@@ -29,9 +27,11 @@ from onnxgen.passes.quantized.pairs import input_ranges, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.passes.trainable import STILL, stored_values
-from onnxgen.propagate import propagate
-from onnxgen.propagate.info import info
-from onnxgen.propagate.node_facts import NONSENSE
+from onnxgen.shapes import propagate
+from onnxgen.shapes.info import info
+from onnxgen.shapes.node_facts import NONSENSE
+from onnxgen.weights.approximation import KEY as APPROXIMATION
+from onnxgen.weights.approximation import Approximation
 
 NOTES = "quantised"  # in `model.meta`: what a person should know of the result
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}

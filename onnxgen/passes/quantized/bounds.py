@@ -8,8 +8,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.passes.steps import input_at
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 DEPTH = 16
 SAME = set(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
 from onnxgen.passes.idioms import DOMAIN
 from onnxgen.passes.quantized.moved import MOVERS
 from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, same
 from onnxgen.passes.steps import input_at, insert
 from onnxgen.passes.trainable import BLOCKED, STILL
-from onnxgen.propagate.info import Info, info, set_info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
+from onnxgen.weights.stored import stored
 
 FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
 LEARNED = "qat-learned"

@@ -13,7 +13,7 @@ from onnxgen.passes.contrib.quantized import qattention_of
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
 from onnxgen.passes.idioms import DOMAIN
 from onnxgen.passes.quantized.fakes import FIXED
-from onnxgen.propagate.info import info
+from onnxgen.shapes.info import info
 
 Value = ir.Value
 Maybe = ir.Value | None

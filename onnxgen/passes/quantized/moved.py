@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import input_at, insert
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 # which inputs are data
 MOVERS: dict[str, tuple[int, ...] | None] = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.rewrite import beside
 from onnxgen.passes.steps import input_at, insert
-from onnxgen.propagate.info import info, set_info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import info, set_info
+from onnxgen.weights.stored import stored
 
 # what a quantiser fuses a ReLU into, since saturating at 0 does the same
 FUSED = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())

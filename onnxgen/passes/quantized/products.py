@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.scales import elements, same
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import input_at, insert
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 FLOAT_OF = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 

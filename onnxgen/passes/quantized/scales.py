@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.passes.steps import input_at
-from onnxgen.propagate.info import info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ import re
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
-from onnxgen.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.scales import Scaled, factors
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import input_at
-from onnxgen.propagate.info import Info, set_info
-from onnxgen.stored import stored
+from onnxgen.shapes.info import Info, set_info
+from onnxgen.weights.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
+from onnxgen.weights.stored import stored
 
 BIASED = {"Conv", "ConvTranspose", "Gemm"}
 PRODUCT = "product"  # in `node.meta` of a bias's DequantizeLinear

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"

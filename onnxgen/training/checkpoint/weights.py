@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError
-from onnxgen.sidecar import sidecar_files
 from onnxgen.verify.integrity import sidecar_of
-from onnxgen.weights import read_header
+from onnxgen.weights.sidecar import sidecar_files
+from onnxgen.weights.streamed import read_header
 
 COMPILED = "_orig_mod."  # what torch.compile puts before the names of what it wraps
 

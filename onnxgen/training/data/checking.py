@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import Problem, Problems, counted
-from onnxgen.signature import Port
+from onnxgen.output.signature import Port
+from onnxgen.surgery.example import outputs, undisturbed
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training import losses
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import check_order
@@ -18,8 +20,7 @@ from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import PARTS, listed
 from onnxgen.training.data.values import Values
-from onnxgen.training.finetune.example import outputs, undisturbed
-from onnxgen.training.model import fixed_batch, signature_of
+from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
 
 

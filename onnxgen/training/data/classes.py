@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
-from onnxgen.names import printable
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
 

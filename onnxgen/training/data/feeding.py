@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
-from onnxgen.signature import Port, Signature
+from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
-from onnxgen.training.model import signature_of
 from onnxgen.training.settings import Settings
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.signature import Port
+from onnxgen.output.signature import Port
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, recipes
 from onnxgen.training.data.classes import order
@@ -30,7 +31,7 @@ from onnxgen.training.data.samples import Batch, Data, Field, Samples
 from onnxgen.training.data.source import PARTS, Source
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
-from onnxgen.training.model import fixed_batch, scale_of, signature_of
+from onnxgen.training.model import fixed_batch, scale_of
 from onnxgen.training.settings import Settings
 
 Step = Callable[[Tensor, Sequence[int], int], Tensor]

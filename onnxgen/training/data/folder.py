@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.names import printable
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import Source, listed, part_called
 

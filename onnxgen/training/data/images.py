@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.signature import Port
+from onnxgen.output.signature import Port
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.samples import Samples

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.names import printable
-from onnxgen.signature import Signature
+from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
 from onnxgen.training.data.source import Source, listed, target_called

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.names import printable
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
 _DELIMITERS = ",;\t|"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onnxgen.surgery.head import Head, find_head
+from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.finetune.batchnorm import Calibrated, calibrate_batchnorm
 from onnxgen.training.finetune.blocks import blocks
 from onnxgen.training.finetune.freezing import freeze, unfreeze, unfreeze_next
 from onnxgen.training.finetune.groups import param_groups
-from onnxgen.training.finetune.head import Head, find_head
-from onnxgen.training.finetune.replacing import replace_head
 from onnxgen.training.finetune.scratch import reset
 
 if TYPE_CHECKING:

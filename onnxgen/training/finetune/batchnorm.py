@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.example import undisturbed
 from onnxgen.training.data.samples import Data
-from onnxgen.training.finetune.example import undisturbed
 from onnxgen.training.settings import Settings
 
 SETTINGS = Settings()  # of data that is opened: all of it is measured, as it is

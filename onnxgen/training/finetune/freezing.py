@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
+from onnxgen.surgery.owners import check_patterns, is_below
 from onnxgen.training.finetune.blocks import blocks
-from onnxgen.training.finetune.owners import check_patterns, is_below
 
 
 def freeze(model: nn.Module, *patterns: str) -> list[str]:

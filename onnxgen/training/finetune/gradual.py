@@ -8,8 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.owners import check_patterns
 from onnxgen.training.finetune.freezing import unfreeze, unfreeze_next
-from onnxgen.training.finetune.owners import check_patterns
 
 
 class GradualUnfreeze(Callback):

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.example import Example, example_for
+from onnxgen.surgery.head import last_layers
+from onnxgen.surgery.owners import NORMS, near
 from onnxgen.training.finetune.blocks import blocks
-from onnxgen.training.finetune.example import Example, example_for
-from onnxgen.training.finetune.head import last_layers
-from onnxgen.training.finetune.owners import NORMS, near
 
 
 def param_groups(

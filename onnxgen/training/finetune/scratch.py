@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.finetune.owners import owners
+from onnxgen.surgery.owners import owners
 
 
 def reset(model: nn.Module) -> nn.Module:

@@ -18,9 +18,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from onnxgen._version import __version__
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
+from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
-from onnxgen.names import visible
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Ending, Facts, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows

@@ -13,7 +13,7 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from onnxgen.atomic import replacing
+from onnxgen.common.atomic import replacing
 from onnxgen.training.best import goodness
 
 Row = dict[str, float]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onnxgen.names import visible
+from onnxgen.common.names import visible
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.progress import Progress, duration, number, size

@@ -1,0 +1,39 @@
+"""Where onnxgen's own files lie, the same in a wheel, an sdist, an editable install and a bare checkout.
+
+The top-level folder `templates/` is installed as the package `onnxgen.templates`. In an editable install and in a
+checkout it stays where it is, beside the package, so both places are looked at (`jinja2.PackageLoader` looks at
+the first only).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnxgen.errors import OnnxgenError, Problem
+
+_HERE = Path(__file__).resolve().parents[1]
+
+
+def templates_dir() -> Path:
+    """The folder with the Jinja templates.
+
+    Raises:
+        OnnxgenError: the installation is incomplete.
+    """
+    for folder in (_HERE / "templates", _HERE.parent / "templates"):
+        if (folder / "__init__.py").is_file():
+            return folder
+    raise OnnxgenError("onnxgen's templates are missing; install onnxgen again")
+
+
+def helpers_dir() -> Path:
+    """The folder whose functions are copied into generated files."""
+    return _HERE / "helpers"
+
+
+def python_file(path: Path) -> Path:
+    """The path of a module, as it is. Raises `OnnxgenError` if Python would not import a file of that name."""
+    if path.suffix != ".py":
+        way_out = f"a module's name ends in .py: {path.with_suffix('.py')}"
+        raise OnnxgenError(Problem(f"{path} is no Python file", help=way_out))
+    return path

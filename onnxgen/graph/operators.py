@@ -1,0 +1,223 @@
+"""Which function lowers which operator, from which opset on.
+
+An operator is one small function whose parameters are those of its ONNX schema: inputs first, then, keyword-only,
+attributes. A second function for an operator exists only where its meaning changed; `find` takes the newest one that is
+not newer than the model's opset.
+
+`op` only notes a function in the module that has it. A *layer* is what some modules have: onnxgen's own families make
+one, and the plugins of a generation another, which is looked into first and is gone after it (see `onnxgen.plugins`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from onnxgen.common.timing import IMPORTS, stage
+from onnxgen.graph.domains import is_foreign
+
+if TYPE_CHECKING:
+    from onnxgen.plugins.loading import Plugin
+    from onnxgen.shapes.node_facts import Rule
+
+Lowering = Callable[..., Any]
+NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One registered function.
+
+    Attributes:
+        name, domain: the operator (`domain` is "" for ai.onnx).
+        since: first opset whose meaning this function has.
+        function: called as `function(b, *inputs, **attributes)`, see `ops.builder.Builder`.
+        renames: schema names of other opsets that mean one of the function's parameters.
+        takes: whether the function can take a node; others are replaced by the standard's function body.
+        infer: the rule for dtypes and shapes of its outputs, where it brings one.
+        reference: what it computes, in numpy; onnxgen's own have onnx's.
+        plugin: what it comes from; None if it is onnxgen's own.
+    """
+
+    name: str
+    domain: str
+    since: int
+    function: Lowering
+    renames: Mapping[str, str] = field(default_factory=dict)
+    takes: Callable[[ir.Node], bool] = lambda node: True
+    infer: Rule | None = None
+    reference: Lowering | None = None
+    plugin: Plugin | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.domain, self.name, self.since
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The function's parameters by name, without the builder."""
+        found = dict(inspect.signature(self.function).parameters)
+        found.pop(next(iter(found)))
+        return found
+
+
+Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest meaning first
+
+
+def op(
+    *names: str,
+    since: int = 1,
+    domain: str = "",
+    renames: Mapping[str, str] | None = None,
+    takes: Callable[[ir.Node], bool] | None = None,
+    infer: Rule | None = None,
+    reference: Lowering | None = None,
+) -> Callable[[Lowering], Lowering]:
+    """Register a function as the meaning of one or more operators from opset `since` on.
+
+    A plugin's function counts in generations that name its module (`onnxgen.Options.plugins`), and nowhere else.
+
+    Args:
+        names: the operators (`op_type`).
+        since: the first version of the domain that has this meaning.
+        domain: the operators' domain; "" is ai.onnx.
+        renames: other names of inputs and attributes, by which the function's parameters are meant.
+        takes: says of a node whether the function can take it; default: any.
+        infer: says of a node (`propagate.node_facts.NodeFacts`) what is known of its outputs: a `propagate.info.Info`
+            each. Default: onnxgen's own rule, or what the file declares.
+        reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
+            something to compare with.
+    """
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            register_function(
+                name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer,
+                reference=reference,
+            )  # fmt: skip
+        return function
+
+    return register
+
+
+def register_function(
+    name: str,
+    function: Lowering,
+    *,
+    since: int = 1,
+    domain: str = "",
+    renames: Mapping[str, str] | None = None,
+    takes: Callable[[ir.Node], bool] | None = None,
+    infer: Rule | None = None,
+    reference: Lowering | None = None,
+) -> None:
+    """What `op` does, for operators that come from a table."""
+    domain = "" if domain == "ai.onnx" else domain
+    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
+    noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
+    if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
+        noted[:] = [o for o in noted if o.key != made.key]
+    noted.append(made)
+
+
+def noted_in(module: object) -> list[Operator]:
+    """What the functions of one module are registered for."""
+    found: list[Operator] = vars(module).get(NOTED, [])
+    return found
+
+
+def layer(operators: Iterable[Operator]) -> Layer:
+    """Operators by (domain, name). Raises `ValueError` if one is there twice."""
+    found: Layer = {}
+    for operator in operators:
+        versions = found.setdefault((operator.domain, operator.name), [])
+        if any(v.since == operator.since for v in versions):
+            domain = f"{operator.domain}." if operator.domain else ""
+            raise ValueError(f"{domain}{operator.name} is registered twice from opset {operator.since} on")
+        versions.append(operator)
+        versions.sort(key=lambda v: v.since)
+    return found
+
+
+@cache
+def _own() -> Layer:
+    """onnxgen's own operators."""
+    with stage(IMPORTS):
+        package = importlib.import_module("onnxgen.ops")
+        modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    return layer(operator for module in modules for operator in noted_in(module))
+
+
+class Plugged:
+    """The operators of plugins in one generation.
+
+    Attributes:
+        named: those of the plugins that it names, which come before onnxgen's own.
+    """
+
+    def __init__(self, named: Layer, find_installed: Callable[[], Layer]) -> None:
+        self.named, self.find_installed = named, find_installed
+
+    @cached_property
+    def installed(self) -> Layer:
+        """Those that installed packages bring; looked for when a file has an operator of an unknown domain."""
+        return self.find_installed()
+
+
+# Of a thread or a task: generations beside this one have plugins of their own.
+_plugged: ContextVar[Plugged | None] = ContextVar("plugged", default=None)
+
+
+@contextmanager
+def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Plugged]:
+    """Let plugins count while the context lasts: these, and those that are installed."""
+    plugged = Plugged(named, find_installed)
+    token = _plugged.set(plugged)
+    try:
+        yield plugged
+    finally:
+        _plugged.reset(token)
+
+
+def operators(*plugins: Layer) -> Layer:
+    """onnxgen's own operators by (domain, name), oldest meaning first, with those of plugins in their places."""
+    found = {key: list(versions) for key, versions in _own().items()}
+    for key, versions in (item for layer in plugins for item in layer.items()):
+        newer = {v.since for v in versions}
+        kept = [v for v in found.get(key, []) if v.since not in newer]
+        found[key] = sorted([*kept, *versions], key=lambda v: v.since)
+    return found
+
+
+def find(domain: str, name: str, opset: int) -> Operator | None:
+    """The function for an operator as opset `opset` means it, or None."""
+    return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
+
+
+def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that a plugin of this generation has for an operator, or None."""
+    plugged = _plugged.get()
+    if plugged is None:
+        return None
+    return named(domain, name, opset) or (
+        _newest(plugged.installed, domain, name, opset) if is_foreign(domain) else None
+    )
+
+
+def named(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that a plugin which this generation names has for an operator, or None."""
+    plugged = _plugged.get()
+    return _newest(plugged.named, domain, name, opset) if plugged is not None else None
+
+
+def _newest(found: Layer, domain: str, name: str, opset: int) -> Operator | None:
+    return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)

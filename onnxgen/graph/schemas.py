@@ -1,0 +1,26 @@
+"""What onnx says of operators, and attributes in plain Python."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from onnx import defs
+
+
+@cache
+def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
+    """The schema of an operator as `opset` has it, or None for an operator that onnx does not know."""
+    try:
+        return defs.get_schema(name, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value in plain Python: bytes as text, sequences as lists, tensors as numpy arrays."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value

@@ -1,0 +1,129 @@
+"""One input of an operator, as the operator's function sees it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.quote import literal, quote, shortest
+from onnxgen.shapes.dims import Dim, Sym
+from onnxgen.shapes.info import Info, Shape
+from onnxgen.weights.provenance import Source
+
+UNKNOWN_SHAPE = (
+    "run onnx's shape inference on the file first; after an operator of your own, an infer rule says it "
+    "(docs/EXTENDING.md)"
+)
+
+if TYPE_CHECKING:
+    from onnxgen.lowering.builder import Builder
+
+
+class Arg:
+    """An input: what is known of it, and the expression that computes it.
+
+    Attributes:
+        name: the value's name in the file ("" for an attribute that later opsets made an input).
+        info: dtype, shape and elements, as far as they are known.
+        value: the graph's value (None for an attribute).
+        index: which of the node's inputs it is, if it is known to be one.
+    """
+
+    def __init__(self, builder: Builder, info: Info, value: ir.Value | None = None, index: int | None = None) -> None:
+        self.builder, self.info, self.value, self.index = builder, info, value, index
+        self.name = (value.name or "") if value is not None else ""
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        return self.info.dtype
+
+    @property
+    def shape(self) -> Shape | None:
+        """The dims, ints or symbolic; None if the rank is unknown."""
+        return self.info.shape
+
+    @property
+    def rank(self) -> int | None:
+        return self.info.rank
+
+    @property
+    def known_rank(self) -> int:
+        """The rank, where the operator can't be written without it (a problem is raised if it is unknown)."""
+        if self.info.rank is None:
+            raise self.builder.error(f"the rank of its input {self.name} is unknown", UNKNOWN_SHAPE)
+        return self.info.rank
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype is not None and self.dtype.is_floating_point()
+
+    @property
+    def constant(self) -> NDArray[Any] | None:
+        """The elements, if they are numbers known at generation (None for trainable tensors)."""
+        return self.info.constant if self.info.data is not None else self.builder.lowering.constant(self.value)
+
+    @property
+    def ints(self) -> list[Dim] | None:
+        """The elements of a small integer tensor as dims (ints or symbolic), flattened; None if unknown."""
+        if self.info.data is None:
+            constant = self.constant
+            return None if constant is None or constant.size > 4096 else [int(v) for v in constant.flat]
+        return [v if isinstance(v, Sym) else int(v) for v in self.info.data.flat]
+
+    def known_ints(self, what: str) -> list[int]:
+        """The elements as plain ints, where the operator can't be written without them."""
+        found = self.ints
+        if found is None or not all(isinstance(v, int) for v in found):
+            raise self.builder.error(f"its {what} is computed at run time", "fold it into a constant in the ONNX file")
+        return [v for v in found if isinstance(v, int)]
+
+    @property
+    def source(self) -> Source | None:
+        """How this value is made of stored tensors, if it is an initializer or only a view of some."""
+        return self.builder.lowering.source(self.value)
+
+    @property
+    def is_trainable(self) -> bool:
+        return self.value is not None and self.builder.lowering.is_trainable(self.value)
+
+    @property
+    def expr(self) -> ast.expr:
+        """The expression for this input as a tensor."""
+        return self.builder.lowering.tensor(self)
+
+    @property
+    def number(self) -> ast.expr | None:
+        """A Python number if this is one element known at generation (a literal, or an int from shapes), else None."""
+        if self.info.data is not None and self.info.data.dtype == object:
+            return literal(self.info.data.flat[0]) if self.info.data.size == 1 else None
+        constant = self.constant
+        if constant is None or constant.size != 1 or constant.dtype.kind not in "biuf":
+            return None
+        item = constant.reshape(-1)[0].item()
+        return literal(shortest(item, self.dtype) if isinstance(item, float) else item)
+
+    @property
+    def scalar(self) -> float | int | None:
+        """The one element as a plain Python number, or None."""
+        constant = self.constant
+        if constant is None or constant.size != 1 or constant.dtype.kind not in "biuf":
+            return None
+        item = constant.reshape(-1)[0].item()
+        return shortest(item, self.dtype) if isinstance(item, float) else item
+
+    def as_int(self) -> ast.expr:
+        """A Python int: a literal, a size, or `.item()` of the tensor where it comes from data."""
+        return self.number if self.number is not None else quote("x.item()", x=self.expr)
+
+    def as_ints(self) -> ast.expr:
+        """A Python sequence of ints: a tuple of literals and sizes, or `.tolist()` of the tensor."""
+        ints = self.ints
+        return literal(tuple(ints)) if ints is not None else quote("x.tolist()", x=self.expr)
+
+
+def is_number(array: np.ndarray[Any, Any]) -> bool:
+    return array.size == 1 and array.dtype.kind in "biuf"

@@ -1,0 +1,154 @@
+"""Binds a node's inputs and attributes to the parameters of its operator's function, by schema name.
+
+The names are those of the schema at the node's own opset. An attribute that a later opset turned into an input has the
+same name in both, so it reaches the function as a constant input; one that the function doesn't know is an error unless
+it says what the default says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import defs
+
+from onnxgen.common.names import printable
+from onnxgen.errors import BUG, OnnxgenError, counted
+from onnxgen.graph.operators import Operator
+from onnxgen.graph.schemas import plain, schema
+from onnxgen.lowering.arg import Arg
+from onnxgen.reader.tables import NAMES
+from onnxgen.shapes.info import Info, info
+
+if TYPE_CHECKING:
+    from onnxgen.lowering.builder import Builder
+
+MISSING = inspect.Parameter.empty
+MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
+
+
+@cache
+def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]:
+    """(parameter name, is variadic) for each input of the node, in order."""
+    found = schema(operator.domain, operator.name, opset)
+    if found is None:
+        named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        positional = [p for p in operator.parameters.values() if p.kind not in named]
+        return tuple((p.name, p.kind is inspect.Parameter.VAR_POSITIONAL) for p in positional)
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
+    return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in found.inputs)
+
+
+@cache
+def _defaults(domain: str, name: str, opset: int) -> dict[str, Any]:
+    found = schema(domain, name, opset)
+    if found is None:
+        return {}
+    return {
+        key: ir.serde.deserialize_attribute(a.default_value).value
+        for key, a in found.attributes.items()
+        if a.default_value.name
+    }
+
+
+def as_input(builder: Builder, value: Any) -> Arg:
+    """An attribute as the constant input that later opsets made of it."""
+    array = np.asarray(value, np.float32 if np.asarray(value).dtype.kind == "f" else np.int64)
+    return Arg(builder, Info(ir.DataType.from_numpy(array.dtype), array.shape, array))
+
+
+def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
+    tables = ((name, False) for name in builder.node.meta.get(NAMES, ()))
+    names = (*_input_names(operator, builder.opset), *tables)
+    bound: dict[str, Any] = {}
+    for i, value in enumerate(builder.node.inputs):
+        name, variadic = names[min(i, len(names) - 1)] if names else ("", False)
+        if i >= len(names) and not variadic:
+            raise _too_many(builder, operator, len(names))
+        arg = None if value is None else Arg(builder, info(value), value, i)
+        if variadic:
+            bound.setdefault(name, []).append(arg)
+        else:
+            bound[name] = arg
+    return bound
+
+
+def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
+    given = len(builder.node.inputs)
+    if operator.plugin is None or schema(operator.domain, operator.name, builder.opset) is not None:
+        return builder.error(f"it has {counted(given, 'input')}, but its schema knows {known}")
+    what = f"it has {counted(given, 'input')}, but its function in plugin {operator.plugin.name} takes {known}"
+    return builder.error(what, "give the function another parameter, or *more")
+
+
+def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments with which to call the operator's function for this node."""
+    parameters = operator.parameters
+    bound = _bind_inputs(builder, operator)
+    given = {k: plain(a.value) for k, a in builder.node.attributes.items()}
+    for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
+        given.setdefault(name, plain(default))
+    rest = next((p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    others: dict[str, Any] = {}  # what a plugin's function takes as **attributes
+    for name, value in given.items():
+        name = operator.renames.get(name, name)
+        parameter = parameters.get(name)
+        if name in MEANINGLESS:
+            continue
+        if rest is not None and (parameter is None or name == rest):
+            others[name] = value
+        elif parameter is None:
+            _refuse_unknown(builder, operator, name, value)
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            bound[name] = value
+        elif bound.get(name) is None:
+            bound[name] = as_input(builder, value)
+    for name in [n for n in bound if n not in parameters]:
+        if bound.pop(name) is not None:
+            raise builder.error(f"its input {name!r} is not handled", BUG)
+    positional, keywords = _arguments(builder, parameters, bound)
+    return positional, {**keywords, **others}
+
+
+def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
+    """An attribute that the function does not know may only say what the default says.
+
+    Where this opset has no such operator there is nothing that an unknown attribute could mean: onnxruntime, which
+    runs it all the same, ignores such attributes, and so do we, saying so.
+    """
+    if schema(operator.domain, operator.name, builder.opset) is None:
+        if operator.plugin is not None:
+            what = f"its attribute {name} is no parameter of its function in plugin {operator.plugin.name}"
+            raise builder.error(what, "give the function a keyword of that name (see renames=), or **attributes")
+        builder.note(f"attribute {printable(name)} of {operator.name} has no meaning at opset {builder.opset}: ignored")
+        return
+    default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
+    if default is MISSING or plain(default) != value:
+        raise builder.error(f"its attribute {name!r} is not handled", BUG)
+
+
+def _arguments(
+    builder: Builder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for parameter in parameters.values():
+        value = bound.get(parameter.name)
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            positional.extend(value or [])
+            continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if value is None:
+            value = None if parameter.default is MISSING else parameter.default
+            if parameter.default is MISSING and not str(parameter.annotation).endswith("| None"):
+                way_out = f"give {parameter.name} a default if it may be left out" if builder.plugin else ""
+                raise builder.error(f"its {parameter.name} is missing", way_out)
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            keywords[parameter.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords

@@ -1,0 +1,307 @@
+"""From an ONNX graph to one flat `ModuleDef`: walks the nodes, calls each operator's function, keeps the books.
+
+What operators may ask for is in `ops.builder`; this module knows no operator.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.kinds import annotation
+from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
+from onnxgen.code.own_code import OwnCode
+from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
+from onnxgen.code.shown import makers, shown
+from onnxgen.common.names import FileText, class_name, printable
+from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
+from onnxgen.graph import operators as registry
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.bind import bind
+from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.members import Members, is_named_buffer
+from onnxgen.lowering.plugged import lowered
+from onnxgen.lowering.roles import find_roles
+from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
+from onnxgen.options import Options
+from onnxgen.passes.contrib import REFUSED
+from onnxgen.passes.trainable import KEPT
+from onnxgen.shapes.dims import TooComplex
+from onnxgen.shapes.info import Info, info, named_dims, shown_dims
+from onnxgen.weights.provenance import Source
+from onnxgen.weights.stored import Views, folded_from, stored
+
+
+def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
+    """One flat class that computes what the graph computes.
+
+    Raises:
+        OnnxgenError: with every node that cannot be lowered, all at once.
+    """
+    state = Lowering(model, options)
+    graph = model.graph
+    inputs = [state.argument(value) for value in graph.inputs if value not in state.initialized]
+    state.run(graph)
+    for problem in state.open.said():
+        state.problems.add(problem)
+    state.problems.raise_if_any()
+    outputs = [state.result(value) for value in graph.outputs]
+    state.problems.raise_if_any()
+    where = shown(inputs, state.block, state.infos)
+    body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
+    find_roles(body, state.infos, state.roles, outputs)
+    members = state.members.finish(body, outputs)
+    stubs = state.open.finish(members, state.notes)
+    name = options.class_name or class_name(name)
+    if name in state.own.names:
+        raise OnnxgenError(Problem(f"the network is called {name}, as what a plugin brings", help="use --class-name"))
+    return ModuleDef(
+        name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
+        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
+        own=state.own, stubs=stubs,
+    )  # fmt: skip
+
+
+class Lowering:
+    """The state of one network while it is lowered.
+
+    Attributes:
+        block: the statements being written (the innermost block).
+        infos, hints: what is known of each value, and its name in the file.
+        members: what `__init__` will register.
+    """
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self.model, self.options = model, options
+        self.initialized = set(model.graph.initializers.values())
+        self.block: list[Statement] = []
+        self.infos: dict[str, Info] = {}
+        self.hints: dict[str, FileText] = {}
+        self.members = Members(model, options)
+        self.problems = Problems()
+        self.notes: list[str] = []
+        self.roles: dict[str, str] = {}
+        self.own = OwnCode()
+        self.open = Open()
+        self._counts: dict[str, int] = {}  # how many values a hint has named: no search through all of them for each
+        self._exprs: dict[ir.Value, ast.expr] = {}
+        self._views = Views(model, options)
+        self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
+
+    # values
+
+    def fresh(self, hint: str) -> str:
+        """A new value id."""
+        name, n = hint, self._counts.get(hint, 1)
+        while name in self.infos:
+            n += 1
+            name = f"{hint}%{n}"
+        self._counts[hint] = n
+        self.infos[name] = Info()
+        self.hints[name] = FileText(hint)
+        return name
+
+    def define(self, value: ir.Value) -> str:
+        """The id under which a graph value is assigned."""
+        name = self.fresh(value.name or "x")
+        self.infos[name] = info(value)
+        self._exprs[value] = Ref(name)
+        return name
+
+    def argument(self, value: ir.Value) -> Input:
+        facts = info(value)
+        is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
+        return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
+
+    def result(self, value: ir.Value) -> ast.expr:
+        builder = Builder(self, ir.Node("", "Output", [value]), 0)
+        return Arg(builder, info(value), value).expr
+
+    def bind_value(self, value: ir.Value, expression: ast.expr) -> None:
+        """Let a subgraph's input stand for an expression."""
+        self._exprs[value] = expression
+
+    def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
+        """The elements of a stored tensor that is not trained, whatever its size."""
+        tensor = stored(value)
+        return None if tensor is None or value is None or self.is_trainable(value) else tensor.numpy()
+
+    def is_trainable(self, value: ir.Value) -> bool:
+        return bool(value.meta.get("trainable", (False, ""))[0])
+
+    def source(self, value: ir.Value | None) -> Source | None:
+        """How a value is made of stored tensors alone, or None."""
+        return self._views(value)
+
+    def tensor(self, arg: Arg) -> ast.expr:
+        """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""
+        if arg.value is not None and arg.value in self._exprs:
+            return self._exprs[arg.value]
+        if arg.value is not None and self.is_trainable(arg.value):
+            return self.members.parameter(arg)
+        if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
+            sizes = np.asarray(arg.info.data).tolist()
+            return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
+        if arg.value is not None and is_named_buffer(arg.value):
+            return self.members.named_buffer(arg)
+        array = arg.constant
+        if array is None:
+            raise arg.builder.error(f"its input {printable(arg.name)} was never computed", BUG)
+        hint = folded_from(arg.value) if arg.value is not None else ""
+        return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
+
+    def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
+        if dtype == ir.DataType.STRING:
+            return self.members.texts(b.scope, array, hint)
+        return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
+
+    # nodes
+
+    def run(self, graph: ir.Graph) -> None:
+        """Lower every node of a graph into the current block."""
+        for node in graph:
+            if all(self._known(output) for output in node.outputs):
+                continue
+            try:
+                self._node(node)
+            except TooComplex as error:
+                self.problems.add(Builder(self, node, 0).problem(str(error), "fix sizes with --input-shape"))
+                for output in node.outputs:
+                    self.define(output)
+            except OnnxgenError as error:
+                wanted = any(map(_is_used, node.outputs))  # else only its shape may be, by somebody
+                for problem in error.problems if wanted else ():
+                    self.problems.add(problem)
+                for output in node.outputs:
+                    self.define(output)
+            except WrongTranslation:
+                raise
+            except Exception as error:  # functions take for granted that a node makes sense
+                self.problems.add(Builder(self, node, self._opset(node)).problem(failed(error), BUG))
+                for output in node.outputs:
+                    self.define(output)
+
+    def _opset(self, node: ir.Node) -> int:
+        return node.version or self.model.graph.opset_imports.get(node.domain, 1)
+
+    def _known(self, output: ir.Value) -> bool:
+        """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
+        if not output.name or not self.is_wanted(output):
+            return True
+        if output.meta.get(KEPT) and output.producer() is not None and stored(output) is None:
+            return False
+        return info(output).data is not None or stored(output) is not None
+
+    def is_wanted(self, output: ir.Value) -> bool:
+        """Whether anything uses a node's output, or only asks for its size (that was found out without its node)."""
+        if _is_used(output):
+            return True
+        names = shown_dims(output)
+        if names and self._sizes is None:
+            values = {v for node in all_nodes(self.model.graph) for v in node.inputs if v is not None}
+            self._sizes = {name for v in (*values, *self.model.graph.outputs) for name in named_dims(v)}
+        return bool(self._sizes and self._sizes.intersection(names))
+
+    def _node(self, node: ir.Node) -> None:
+        opset = self._opset(node)
+        builder = Builder(self, node, opset)
+        operator = registry.find(node.domain, node.op_type, opset)
+        if operator is None:
+            self._without_function(builder)
+            return
+        builder.plugin = operator.plugin
+        positional, keywords = bind(builder, operator)
+        if operator.plugin is not None:
+            self.own.has_calls = True
+            made = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
+        else:
+            made = operator.function(builder, *positional, **keywords)
+        self._assign(builder, made)
+
+    def _without_function(self, b: Builder) -> None:
+        """A method that is left open, if that is wanted; else a problem that all nodes of the operator share."""
+        if self.options.allow_unsupported:
+            self._assign(b, self.open.call(b))
+            return
+        if any(map(_is_used, b.node.outputs)):
+            self.open.refuse(b.problem(*b.node.meta.get(REFUSED, (UNSUPPORTED, WAYS_OUT))))
+        for output in b.node.outputs:
+            self.define(output)
+
+    def _assign(self, b: Builder, made: Any) -> None:
+        node = b.node
+        if isinstance(made, Unpack) and made.count == 1:
+            made = quote("x[0]", x=made.value)
+        if isinstance(made, Unpack):
+            targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
+            targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
+            b.emit(Assign(tuple(targets), made.value, b.scope, b.nodes, made.form))
+            return
+        values = made if isinstance(made, list) else [made]
+        if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may give fewer than its node has
+            raise b.error(f"it has {counted(len(node.outputs), 'output')}, and computes {len(values)}", BUG)
+        for output, value in zip(node.outputs, values):
+            if value is None or not output.name:
+                continue
+            if isinstance(value, (Ref, MemberRef)):  # no copy of a name: the output is that value
+                self._exprs[output] = value
+                if isinstance(value, Ref):
+                    self._adopt(value.value, output)
+            else:
+                b.emit(Assign((self.define(output),), value, b.scope, b.nodes))
+
+    def _adopt(self, name: str, output: ir.Value) -> None:
+        """A value that was assigned under a made-up name gets the output's facts and name."""
+        if self.infos[name] == Info():
+            self.infos[name] = info(output)
+            self.hints[name] = FileText(output.name or name)
+
+    def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
+        """Lower a subgraph; its inputs stand for the given expressions."""
+        for value, expression in zip(graph.inputs, inputs):
+            self.bind_value(value, expression)
+        outer, self.block = self.block, []
+        try:
+            self.run(graph)
+            outputs = [self.result(value) for value in graph.outputs]
+            return self.block, outputs
+        finally:
+            self.block = outer
+
+
+def _is_used(output: ir.Value) -> bool:
+    return bool(output.uses()) or output.is_graph_output()
+
+
+def _device() -> ast.expr:
+    from onnxgen.code.quote import DeviceOf
+
+    return DeviceOf()
+
+
+def live(block: list[Statement], wanted: list[str], where: Mapping[str, str]) -> list[Statement]:
+    """The statements that the wanted values need, nested blocks included, in order (`where`: see `shown`)."""
+    needed = set(wanted)
+    kept: list[Statement] = []
+    for statement in reversed(block):
+        if statement.targets and not needed.intersection(statement.targets):
+            continue
+        if isinstance(statement, If):
+            statement.then = live(statement.then, [t for t in statement.targets if t in needed], where)
+            statement.orelse = live(statement.orelse, [t for t in statement.targets if t in needed], where)
+            statement.targets = tuple(t for t in statement.targets if t in needed)
+        elif isinstance(statement, Loop):
+            inside = {n for s in statement.body for n in used(s)}
+            statement.body = live(statement.body, [*statement.targets, *inside.intersection(needed)], where)
+        elif isinstance(statement, With):
+            statement.body = live(statement.body, list(statement.targets), where)
+        needed.update(used(statement))
+        needed.update(makers(expressions(statement), where))
+        kept.append(statement)
+    return kept[::-1]

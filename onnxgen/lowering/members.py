@@ -1,0 +1,326 @@
+"""What `__init__` registers: submodules, parameters and buffers, and under which names.
+
+Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its
+node was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the
+file still knows them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.code.literals import tensor_literal, text_literal
+from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions, is_rounding
+from onnxgen.code.quote import MemberRef, quote, walk
+from onnxgen.common.names import identifier, module_part
+from onnxgen.lowering.member_paths import settle
+from onnxgen.lowering.parameter import initial, role
+from onnxgen.lowering.parameter_paths import NOISE, Homes
+from onnxgen.lowering.tied import Twins
+from onnxgen.options import Options
+from onnxgen.passes.trainable import KEPT, stored_values
+from onnxgen.scopes.origin import is_alias, siblings
+from onnxgen.validate.constants import checked
+from onnxgen.weights.provenance import WIDER, Source
+from onnxgen.weights.stored import is_uniform, stored, viewed_from
+
+CPU = ast.Constant("cpu")
+
+
+class Members:
+    """The members of one network, while it is lowered.
+
+    Attributes:
+        constants: arrays too large for source, by the key they have in the sidecar.
+    """
+
+    def __init__(self, model: ir.Model, options: Options) -> None:
+        self.options = options
+        self.constants: dict[str, NDArray[Any]] = {}
+        self.prefix = "constants."
+        self.members: list[Member] = []
+        self._by_path: dict[Path, Member] = {}
+        # by what they are made of: each with the scope that asked first
+        self._modules: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
+        self._parameters: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
+        # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
+        self._weights: dict[str, tuple[Member, str]] = {}
+        # the array stays alive with its buffer: a large one is told from others by its `id`
+        self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
+        self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which lie in the sidecar as JSON
+        self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
+        self._homes = Homes(model.graph)
+
+    # modules
+
+    def module(
+        self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
+    ) -> MemberRef | None:
+        """The submodule with these tensors; the very same one if it is asked for twice."""
+        own = {key: s for key, s in sources.items() if not is_rounding(key)}
+        is_layer = bool(own) or not sources  # else it only rounds what a layer makes or takes
+        home, elsewhere = self._home(scope, own)
+        labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
+        # norms before training are all equal; and a weight may be of several modules, each with a name of its own
+        apart = all(len(s.shape) < 2 for s in sources.values()) or (
+            home is not None and is_alias(scope, home) and self._homes.is_alone(scope)
+        )
+        identity = (role, ast.dump(build), labels, scope if apart else ())
+        known = _known(self._modules.setdefault(identity, []), scope) if sources else None
+        if known is not None:
+            return _used(known, users)
+        if elsewhere:
+            return None
+        shared = any(n in self._homes.shared for s in sources.values() for n in s.names)
+        if home is not None and (shared or is_alias(scope, home)):
+            home = self._own_scope(scope, home)
+        path, named = self._module_path(scope, role, home, is_layer)
+        frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
+        member = self._register(Member(path, build, "module", dict(sources), frozen, named))
+        if sources:
+            self._modules[identity].append((scope, member))
+        return _used(member, users)
+
+    def _home(self, scope: Path, sources: dict[str, Source]) -> tuple[Path | None, bool]:
+        """The module path that the tensors' own names give, and whether a name contradicts being this module's.
+
+        `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
+        parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
+        """
+        paths = {key: self._homes.source_path(source, scope) for key, source in sources.items()}
+        first = next(iter(paths), None)
+        decisive = paths[first] if first is not None else None
+        if decisive is not None and decisive[-1] == first:
+            # its other tensors are its own whatever they are called: dynamo calls a folded norm's bias `x.weight_bias`
+            return (decisive[:-1] or None), False
+        paths = {key: path for key, path in paths.items() if not self._homes.is_vague(sources[key])}
+        if any(path is not None and path[-1] != key for key, path in paths.items()):
+            return None, True
+        homes = [path[:-1] for path in paths.values() if path is not None and len(path) > 1]
+        return (homes[0] if homes else None), False
+
+    def _own_scope(self, scope: Path, home: Path) -> Path:
+        """Of a tied weight's users one has its name; another is called by the scope that its own node stands in."""
+        clean = tuple(module_part(p) for p in scope)
+        return scope if scope != home and scope and self._homes.is_alone(scope) and clean not in self._by_path else home
+
+    def _module_path(self, scope: Path, role: str, home: Path | None, is_layer: bool) -> tuple[Path, bool]:
+        if home is not None:
+            home = tuple(module_part(p) for p in home)
+            if home not in self._by_path:
+                return home, True
+        clean = tuple(module_part(p) for p in scope)
+        if is_layer and clean and self._homes.is_alone(scope) and clean not in self._by_path:
+            return clean, True
+        return (*clean, role), False
+
+    # parameters and buffers
+
+    def parameter(
+        self, arg: Any, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
+    ) -> ast.expr:
+        """A trainable tensor that no module takes: a parameter of its own, which the original called `label`, if known.
+
+        `arg`: the operator's input that it is (an `ops.arg.Arg`).
+        `transposed`: the parameter is the matrix turned back, as it was before an exporter folded the turning.
+        `shape`: the one that it had before an exporter folded axes of size 1 in.
+        """
+        b, value = arg.builder, arg.value
+        name, label = value.name or "weight", label or viewed_from(value)
+        if name in self._weights and not transposed:
+            member, key = self._weights[name]
+            path, own = self._homes.path(name, label, b.scope), (*member.path, key)
+            if path is None or path == own or not (label or siblings(path, own)):
+                return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
+        tensor = stored(value)
+        assert tensor is not None
+        is_merged = is_uniform(tensor) and not self._homes.is_exact(label)
+        made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
+        known = _known(made, b.scope)
+        if known is None:
+            path, named = self._parameter_path(b.scope, name, label, role(b.node), is_merged)
+            source = replace(Source.of(tensor, name), label=label)
+            source = source.transpose() if transposed else source
+            source = source.reshape(shape) if shape is not None else source
+            build = initial(source, b.node, value)
+            known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+            made.append((b.scope, known))
+        return _used(known, {"": _user(arg)})
+
+    def _parameter_path(self, scope: Path, name: str, label: str, part: str, is_merged: bool) -> tuple[Path, bool]:
+        """`is_merged`: it may have been another layer's with the same values, whose name tells the last part only."""
+        found = self._homes.path(name, label, scope)
+        clean = tuple(module_part(p) for p in scope)
+        if found is not None:
+            path = tuple(module_part(p) for p in found)
+            depth = min(len(clean), len(path) - 1)
+            if is_merged and path[:depth] != clean[:depth]:
+                return (*clean, path[-1]), False
+            if path not in self._by_path:
+                return path, True
+        if NOISE.match(name) or "/" in name:
+            return (*clean, part), False
+        return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
+
+    def buffer(self, scope: Path, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
+        """A constant tensor as a non-persistent buffer; equal ones in one scope are one buffer."""
+        if dtype in WIDER and WIDER[dtype].is_floating_point():
+            array, dtype = array.astype(np.float32), ir.DataType.FLOAT
+        content = array.tobytes() if array.nbytes <= 4096 else id(array)
+        identity = (scope, dtype, array.shape, content)
+        if identity not in self._buffers:
+            clean = tuple(module_part(p) for p in scope)
+            made = _written(array, dtype)
+            member = Member((*clean, _buffer_name(hint)), made or ast.Constant(None), "buffer", {}, set(), False)
+            if made is None:
+                self._large[id(member)] = array  # its expression follows in `finish`, when it has its name
+            self._buffers[identity] = self._register(member), array
+        return MemberRef(self._buffers[identity][0])
+
+    def texts(self, scope: Path, array: NDArray[Any], hint: str) -> ast.expr:
+        """Strings: spelled out where they are few, else an attribute that reads them from the sidecar."""
+        items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
+        made = text_literal(items, array.shape)
+        if made is not None:
+            return checked(made, np.array(items, dtype=object).reshape(array.shape), ir.DataType.STRING)
+        identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
+        if identity not in self._buffers:
+            clean = tuple(module_part(p) for p in scope)
+            member = Member((*clean, _buffer_name(hint)), ast.Constant(None), "text", {}, set(), False)
+            self._large[id(member)] = np.frombuffer(json.dumps(items).encode(), np.uint8)
+            self._shapes[id(member)] = array.shape
+            self._buffers[identity] = self._register(member), array
+        return MemberRef(self._buffers[identity][0])
+
+    def named_buffer(self, arg: Any) -> ast.expr:
+        """A stored tensor that is not trained but has a name of its own: a buffer that the state dict keeps."""
+        scope, value = arg.builder.scope, arg.value
+        made = self._parameters.setdefault((value,), [])
+        known = _known(made, scope)
+        if known is None:
+            tensor, name = stored(value), value.name or ""
+            assert tensor is not None
+            path = tuple(module_part(p) for p in self._homes.path(name, "", scope) or (name,))
+            source = Source.of(tensor, name)
+            build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # its key follows
+            named = path not in self._by_path
+            known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
+            made.append((scope, known))
+        return _used(known, {"": _user(arg)})
+
+    def _register(self, member: Member) -> Member:
+        if member.named:
+            self._by_path[member.path] = member
+        for key, source in member.keys.items():
+            if key and len(source.shape) >= 2 and source.is_identity:
+                self._weights.setdefault(source.names[0], (member, key))
+        self.members.append(member)
+        return member
+
+    # the end
+
+    def finish(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
+        """The members that the code uses, with their final names."""
+        trees = [*(e for s in body for e in expressions(s)), *outputs]
+        used = {id(n.member) for tree in trees for n in walk(tree) if isinstance(n, MemberRef)}
+        members = [m for m in self.members if id(m) in used]
+        members = [*self._holders(members), *members]
+        settle(members)
+        taken = {member.path[0] for member in members}
+        while self.prefix[:-1] in taken:
+            self.prefix = "_" + self.prefix
+        for member in members:
+            key = ".".join(member.path)
+            if id(member) in self._large:
+                key = self.prefix + key
+                self.constants[key] = self._large[id(member)]
+            if _is_to_be_read(member):
+                member.build = quote("constant(k)", k=key)
+            elif member.kind == "text":
+                member.build = quote("read_texts(constant(k), s)", k=key, s=self._shapes[id(member)])
+        return members
+
+    def _holders(self, members: list[Member]) -> list[Member]:
+        """Modules that are only there for the name of their weight, which another module is called with: T5's
+        `shared`, whose weight `encoder.embed_tokens` has, too."""
+        keys = {(*member.path, key) for member in members for key in member.keys}
+        found: dict[Path, Member] = {}
+        for member in members:
+            for key, source in member.keys.items() if member.kind == "module" and len(member.keys) == 1 else ():
+                path = tuple(module_part(p) for p in self._homes.path(source.names[0], "", ()) or ())
+                if len(source.shape) < 2 or not source.is_identity or source.label or path[-1:] != (key,):
+                    continue
+                if path not in keys and path[:-1] not in self._by_path and len(path) > 1:
+                    copy = Member(path[:-1], member.build, "module", {key: source}, set(member.frozen), True)
+                    found.setdefault(path, copy)
+        return list(found.values())
+
+    def ties(self, members: list[Member]) -> list[Tie]:
+        """Stored matrices that are a weight in two places.
+
+        Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by Identity.
+        """
+        first: dict[Source, tuple[Member, str, str]] = {}
+        twins = Twins([s for m in members for s in m.keys.values()])
+        pairs = []
+        for member in members:
+            for key, source in member.keys.items():
+                if len(source.shape) < 2:
+                    continue
+                original = twins.original(source) or source
+                kept, kept_key, label = first.setdefault(original, (member, key, original.label))
+                if kept is not member and label == original.label and not siblings(kept.path, member.path):
+                    pairs.append(Tie(kept, kept_key, member, key))
+        return pairs
+
+
+def _written(array: NDArray[Any], dtype: ir.DataType) -> ast.expr | None:
+    """The expression that makes a constant, computed again to be sure; None if it is large and has no form."""
+    made = tensor_literal(array, dtype, CPU)
+    return None if made is None else checked(made, array, dtype)
+
+
+def _used(member: Member, users: Mapping[str, User]) -> MemberRef:
+    """The member, which learns who asked for its tensors."""
+    for key, user in users.items():
+        member.users.setdefault(key, []).append(user)
+    return MemberRef(member)
+
+
+def _user(arg: Any) -> User:
+    node, index = arg.builder.node, arg.index
+    return node, tuple(i for i, v in enumerate(node.inputs) if v is arg.value) if index is None else (index,)
+
+
+def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:
+    """The member that was made for a scope, or for any but a sibling of it."""
+    return next((member for other, member in made if not siblings(other, scope)), None)
+
+
+def is_named_buffer(value: ir.Value) -> bool:
+    """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer."""
+    return bool(value.meta.get(KEPT)) and stored(value) is not None
+
+
+def _is_to_be_read(member: Member) -> bool:
+    """A buffer too large for source: its expression is written when it has its name."""
+    return member.kind == "buffer" and isinstance(member.build, ast.Constant)
+
+
+def _buffer_name(hint: str) -> str:
+    last = re.split(r"[./]", hint)[-1]
+    return (
+        "constant"
+        if not last or NOISE.match(hint) or "/" in hint or "output" in last.lower()
+        else module_part(identifier(last))
+    )

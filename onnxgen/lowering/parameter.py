@@ -1,0 +1,46 @@
+"""What a stored tensor is to the operator that takes it: its part's name, and how training from scratch starts it."""
+
+from __future__ import annotations
+
+import ast
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import call, quote
+from onnxgen.graph.operators import find
+from onnxgen.weights.provenance import Source
+
+ADDITIVE = ("Add", "Sub", "Sum")
+MULTIPLICATIVE = ("Mul", "Div")
+NEWEST = 1 << 30
+
+
+def role(node: ir.Node) -> str:
+    """The name of a parameter whose own name the file has lost."""
+    return "bias" if node.op_type in ADDITIVE else "scale" if node.op_type == "Mul" else "weight"
+
+
+def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
+    """A parameter's fresh value: multipliers of rank 1 ones, additive ones zeros, all others truncated normal 0.02."""
+    while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
+        value, node = node.outputs[0], takers[0]  # torch.onnx stores equal tensors once, and passes them on by Identity
+    shape = source.shape
+    dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
+    place = _place(node, value)
+    if len(shape) <= 1 and (node.op_type in MULTIPLICATIVE or place == "scale"):
+        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
+    is_vector = len([d for d in shape if d != 1]) <= 1
+    if is_vector and (node.op_type in ADDITIVE or place == "bias"):
+        return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
+    empty = call("torch.empty", *(shape or [()]), **dtype)
+    return quote("nn.Parameter(nn.init.trunc_normal_(x, std=0.02))", x=empty)
+
+
+def _place(node: ir.Node, value: ir.Value) -> str:
+    """ "scale" or "bias" by the operator's schema: what follows a layer's input and weight is its bias."""
+    operator = find(node.domain, node.op_type, NEWEST)
+    if operator is None or value not in node.inputs:
+        return ""
+    at = node.inputs.index(value)
+    names = list(operator.parameters)
+    return "scale" if at < len(names) and names[at].lower() == "scale" else "bias" if at >= 2 else ""

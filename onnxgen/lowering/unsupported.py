@@ -1,0 +1,152 @@
+"""Operators without a function: all of them said at once, or (`--allow-unsupported`) left open as methods.
+
+A method that is left open has the operator's inputs as arguments and its attributes as keywords, and raises until a
+person fills it in, or overrides it in a subclass. Nodes that call it alike share one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgen.code.kinds import annotation
+from onnxgen.code.module_def import Member
+from onnxgen.code.printer import annotation as annotation_tree
+from onnxgen.code.quote import TORCH_DTYPES, literal, shortest
+from onnxgen.code.stub import Stub, listed, named
+from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED, Namer, identifier, printable
+from onnxgen.errors import Problem
+from onnxgen.graph.schemas import plain
+from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.builder import Builder
+from onnxgen.shapes.info import Info, info
+
+UNSUPPORTED = "the operator is not supported"
+WAYS_OUT = "write a function for it (docs/EXTENDING.md), leave it open (--allow-unsupported), or open an issue"
+# what the frame and other stages call attributes of a class
+TAKEN = {"tie_weights", "from_pretrained", "dropout"}
+SCALARS = {ir.AttributeType.INT: "int", ir.AttributeType.FLOAT: "float", ir.AttributeType.STRING: "str"}
+LISTS = {ir.AttributeType.INTS: "int", ir.AttributeType.FLOATS: "float", ir.AttributeType.STRINGS: "str"}
+
+
+@dataclass
+class Open:
+    """The operators of one network that have no function.
+
+    Attributes:
+        stubs: by how they are called.
+        problems: nodes by what is wrong with them.
+    """
+
+    stubs: dict[tuple[object, ...], Stub] = field(default_factory=dict)
+    problems: dict[Problem, list[str]] = field(default_factory=dict)
+
+    def refuse(self, problem: Problem) -> None:
+        """Note a node that can't be converted."""
+        alike = Problem(problem.what, "", problem.op, problem.opset, problem.help)
+        self.problems.setdefault(alike, []).append(problem.node)
+
+    def said(self) -> Iterable[Problem]:
+        """A problem for each operator, with all its nodes."""
+        for alike, nodes in self.problems.items():
+            more = f" ({len(nodes)} nodes: {listed(nodes)})" if len(nodes) > 1 else ""
+            yield Problem(alike.what + more, nodes[0], alike.op, alike.opset, alike.help)
+
+    def call(self, b: Builder) -> Any:
+        """The call of the method that stands for a node.
+
+        Raises:
+            OnnxgenError: the node has a graph inside, which no argument can be.
+        """
+        inputs = [None if v is None else Arg(b, info(v), v, i) for i, v in enumerate(b.node.inputs)]
+        keywords = _keywords(b)
+        kinds = tuple("Tensor | None" if arg is None else _kind(arg.info) for arg in inputs)
+        outputs = [_kind(b.out(i)) for i in range(len(b.node.outputs))]
+        about = printable(f"{b.node.domain or 'ai.onnx'}.{b.node.op_type}-{b.opset}")
+        key = (b.node.domain, b.node.op_type, b.opset, kinds, tuple(k[:2] for k in keywords), tuple(outputs))
+        if key not in self.stubs:
+            names = _argument_names(inputs, [k[1] for k in keywords])
+            self.stubs[key] = Stub(
+                identifier(b.node.op_type, "operator"),
+                [ast.arg(name, annotation_tree(kind)) for name, kind in zip(names, kinds)],
+                [ast.arg(k[1], annotation_tree(k[2])) for k in keywords],
+                outputs[0] if len(outputs) == 1 else f"tuple[{', '.join(outputs)}]",
+                about,
+                _doc(b, names, inputs, keywords),
+            )
+        stub = self.stubs[key]
+        stub.nodes.append(printable(b.node.name or ""))
+        method = ast.Attribute(ast.Name("self", ast.Load()), stub.name, ast.Load())
+        stub.calls.append(method)
+        given = [ast.Constant(None) if arg is None else arg.expr for arg in inputs]
+        made = ast.Call(method, given, [ast.keyword(k[1], k[3]) for k in keywords])
+        return made if len(outputs) == 1 else b.unpack(made)
+
+    def finish(self, members: Iterable[Member], notes: list[str]) -> list[Stub]:
+        """Give every method a name that nothing else in a class has, and tell of it."""
+        namer = Namer({part for m in members for part in m.path} | MODULE_ATTRIBUTES | RESERVED | TAKEN)
+        for stub in self.stubs.values():
+            stub.name = namer.take(stub.name)
+            for call in stub.calls:
+                call.attr = stub.name
+            notes.append(f"{stub.about} is left open: fill in the method {stub.name} ({named(stub.nodes)})")
+        return list(self.stubs.values())
+
+
+def _kind(facts: Info) -> str:
+    is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
+    return "np.ndarray" if is_text else annotation(facts)
+
+
+def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
+    """Of each attribute its name in the file, that in Python, its annotation and its value."""
+    found, namer = [], Namer({"self"})
+    for name, attribute in sorted(b.node.attributes.items()):
+        value = plain(attribute.value)
+        if attribute.type in SCALARS:
+            kind, made = SCALARS[attribute.type], literal(_short(value))
+        elif attribute.type in LISTS:
+            kind, made = f"list[{LISTS[attribute.type]}]", literal([_short(v) for v in value])
+        elif attribute.type == ir.AttributeType.TENSOR:
+            kind, made = "Tensor", b.buffer(value.numpy(), identifier(name), value.dtype)
+        else:
+            raise b.error(
+                f"its attribute {name} can't be an argument of a method", "write a function for it in a plugin"
+            )
+        found.append((name, namer.take(identifier(name, "attribute")), kind, made))
+    return found
+
+
+def _short(value: Any) -> Any:
+    return shortest(value) if isinstance(value, float) else value
+
+
+def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:
+    """What a stored tensor is called by the last part of its name, another one `x`."""
+    namer = Namer({"self", *taken})
+    return [
+        namer.take(identifier(arg.name.rpartition(".")[2], "x") if arg is not None and arg.source is not None else "x")
+        for arg in inputs
+    ]
+
+
+def _doc(
+    b: Builder, names: list[str], inputs: list[Arg | None], keywords: list[tuple[str, str, str, ast.expr]]
+) -> list[str]:
+    """What is known of inputs and outputs of the first node that calls it; attributes by their names in the file."""
+    lines = [f"{name}: {_facts(arg.info)}" for name, arg in zip(names, inputs) if arg is not None]
+    lines += [f"{python}: the attribute {printable(name)}" for name, python, _, _ in keywords if python != name]
+    outputs = [_facts(b.out(i)) for i in range(len(b.node.outputs))]
+    return [*lines, f"returns: {', '.join(outputs)}"]
+
+
+def _facts(facts: Info) -> str:
+    dims = "?" if facts.shape is None else ", ".join(printable(str(d), 24) for d in facts.shape)
+    dtype = "of an unknown type" if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "text")
+    if facts == Info():
+        return "unknown"
+    return f"{'' if facts.kind == 'tensor' else f'{facts.kind} of '}{dtype} [{dims}]"

@@ -1,0 +1,1 @@
+"""What a generation makes and writes: source, sidecar, signature, notes, report."""

@@ -1,0 +1,101 @@
+"""What a generated module takes and returns, and the ONNX file it came from, as its sidecar's metadata records it.
+
+A person may edit the module, its docstring too; the sidecar still knows. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.common.json_text import json_object
+from onnxgen.common.timing import WEIGHTS, stage
+from onnxgen.shapes.info import info
+
+METADATA = "__metadata__"  # where a header has it, and a module that `load` made, which has no sidecar
+KEY = "signature"  # in the sidecar's metadata
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of a graph.
+
+    Attributes:
+        name: as the ONNX file has it; the arguments of `forward` have the same order.
+        dtype: torch's name of the element type ("float32", "int64"), "str" for text, None where unknown.
+        dims: a number or the text of a symbolic size an axis; None where the rank is unknown.
+        kind: "tensor", "sequence" or "optional"; dtype and dims then speak of the elements. "map", and "maps" for a
+            list of maps; dtype is then that of the values.
+    """
+
+    name: str
+    dtype: str | None
+    dims: tuple[int | str, ...] | None
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs in graph order; `source` is the ONNX file's name (no folder), `sha256` that of its bytes."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    source: str = ""
+    sha256: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Signature:
+        """Raises `ValueError` for anything that `to_json` did not write."""
+        try:
+            found = json_object(text)
+            ports = [[_port(p) for p in found[side]] for side in ("inputs", "outputs")]
+            return cls(tuple(ports[0]), tuple(ports[1]), str(found["source"]), str(found["sha256"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no signature: {error}") from None
+
+
+def signature(model: ir.Model, path: Path) -> Signature:
+    """The signature of a graph whose values are propagated, read from `path`. External data is not hashed."""
+    stored = set(model.graph.initializers)
+    inputs = tuple(_described(v) for v in model.graph.inputs if v.name not in stored)
+    return Signature(inputs, tuple(map(_described, model.graph.outputs)), path.name, file_sha256(path))
+
+
+def file_sha256(path: Path) -> str:
+    """Of the bytes of one file."""
+    digest = hashlib.sha256()
+    with stage(WEIGHTS), open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def recorded(metadata: Mapping[str, str]) -> Signature | None:
+    """The signature in a sidecar's metadata, if it has one."""
+    try:
+        return Signature.from_json(metadata[KEY])
+    except (KeyError, ValueError):
+        return None
+
+
+def _described(value: ir.Value) -> Port:
+    facts = info(value)
+    dims = None if facts.shape is None else tuple(d if isinstance(d, int) else str(d) for d in facts.shape)
+    dtype = None if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "str")
+    return Port(value.name or "", dtype, dims, facts.kind)
+
+
+def _port(found: Mapping[str, Any]) -> Port:
+    dims = found["dims"]
+    dims = None if dims is None else tuple(d if isinstance(d, int) else str(d) for d in dims)
+    return Port(str(found["name"]), found["dtype"], dims, str(found["kind"]))

@@ -1,0 +1,35 @@
+"""Calls the rule that a plugin has for the dtypes and shapes of an operator's outputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.plugins.saying import why
+from onnxgen.shapes.dims import TooComplex
+from onnxgen.shapes.info import UNKNOWN, Info
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown
+
+if TYPE_CHECKING:
+    from onnxgen.plugins.loading import Plugin
+
+
+def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
+    """What a plugin's rule says of a node's outputs; never elements, which only onnxgen's own rules know.
+
+    Raises:
+        OnnxgenError: the rule fails, or says something else than facts.
+    """
+    op = printable(f"{n.node.domain}.{n.op}" if n.node.domain else n.op)
+    try:
+        found = list(rule(n))
+        if not all(isinstance(facts, Info) for facts in found):
+            raise TypeError("a rule returns a list of Info")
+    except (Unknown, Contradiction, TooComplex):
+        return []
+    except Exception as error:
+        what = f"plugin {plugin.name}: its infer rule: {why(error)}"
+        raise OnnxgenError(Problem(printable(what, 400), printable(n.node.name or ""), op, n.opset)) from error
+    return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in found]

@@ -1,0 +1,75 @@
+"""Residual blocks without the residual: where a block changes the size, its input is not added to what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from onnxgen.scopes.tokens import Token
+
+_STAND = ("conv", "point", "depth", "linear")
+_KINDS = 16  # kinds of residual bodies that are looked for
+
+
+@dataclass
+class _Body:
+    """What a residual region does before the addition: its layers, and the soft tokens around them."""
+
+    label: Hashable
+    layers: list[Hashable]
+    leading: list[Hashable]
+    trailing: list[Hashable]
+
+
+def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int]) -> list[Token]:
+    """The sequence with chains that are the body of one of its residual regions as tokens with that region's label.
+
+    The first such chain of a network often lacks the layer that widens (MobileNet's first block).
+    """
+    for body in _bodies(tokens):
+        made: list[Token] = []
+        rest = list(tokens)
+        while rest:
+            following = made[-1].label if made else None
+            size = _match(rest, body.layers, body)
+            if not size and following == body.label and len(body.layers) > 2:
+                size = _match(rest, body.layers[1:], body)
+            window = rest[len(rest) - size :]
+            if size and exits(window) == 1:
+                nodes = sorted(i for t in window for i in t.nodes)
+                made.append(Token("chain", body.label, nodes, sum(t.weight for t in window), window, [], -1))
+                del rest[len(rest) - size :]
+            else:
+                made.append(rest.pop())
+        tokens = made[::-1]
+    return tokens
+
+
+def _bodies(tokens: list[Token]) -> list[_Body]:
+    found: dict[Hashable, _Body] = {}
+    for token in tokens:
+        if token.kind != "add" or not token.is_region or token.label in found:
+            continue
+        parts = [p for p in token.parts[:-1] if p not in token.skip]
+        at = [i for i, p in enumerate(parts) if p.is_layer]
+        if len(at) > 1 and all(parts[i].kind in _STAND for i in at) and all(p.is_soft or p.is_layer for p in parts):
+            leading = [p.label for p in parts[: at[0]]]
+            trailing = [p.label for p in parts[at[-1] + 1 :]]
+            found[token.label] = _Body(token.label, [parts[i].label for i in at], leading, trailing)
+    return sorted(found.values(), key=lambda b: -len(b.layers))[:_KINDS]
+
+
+def _match(tokens: list[Token], layers: list[Hashable], body: _Body) -> int:
+    """How many of the last tokens are such a chain; 0 if they are none."""
+    at = len(tokens)
+    for label in reversed(body.trailing):
+        at -= at > 0 and tokens[at - 1].label == label
+    for n, label in enumerate(reversed(layers)):
+        while n and at > 0 and tokens[at - 1].is_soft:
+            at -= 1
+        if at == 0 or tokens[at - 1].label != label:
+            return 0
+        at -= 1
+    for label in reversed(body.leading):
+        at -= at > 0 and tokens[at - 1].label == label
+    return len(tokens) - at

@@ -1,0 +1,71 @@
+"""What a node is to a reader: a convolution, a norm, an activation, glue."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.scopes.flow import Flow
+from onnxgen.shapes.info import info
+
+_KINDS = {
+    "norm": "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization RMSNormalization "
+    "SimplifiedLayerNormalization LpNormalization MeanVarianceNormalization LRN",
+    "act": "Relu Gelu Sigmoid Tanh LeakyRelu PRelu Elu Selu Celu HardSigmoid HardSwish Mish Softplus Softsign Swish "
+    "ThresholdedRelu Clip Erf QuickGelu Silu",
+    "pool": "MaxPool AveragePool LpPool",
+    "squeeze": "GlobalAveragePool GlobalMaxPool GlobalLpPool",
+    "resize": "Resize Upsample DepthToSpace SpaceToDepth",
+    "attention": "Attention",
+    "recurrent": "LSTM GRU RNN",
+    "deconv": "ConvTranspose",
+    "drop": "Dropout",
+    "softmax": "Softmax LogSoftmax Hardmax",
+    "quant": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear",
+    "move": "Reshape Transpose Squeeze Unsqueeze Flatten Cast CastLike Identity Expand",
+    "reduce": "ReduceMean ReduceSum ReduceMax ReduceMin",
+}
+_KIND = {op: kind for kind, ops in _KINDS.items() for op in ops.split()}
+_CONVS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
+SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # what may be missing between two layers
+
+
+def kind(flow: Flow, i: int) -> str:
+    """The kind of a vertex. Convolutions are "conv", "point" (a kernel of 1) or "depth" (each channel its own)."""
+    node = flow.nodes[i]
+    if node.op_type in _CONVS:
+        return _conv(node, info(node.inputs[_CONVS[node.op_type]]).shape)
+    if node.op_type in _KIND:
+        known = _KIND[node.op_type]
+        return "squeeze" if known == "reduce" and _is_spatial(node) else known
+    if flow.weighs[i]:
+        return {"Gather": "embedding", "Gemm": "linear", "Linear": "linear", "MatMul": "linear"}.get(
+            node.op_type, f"own {node.op_type}"
+        )
+    if node.op_type in ("Add", "Mul", "Sub", "Div"):
+        return {"Add": "add", "Mul": "mul"}.get(node.op_type, node.op_type) if _is_merge(flow, i) else "scale"
+    if node.op_type == "MatMul":
+        return "product"
+    if node.op_type == "Concat":
+        return f"concat {len(flow.operands(i))}"
+    return node.op_type
+
+
+def _conv(node: ir.Node, shape: object) -> str:
+    if not isinstance(shape, tuple) or len(shape) < 3:
+        return "conv"
+    groups = node.attributes["group"].value if "group" in node.attributes else 1
+    if groups > 1 and shape[1] == 1:
+        return "depth"
+    return "point" if all(d == 1 for d in shape[2:]) else "conv"
+
+
+def _is_merge(flow: Flow, i: int) -> bool:
+    return len(flow.before[i]) > 1 or len(flow.operands(i)) > 1
+
+
+def _is_spatial(node: ir.Node) -> bool:
+    """Whether a mean leaves of a map one number a channel."""
+    facts, made = info(node.inputs[0]), info(node.outputs[0])
+    if facts.rank is None or facts.rank < 3 or made.shape is None:
+        return False
+    return made.rank == facts.rank and all(d == 1 for d in made.shape[2:]) and made.shape[1] != 1

@@ -1,0 +1,259 @@
+"""Where each node was written: the path of the module that it came from, as far as the file still knows.
+
+Three kinds of evidence, the strongest first:
+
+1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose or the like)
+   belongs to `encoder.layer.0.conv1`. Exporters keep these names where they fold or fuse nodes, so they outrank the
+   rest; except that a weight used again elsewhere (an embedding tied to the output layer) does not pull that other
+   node to its home.
+2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
+   `model/block/conv/Conv2D`.
+3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They go stale where
+   it fuses nodes. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
+
+A node that has none stays without (`blocks.between`). Scopes are raw text, cleaned by
+`names.module_part` when they become attributes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+import onnx_ir as ir
+
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.scopes.callnames import one_module
+from onnxgen.scopes.conventions import layer_of, regrouped
+from onnxgen.weights.stored import folded_from
+
+Scope = tuple[str, ...]
+
+_MAX_PARTS = 64  # deeper paths are no module paths
+_PASSING = frozenset(
+    {
+        "Identity",
+        "Transpose",
+        "Cast",
+        "Reshape",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    }
+)
+_PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # how Paddle numbers layers and their tensors: `conv2d_1.w_0`
+_SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+
+
+def param_path(name: str) -> tuple[str, ...] | None:
+    """The parts of a PyTorch parameter name, `("a", "b", "weight")` for `a.b.weight`; None if it looks like none.
+
+    A name without a dot is None too: `w` and an exporter's `val_14` cannot be told apart.
+    """
+    if not re.fullmatch(r"[^\s/:'\"\\;,()]+", name):
+        return None
+    if _PADDLE.fullmatch(name):
+        return None
+    parts = tuple(name.split("."))
+    if not 2 <= len(parts) <= _MAX_PARTS or not all(parts) or all(part.isdigit() for part in parts):
+        return None
+    return parts
+
+
+def siblings(a: Scope, b: Scope) -> bool:
+    """Whether two paths differ in numbers only (`layers.0.attn`, `layers.1.attn`).
+
+    What such modules share was merged by the exporter, as are the equal weights of copied layers before training: tied
+    weights are those of one module that is called twice, or of two with different names.
+    """
+    return a != b and len(a) == len(b) and all(x == y or (x.isdigit() and y.isdigit()) for x, y in zip(a, b))
+
+
+def seen_from(scope: Scope, home: Scope) -> Scope:
+    """A sibling's path as its own: `layers.0.attn.out.weight` is `layers.1.attn.out.weight` in `layers.1.attn`."""
+    n = min(len(scope), len(home) - 1)
+    return (*scope[:n], *home[n:]) if siblings(scope[:n], home[:n]) else home
+
+
+def note_origin(model: ir.Model) -> None:
+    """Set `node.meta["scope"]` of every node that says where it was written, and `model.meta["classes"]`.
+
+    docs/ARCHITECTURE.md has what they mean.
+    """
+    nodes = all_nodes(model.graph)
+    classes: dict[Scope, str] = {}
+    recorded: dict[ir.Node, Scope | None] = {}
+    params = {node: _params(node) for node in nodes}
+    homes = {path[:-1] for paths in params.values() for path in paths}
+    known = {home[:i] for home in homes for i in range(len(home) + 1)}  # modules that certainly exist
+    for node in nodes:
+        prefix = tuple(part for name in node.meta.get("calls", ()) for part in _call_scope(name, known))
+        scope = torch_path(node.name or "", known)
+        if scope is None:
+            scope = _metadata_scope(node, classes)
+        if scope is None:
+            scope = _slash_path(node.name or "")
+        recorded[node] = prefix + (scope or ()) if prefix else scope
+    weights = {node: frozenset(_roots(node)) for node in nodes}
+    renamed = one_module(
+        {n: (s, weights[n]) for n, s in recorded.items() if s and (n.name or "").startswith("/")}, known
+    )
+    recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
+    by_torch = homes or classes or any((node.name or "").startswith("/") for node in nodes)
+    if not by_torch and model.producer_name != "pytorch":
+        recorded = _by_other_conventions(recorded)
+    at_home = {(path, recorded[node]) for node in nodes for path in params[node]}
+    users = Counter(path for paths in params.values() for path in paths)
+    for node in nodes:
+        scope = recorded[node] or ()
+        mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
+        if (node.name or "").startswith("/"):
+            mine = [path for path in mine if not is_alias(scope, path[:-1])]
+        if recorded[node] is not None or mine:
+            node.meta["scope"] = _choose(recorded[node], mine, at_home)
+    model.meta["classes"] = classes
+
+
+def _by_other_conventions(recorded: dict[ir.Node, Scope | None]) -> dict[ir.Node, Scope | None]:
+    """The scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
+    layers = dict(recorded)
+    for node, scope in recorded.items():
+        names = [layer_of(name, node.op_type) for name in _roots(node)] if not scope else []
+        if names and names[0] is not None and len(set(names)) == 1:
+            layers[node] = names[0]
+    groups = regrouped(scope for scope in layers.values() if scope)
+    return {node: groups.get(scope, scope) if scope else scope for node, scope in layers.items()}
+
+
+def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scope, Scope | None]]) -> Scope:
+    """The scope of a node, from what its name or metadata says and the parameters it takes."""
+    if recorded is not None:
+        # A parameter that some node uses in its own module is only borrowed by nodes of other modules.
+        params = [path for path in params if path[:-1] == recorded or (path, path[:-1]) not in at_home]
+    homes = {path[:-1] for path in params}
+    if not homes or recorded in homes:
+        return recorded or ()
+    shortest = min(homes, key=len)
+    shared = 0
+    while shared < len(shortest) and len({home[shared] for home in homes}) == 1:
+        shared += 1
+    return shortest[:shared]
+
+
+def is_alias(recorded: Scope, home: Scope) -> bool:
+    """Whether the module that was called is not the one whose name its weight has: T5's `encoder.embed_tokens` takes
+    `shared.weight`, since PyTorch's TorchScript exporter calls a tensor by the first of its names.
+
+    Only where the two have different last names: a path in a node's name can be read in more than one way.
+    """
+    n = min(len(recorded), len(home))
+    return n > 0 and recorded[:n] != home[:n] and recorded[-1] != home[-1]
+
+
+def _constants(node: ir.Node) -> list[list[str]]:
+    """For each input of a node that is a constant (perhaps passed on by others): the names that it has on the way, and
+    last the parameter that the exporter folded it from ("" if none)."""
+    found = []
+    for value in node.inputs:
+        names: list[str] = []
+        while value is not None:
+            names.append(value.name or "")
+            producer = value.producer()
+            if producer is None or producer.op_type == "Constant":
+                if producer is not None or value.is_initializer():
+                    found.append([*names, folded_from(value)])
+                break
+            if producer.op_type not in _PASSING or not producer.inputs:
+                break
+            value = producer.inputs[0]
+    return found
+
+
+def _params(node: ir.Node) -> list[Scope]:
+    """Paths of the parameters that a node takes; the name nearest to the node counts (an exporter shares equal
+    tensors through an Identity that has the other parameter's name)."""
+    paths = ((param_path(name) for name in names) for names in _constants(node))
+    return [path for path in (next(filter(None, candidates), None) for candidates in paths) if path]
+
+
+def _roots(node: ir.Node) -> list[str]:
+    """The weights that a node takes, by parameter name or else by the initializer's."""
+    return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
+
+
+def torch_path(name: str, known: set[Scope]) -> Scope | None:
+    """The scope in a node name of PyTorch's TorchScript exporter: of `/enc/layer.0/conv/Conv` it is enc.layer.0.conv.
+
+    A component is a module's attribute name, with the name of the container before a number (`layer.0`). The
+    container is a component of its own too where it is itself called (`nn.Sequential`: `/seq/seq.2/seq.2.0/Conv` is
+    seq.2.0), so a component that begins with the previous one and a dot goes on from there. `known` modules decide
+    where that could also be a container inside a module of its name.
+    """
+    if not name.startswith("/"):
+        return None
+    components = name.split("/")[1:-1]
+    if not all(components) or len(components) > _MAX_PARTS:
+        return None
+    scope: Scope = ()
+    previous: str | None = None
+    for component in components:
+        inside = scope + tuple(component.split("."))
+        if previous is not None and component.startswith(previous + "."):
+            onwards = scope + tuple(component[len(previous) + 1 :].split("."))
+            scope = inside if inside in known and onwards not in known else onwards
+        else:
+            scope = inside
+        previous = component
+    return scope if all(scope) and len(scope) <= _MAX_PARTS else None
+
+
+def _slash_path(name: str) -> Scope | None:
+    """The scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None if it is no such name."""
+    parts = name.split(";")[0].split("/")[:-1]
+    while parts and re.fullmatch(r"(Stateful)?PartitionedCall(_\d+)?(:\d+)?", parts[0]):
+        parts = parts[1:]  # how TensorFlow wraps a whole function
+    if not 1 <= len(parts) <= _MAX_PARTS or not all(re.fullmatch(r"[A-Za-z0-9_.\-]+", part) for part in parts):
+        return None
+    return tuple(parts)
+
+
+def _call_scope(name: str, known: set[Scope]) -> Scope:
+    """The module that a call of a local function is, by the call's name."""
+    if name.startswith("/"):
+        return torch_path(name + "/", known) or ()
+    return _slash_path(name + "/") or ()
+
+
+def recorded_scope(node: ir.Node) -> Scope | None:
+    """The scope that PyTorch's dynamo exporter recorded on a node, whatever else its name or parameters say."""
+    return _metadata_scope(node, {})
+
+
+def _metadata_scope(node: ir.Node, classes: dict[Scope, str]) -> Scope | None:
+    """The scope that PyTorch's dynamo exporter recorded on a node; notes the classes on the way."""
+    paths = _strings(node.metadata_props.get(_SCOPES))
+    if not paths:
+        return None
+    # Full dotted paths from the root ("") inwards, the operation last; "@1" marks a second call of the module.
+    scopes = [tuple(re.sub(r"@\d+", "", path).split(".")) if path else () for path in paths[:-1]]
+    if any(len(scope) > _MAX_PARTS or not all(scope) for scope in scopes):
+        return None
+    kinds = _strings(node.metadata_props.get(_CLASSES))
+    if len(kinds) == len(paths):
+        for scope, kind in zip(scopes, kinds, strict=False):
+            classes.setdefault(scope, kind.rpartition(".")[2])
+    return scopes[-1] if scopes else ()
+
+
+def _strings(text: str | None) -> list[str]:
+    """A list of strings written as a Python literal; empty if it is anything else."""
+    if text is None or len(text) > 65_536:
+        return []
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else []

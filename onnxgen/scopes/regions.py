@@ -1,0 +1,186 @@
+"""Regions: from a value that several nodes take to the node where all their paths meet again.
+
+A residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and the three projections of
+an attention are such. Where all paths from a vertex meet is its immediate post-dominator. Outputs that merely show a
+value on the way (hidden states, key and value caches) count as no path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxgen.scopes.flow import Flow
+
+_MAX_HEIGHT = 12  # regions in regions; beyond it nobody would read them as such
+_STEPS = 64  # vertices looked at, for each vertex of the graph
+
+
+@dataclass
+class Region:
+    """The vertices between a fork and its merge.
+
+    Attributes:
+        fork: the vertex that forks, outside the region; -1: a graph input does.
+        merge: the vertex where the paths meet, the last of the region.
+        nodes: all its vertices, in order.
+        inner: the regions directly inside, in order.
+    """
+
+    fork: int
+    merge: int
+    nodes: list[int]
+    height: int = 0
+    inner: list[Region] = field(default_factory=list)
+
+
+class _Tree:
+    """Ancestors in a tree that grows at its leaves, in logarithmic time (Myers 1983: one jump pointer a vertex)."""
+
+    def __init__(self, size: int) -> None:
+        self.parent = [size] * (size + 1)
+        self.jump = [size] * (size + 1)
+        self.depth = [0] * (size + 1)
+
+    def add(self, i: int, parent: int) -> None:
+        self.parent[i], self.depth[i] = parent, self.depth[parent] + 1
+        far = self.jump[parent]
+        even = self.depth[parent] - self.depth[far] == self.depth[far] - self.depth[self.jump[far]]
+        self.jump[i] = self.jump[far] if even else parent
+
+    def common(self, a: int, b: int) -> int:
+        """The lowest common ancestor."""
+        if self.depth[a] < self.depth[b]:
+            a, b = b, a
+        while self.depth[a] > self.depth[b]:
+            a = self.jump[a] if self.depth[self.jump[a]] >= self.depth[b] else self.parent[a]
+        while a != b:
+            far = self.jump[a] != self.jump[b]
+            a, b = (self.jump[a], self.jump[b]) if far else (self.parent[a], self.parent[b])
+        return a
+
+
+def main_vertices(flow: Flow) -> list[bool]:
+    """The vertices that lead to what the network is for, not merely to a look at a value on the way."""
+    n = len(flow.nodes)
+    ends = [i for i in range(n) if not flow.after[i]]
+    main = {i for i in ends if not _is_glimpse(flow, i)} or {max(ends, default=0)}
+    leads = [i in main for i in range(n)]
+    for i in reversed(range(n)):
+        leads[i] = leads[i] or any(leads[j] for j in flow.after[i])
+    return leads
+
+
+def _is_glimpse(flow: Flow, end: int) -> bool:
+    """Whether nothing but rearranging lies between an end and a value that others go on with."""
+    i = end
+    for _ in range(16):
+        if flow.weighs[i] or not flow.before[i]:
+            return False
+        through = [j for j in flow.before[i] if flow.after[j] == [i]]
+        if len(through) < len(flow.before[i]):
+            return True
+        i = through[0]
+    return False
+
+
+def post_dominators(flow: Flow, leads: list[bool]) -> tuple[list[int], list[int]]:
+    """For each vertex where all paths from it meet (`len(nodes)` where they never do), and the same of graph inputs
+    that several vertices take."""
+    n = len(flow.nodes)
+    tree = _Tree(n)
+
+    def meet(users: list[int]) -> int:
+        users = [j for j in users if leads[j]] or users
+        found = users[0] if users else n
+        for j in users[1:]:
+            found = tree.common(found, j)
+        return found
+
+    for i in reversed(range(n)):
+        tree.add(i, meet(flow.after[i]))
+    inputs = [users for users in flow.inputs if len(users) > 1]
+    return tree.parent[:n], [found for found in map(meet, inputs) if found < n]
+
+
+def find_regions(flow: Flow) -> list[Region]:
+    """All regions that lie in no other, in order."""
+    search = _Search(flow)
+    for merge, forks in search.candidates():
+        search.make(merge, forks)
+    return sorted(search.made.values(), key=lambda r: r.merge)
+
+
+class _Search:
+    """Makes regions, inner ones first."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.leads = main_vertices(flow)
+        self.users = [[j for j in after if self.leads[j]] for after in flow.after]
+        self.owner: list[Region | None] = [None] * len(flow.nodes)  # the outermost region of each vertex
+        self.made: dict[int, Region] = {}
+        self.steps = _STEPS * len(flow.nodes)
+
+    def candidates(self) -> list[tuple[int, list[int]]]:
+        """Every merge with the forks that meet in it, the shortest regions first."""
+        n = len(self.flow.nodes)
+        meets, from_inputs = post_dominators(self.flow, self.leads)
+        found: dict[int, list[int]] = {}
+        for i in range(n):
+            if len(self.users[i]) > 1 and meets[i] < n:
+                found.setdefault(meets[i], []).append(i)
+        for merge in from_inputs:
+            found.setdefault(merge, [-1])
+        for merge, before in enumerate(self.flow.before):
+            direct = [i for i in before if len(self.users[i]) > 2] if len(before) > 1 else []
+            if direct and merge not in found:  # a residual whose input is needed again, far away
+                found[merge] = direct
+        return sorted(found.items(), key=lambda item: (item[0] - item[1][-1], item[0]))
+
+    def make(self, merge: int, forks: list[int]) -> None:
+        """Make the region of a merge.
+
+        Of several forks that meet in it (a mask that two layers share meets where the second layer's input does), the
+        one with the fewest other entries counts, and of those the last; one that comes of no layer only if all do.
+        """
+        forks = [i for i in forks if i >= 0 and self.flow.thick[i]] or forks
+        best: tuple[int, int, list[int]] | None = None
+        for fork in dict.fromkeys([*forks[:-4:-1], forks[0]]):
+            if not self._is_closed(fork, merge):
+                continue
+            nodes = self._between(fork, merge)
+            entries = {j for i in nodes for j in self.flow.before[i] if self.flow.thick[j]} - set(nodes)
+            meets = all(i == fork or i in nodes or not self.flow.thick[i] for i in self.flow.before[merge])
+            if nodes and meets and (best is None or len(entries) < best[0]):
+                best = len(entries), fork, nodes
+        if best is None:
+            return
+        found = {id(r): r for i in best[2] if (r := self.owner[i]) is not None}
+        inner = sorted(found.values(), key=lambda r: r.merge)
+        height = 1 + max((r.height for r in inner), default=0)
+        inside = set(best[2])
+        if height > _MAX_HEIGHT or not all(inside.issuperset(r.nodes) for r in inner):
+            return
+        region = self.made[merge] = Region(best[1], merge, best[2], height, inner)
+        for child in inner:
+            del self.made[child.merge]
+        for i in region.nodes:
+            self.owner[i] = region
+
+    def _is_closed(self, fork: int, merge: int) -> bool:
+        """Whether nothing that the merge takes is older than the fork."""
+        return all(i >= fork or not self.flow.thick[i] for i in self.flow.before[merge])
+
+    def _between(self, fork: int, merge: int) -> list[int]:
+        """What lies between two vertices in the file and is of no use elsewhere; nothing once the search is long."""
+        self.steps -= merge - fork
+        if self.steps < 0:
+            return []
+        inside = {merge}
+        for i in range(merge - 1, fork, -1):
+            if self.users[i] and all(j in inside for j in self.users[i]):
+                inside.add(i)
+        for i in range(fork + 1, merge):
+            if not self.leads[i] and self.flow.before[i] and all(j in inside for j in self.flow.before[i]):
+                inside.add(i)
+        return sorted(inside)

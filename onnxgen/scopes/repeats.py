@@ -1,0 +1,342 @@
+"""Repeated chains: runs of equal units become blocks, and so do equal stretches that stand apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxgen.scopes.chains import wrap_chains
+from onnxgen.scopes.tokens import Token, Tokenizer
+
+_LONGEST = 64  # tokens in a unit
+_LEVELS = 4  # blocks of blocks
+_KINDS = 64  # kinds of units that are looked for all over a sequence
+_PLAIN = ("conv", "point", "depth", "linear")  # layers that stand in a stretch
+_STEPS = "norm act pool squeeze resize attention product add mul deconv drop softmax gate".split()
+_LEAST = 4  # layers in a run of blocks with several; of plain layers, more
+_FEW = 12  # layers, norms and activations that a run needs where a unit has a single layer with a matrix
+
+_Piece = tuple[int, int, Token]  # what takes the place of tokens from here to there
+_Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+@dataclass
+class _Run:
+    start: int
+    period: int
+    copies: int
+    weight: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.copies
+
+
+class Arranger:
+    """Finds the blocks of one sequence after the other."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.flow = tokenizer.flow
+        self.known: dict[tuple[Hashable, ...], int] = {}  # units that are blocks, and how many layers each has
+
+    def arrange(self, tokens: list[Token], top: bool = True) -> list[Token]:
+        """The sequence with what repeats as tokens of kind "run" and "block".
+
+        `top`: equal regions that stand apart are blocks, too.
+        """
+        if not top and sum(t.is_layer for t in tokens) < 3:
+            return tokens
+        tokens = wrap_chains(self._straight(self.tokenizer.opened(tokens)), self.exits)
+        if not top:
+            tokens = self._known(tokens)
+        least = 2 * _LEAST - 2 if top else _LEAST
+        ways = [self._levels(tokens, least, True), self._levels(tokens, least, False)]
+        stretches = self._stretches(tokens, least)
+        if len(stretches) < len(tokens):
+            ways.append(self._levels(stretches, _LEAST, True))
+        tokens = min(ways, key=len)  # the better reading leaves less
+        tokens = self._singles(tokens) if top else tokens
+        self._remember(tokens)
+        return tokens
+
+    def _levels(self, tokens: list[Token], least: int, inner_first: bool) -> list[Token]:
+        """Runs, runs of what has runs in it, and so on; what is left when nothing more is found.
+
+        `least`: layers that a run of plain layers has. `inner_first`: (a a b)(a a b) is runs of a first. In
+        (a b a)(a b a) these would lie across two units: which of the two it is shows when all is done.
+        """
+        for _ in range(_LEVELS):
+            found = self._runs(tokens, least, inner_first)
+            if len(found) == len(tokens):
+                found = self._stretches(tokens, least)
+            if len(found) == len(tokens):
+                break
+            tokens, least = found, _LEAST  # beside long runs, shorter ones are no longer artificial
+        return tokens
+
+    def _straight(self, tokens: list[Token]) -> list[Token]:
+        """The sequence without what is prepared beside it, such as a mask or a transposed memory that all layers take:
+        rearrangements and the like of anything but the token before."""
+        kept: list[Token] = []
+        last: set[int] = set()
+        for token in tokens:
+            follows = any(j in last for i in token.nodes for j in self.flow.before[i])
+            if follows or not kept or token.weight or token.kind in _STEPS or token.kind.startswith("concat"):
+                kept.append(token)
+                last = set(token.nodes)
+        return kept
+
+    def chained(self, before: list[Token], after: list[Token], alone: bool = False) -> bool:
+        """Whether tokens take what the tokens before them make; `alone`: and nobody else does."""
+        nodes, users = ({i for t in tokens for i in t.nodes} for tokens in (before, after))
+        taken = [set(self.flow.after[i]) - nodes for i in nodes]
+        return any(i & users for i in taken) and not (alone and any(i - users for i in taken))
+
+    def exits(self, tokens: list[Token]) -> int:
+        """How many results tokens have: vertices with users outside. The network's outputs count if nothing else is."""
+        nodes = {i for t in tokens for i in t.nodes}
+        return sum(any(j not in nodes for j in self.flow.after[i]) for i in nodes) or 1
+
+    def _block(self, parts: list[Token]) -> Token:
+        inner = [p for p in parts if p.kind == "block"]
+        if len(inner) == 1 and all(p.is_soft for p in parts if p is not inner[0]):  # no block of a block alone
+            parts = [q for p in parts for q in (p.parts if p is inner[0] else [p])]
+        layers = self.tokenizer.label(("block", *(p.label for p in parts if p.is_layer)))
+        nodes = sorted(i for p in parts for i in p.nodes)
+        return Token("block", layers, nodes, sum(p.weight for p in parts), parts)
+
+    # runs
+
+    def _runs(self, tokens: list[Token], least: int, inner_first: bool) -> list[Token]:
+        labels = [t.label for t in tokens]
+        chosen: list[_Piece] = []
+        free = np.ones(len(tokens), bool)
+        units: list[tuple[Hashable, ...]] = []
+        candidates = [
+            r for start, end, p in _tandem(labels) if (r := self._phase(tokens, start, end, p, least)) is not None
+        ]
+        candidates = _innermost(candidates, len(tokens)) if inner_first else candidates
+        for run in sorted(candidates, key=lambda r: (-r.weight, r.period, r.start)):
+            end = run.end
+            if not free[run.start : end].all():
+                continue
+            blocks = [tokens[i : i + run.period] for i in range(run.start, end, run.period)]
+            start, end = self._extend(tokens, free, blocks, run.start, end)
+            free[start:end] = False
+            units.append(tuple(labels[run.start : run.start + run.period]))
+            chosen.append((start, end, self._run([self._block(b) for b in blocks])))
+        kinds = list(dict.fromkeys(units))[:_KINDS]
+        return _replaced(tokens, [*chosen, *self._scattered(tokens, kinds, free)])
+
+    def _scattered(self, tokens: list[Token], units: list[tuple[Hashable, ...]], free: _Mask) -> list[_Piece]:
+        """The units of runs that stand alone."""
+        labels = [t.label for t in tokens]
+        found: list[_Piece] = []
+        for unit in units:
+            starts = _occurrences(labels, unit, free)
+            for i in starts:
+                parts = tokens[i : i + len(unit)]
+                if _is_torn(tokens, i, len(unit), starts):
+                    continue
+                if self.exits(parts) == 1 and sum(t.weight for t in parts) > 1:
+                    free[i : i + len(unit)] = False
+                    found.append((i, i + len(unit), self._block(parts)))
+        return found
+
+    def _known(self, tokens: list[Token]) -> list[Token]:
+        """Inside a block: units that are blocks elsewhere, unless there are no other layers."""
+        layers = sum(t.is_layer for t in tokens)
+        units = [unit for unit, size in self.known.items() if size < layers]
+        return _replaced(tokens, self._scattered(tokens, units, np.ones(len(tokens), bool)))
+
+    def _remember(self, tokens: list[Token]) -> None:
+        for token in tokens:
+            if token.kind == "block" and len(self.known) < _KINDS:
+                self.known.setdefault(tuple(p.label for p in token.parts), sum(p.is_layer for p in token.parts))
+            if token.kind in ("block", "run"):
+                self._remember(token.parts)
+
+    def _run(self, blocks: list[Token]) -> Token:
+        nodes = sorted(i for b in blocks for i in b.nodes)
+        return Token(
+            "run", self.tokenizer.label(("run", blocks[0].label)), nodes, sum(b.weight for b in blocks), blocks
+        )
+
+    def _phase(self, tokens: list[Token], start: int, end: int, period: int, least: int) -> _Run | None:
+        """Where the units of a repetition begin: `a b a b a` is (a b)(a b) a or a (b a)(b a).
+
+        A unit has one result, and begins with no activation or norm of the layer before it.
+        """
+        best: tuple[tuple[int, int, int], _Run] | None = None
+        for first in range(start, min(start + period, end - 2 * period + 1)):
+            copies = (end - first) // period
+            unit = tokens[first : first + period]
+            rank = (_is_cut_off(unit), -copies, first)
+            if (best is not None and best[0] <= rank) or not _is_worth(unit, copies, least):
+                continue
+            if all(self.exits(tokens[i : i + period]) == 1 for i in (first, first + period * (copies - 1))):
+                best = rank, _Run(first, period, copies, copies * sum(t.weight for t in unit))
+        return None if best is None else best[1]
+
+    def _extend(
+        self, tokens: list[Token], free: _Mask, blocks: list[list[Token]], start: int, end: int
+    ) -> tuple[int, int]:
+        """A run goes on where a unit only lacks an activation or the like, as the first or the last often does."""
+        unit = blocks[0]
+        if sum(t.weight for t in unit) < 2:
+            return start, end
+        before = self._alike(tokens[max(0, start - len(unit)) : start][::-1], unit[::-1])
+        fits = before and self.exits(tokens[start - before : start]) == 1 and free[start - before : start].all()
+        if fits and self.chained(tokens[start - before : start], blocks[0], True):
+            blocks.insert(0, tokens[start - before : start])
+            start -= before
+        after = self._alike(tokens[end : end + len(unit)], unit)
+        fits = after and self.exits(tokens[end : end + after]) == 1 and free[end : end + after].all()
+        if fits and self.chained(blocks[-1], tokens[end : end + after], True):
+            blocks.append(tokens[end : end + after])
+            end += after
+        return start, end
+
+    def _alike(self, tokens: list[Token], unit: list[Token]) -> int:
+        """How many of the tokens are like the unit, but for soft ones that are missing; 0 if they are not."""
+        at = 0
+        for part in unit:
+            if at < len(tokens) and tokens[at].label == part.label:
+                at += 1
+            elif not part.is_soft:
+                return 0
+        return at
+
+    # parts that stand apart
+
+    def _stretches(self, tokens: list[Token], least: int) -> list[Token]:
+        """Equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
+        labels = [t.label for t in tokens]
+        plain = [_is_plain(t) for t in tokens]
+        ends = [i for i in range(len(tokens) + 1) if i == len(tokens) or not plain[i]]
+        stretches: Counter[tuple[Hashable, ...]] = Counter()
+        start = 0
+        for end in ends:
+            if sum(t.weight for t in tokens[start:end]) > 1:
+                stretches[tuple(labels[start:end])] += 1
+            start = end + 1
+        chosen: list[_Piece] = []
+        free = np.ones(len(tokens), bool)
+        for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_KINDS]:
+            found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
+            if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
+                continue
+            for i in found:
+                free[i : i + len(unit)] = False
+                chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))
+        return _replaced(tokens, chosen)
+
+    def _singles(self, tokens: list[Token]) -> list[Token]:
+        """Regions that have their like elsewhere, and in a network of blocks the large ones that have not."""
+        has_blocks = any(t.kind in ("block", "run") for t in tokens)
+        counts = Counter(t.label for t in tokens if t.is_region and t.is_layer)
+        chosen = []
+        for i, token in enumerate(tokens):
+            if token.is_region and token.is_layer:
+                again = counts[token.label] > 1 and token.weight > 1
+                if again or (has_blocks and token.weight > 3):
+                    end = i + 1
+                    while end < len(tokens) and tokens[end].kind in ("act", "norm") and self.exits(tokens[i:end]) == 1:
+                        end += 1
+                    end = end if self.exits(tokens[i:end]) == 1 else i + 1
+                    chosen.append((i, end, self._block(tokens[i:end])))
+        return _replaced(tokens, chosen)
+
+
+def _tandem(labels: list[Hashable]) -> Iterator[tuple[int, int, int]]:
+    """(start, end, period) of all maximal repetitions whose period is not one of a smaller repetition."""
+    numbers: dict[Hashable, int] = {}
+    row = np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
+    covered: dict[int, list[tuple[int, int]]] = {}
+    for period in range(1, min(_LONGEST, len(row) // 2) + 1):
+        equal = np.concatenate([[False], row[:-period] == row[period:], [False]])
+        edges = np.flatnonzero(equal[1:] != equal[:-1])
+        covered[period] = []
+        for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist()):
+            end = stop + period
+            if stop - start < period:
+                continue
+            covered[period].append((start, end))
+            smaller = (d for d in range(1, period // 2 + 1) if period % d == 0)
+            if not any(a <= start and end <= b for d in smaller for a, b in covered[d]):
+                yield start, end, period
+
+
+def _innermost(runs: list[_Run], size: int) -> list[_Run]:
+    """Runs without those that overlap a run of a smaller period."""
+    covered = np.zeros(size, bool)
+    kept: list[_Run] = []
+    for run in sorted(runs, key=lambda r: (r.period, r.start)):
+        if not covered[run.start : run.end].any():
+            kept.append(run)
+        covered[run.start : run.end] = True
+    return kept
+
+
+def _is_cut_off(unit: list[Token]) -> int:
+    """How much a unit looks as if it began at the wrong place.
+
+    With the activation or norm of what comes before; amid plain layers, where it has more than those; after what joins
+    a skip; with a pool, or with the blocks of a stage instead of what leads to them.
+    """
+    first, last = unit[0], unit[-1]
+    if last.kind == "run":
+        return 0
+    if first.kind == "act" or (first.kind == "norm" and last.is_layer and not last.is_region):
+        return 2
+    if _is_plain(first) and _is_plain(last) and not all(map(_is_plain, unit)):
+        return 2
+    if last.kind.startswith("concat") and not last.is_region:
+        return 2
+    return 1 if first.kind in ("norm", "drop", "move", "scale", "pool", "run") else 0
+
+
+def _is_plain(token: Token) -> bool:
+    return token.is_soft or token.kind in _PLAIN
+
+
+def _is_worth(unit: list[Token], copies: int, least: int) -> bool:
+    """Whether a repetition is long enough that a class for its unit makes the code shorter."""
+    weight = sum(t.weight for t in unit)
+    if weight > 1:
+        return weight * copies >= (_LEAST if any(t.parts for t in unit) else least)
+    said = [p for t in unit for p in t.parts or [t] if p.is_layer or p.kind in ("act", "norm", "add")]
+    return weight == 1 and len(said) > 1 and len(said) * copies >= _FEW
+
+
+def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask) -> list[int]:
+    """Where a unit stands, from left to right and without overlaps, among what is free."""
+    found: list[int] = []
+    starts = [i for i, label in enumerate(labels[: len(labels) - len(unit) + 1]) if label == unit[0]]
+    for i in starts:
+        if found and i < found[-1] + len(unit):
+            continue
+        if tuple(labels[i : i + len(unit)]) == unit and free[i : i + len(unit)].all():
+            found.append(i)
+    return found
+
+
+def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> bool:
+    """Whether a unit that was found at `start` tears a stretch of plain layers apart."""
+    end = start + size
+    before = start > 0 and _is_plain(tokens[start - 1]) and _is_plain(tokens[start]) and start - size not in starts
+    after = end < len(tokens) and _is_plain(tokens[end]) and _is_plain(tokens[end - 1]) and end not in starts
+    return before or (after and not tokens[end].is_soft)
+
+
+def _replaced(tokens: list[Token], chosen: list[_Piece]) -> list[Token]:
+    made: list[Token] = []
+    at = 0
+    for start, end, token in sorted(chosen, key=lambda c: c[0]):
+        made += [*tokens[at:start], token]
+        at = end
+    return [*made, *tokens[at:]]

@@ -1,0 +1,198 @@
+"""Writes where blocks and their parts lie: `node.meta["scope"]`, as if the exporter had recorded it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from onnxgen.graph.nodes import subgraphs
+from onnxgen.scopes.flow import Flow
+from onnxgen.scopes.kinds import kind
+from onnxgen.scopes.repeats import Arranger
+from onnxgen.scopes.roles import base_name, class_of, gates, part_name, projections
+from onnxgen.scopes.tokens import Token
+from onnxgen.shapes.info import info
+
+Path = tuple[str, ...]
+_PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
+_PARTS |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
+_ALONE = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
+_ENDS = ("norm", "drop", "scale")  # around a part of a block, these are the block's own
+
+
+class Writer:
+    """Gives blocks their paths.
+
+    Attributes:
+        classes: class names by path.
+    """
+
+    def __init__(self, flow: Flow, arranger: Arranger, taken: set[str]) -> None:
+        self.flow, self.arranger, self.taken = flow, arranger, taken
+        self.classes: dict[Path, str] = {}
+
+    def sequence(self, tokens: list[Token], path: Path) -> None:
+        """Write the paths of the runs and blocks in a sequence that lies at `path`."""
+        groups = [
+            group for token in tokens if token.kind in ("run", "block") for group in self._groups(token, not path)
+        ]
+        bases = [base_name(group[0], len(group) > 1, self._is_chain(group), not path) for group in groups]
+        if "decoder_layers" in bases:
+            bases = ["encoder_layers" if base == "layers" else base for base in bases]
+        if bases.count("layers") > 1:
+            sources = [
+                self._source(group) + "layers" if base == "layers" else base for base, group in zip(bases, groups)
+            ]
+            bases = sources if len(set(sources)) == len(sources) else bases
+        if bases.count("blocks") > 1:
+            bases = ["stage" if base == "blocks" else base for base in bases]
+        if self.taken and not path:
+            bases = [f"{base}_" if base in self.taken else base for base in bases]
+        counts, turn = Counter(bases), Counter[str]()
+        for base, group in zip(bases, groups):
+            turn[base] += 1
+            name = f"{base}{turn[base]}" if counts[base] > 1 else base
+            for i, block in enumerate(group):
+                here = (*path, name, str(i)) if len(group) > 1 else (*path, name)
+                self.classes[here] = class_of(block)
+                self.block(block, here)
+
+    def _groups(self, token: Token, staged: bool) -> list[list[Token]]:
+        """The blocks of a run that go into one container: those that feed each other, by stages where the size of what
+        they make changes; or all of a run where none does, such as heads on several scales."""
+        if token.kind == "block":
+            return [[token]]
+        chains = [[token.parts[0]]]
+        for before, after in zip(token.parts, token.parts[1:]):
+            if not self.arranger.chained([before], [after]):
+                chains.append([])
+            chains[-1].append(after)
+        if len(chains) == len(token.parts):
+            return [token.parts]
+        return [group for chain in chains for group in (self._stages(chain) if staged else [chain])]
+
+    def _source(self, group: list[Token]) -> str:
+        """What a tower of transformer layers looks at: images come through a convolution, text through an embedding."""
+        inside = set(group[0].nodes)
+        pending = [j for i in inside for j in self.flow.before[i] if j not in inside]
+        seen = set(pending)
+        kinds = set()
+        while pending and len(seen) < 64:
+            i = pending.pop()
+            if self.flow.weighs[i]:
+                kinds.add(kind(self.flow, i))
+                continue
+            new = [j for j in self.flow.before[i] if j not in seen]
+            seen.update(new)
+            pending += new
+        return "vision_" if "conv" in kinds else "text_" if "embedding" in kinds else ""
+
+    def _is_chain(self, group: list[Token]) -> bool:
+        return len(group) < 2 or self.arranger.chained(group[:1], group[1:2])
+
+    def _stages(self, chain: list[Token]) -> list[list[Token]]:
+        groups: list[list[Token]] = []
+        before: object = None
+        for block in chain:
+            size = self._size(block)
+            if not groups or size != before:
+                groups.append([])
+            groups[-1].append(block)
+            before = size
+        longer = sum(len(g) > 1 for g in groups)
+        return [chain] if longer < 2 or 2 * longer < len(groups) else groups
+
+    def _size(self, block: Token) -> object:
+        """Channels and sides of the map that a block makes; nothing for anything else."""
+        inside = set(block.nodes)
+        last = [i for i in block.nodes if any(j not in inside for j in self.flow.after[i])]
+        shape = info(self.flow.nodes[last[0]].outputs[0]).shape if last else None
+        return tuple(map(str, shape[1:])) if shape is not None and len(shape) > 3 else None
+
+    def block(self, block: Token, path: Path) -> None:
+        """Write the paths of a block's parts."""
+        self._write(block.nodes, path)
+        parts = [p for p in block.parts if p.is_layer]
+        if len(parts) == 1 and not parts[0].is_region:  # a layer and what follows it: the block is not the layer
+            self._write(parts[0].nodes, (*path, _ALONE.get(parts[0].kind, "layer")))
+        if len(parts) == 1 and parts[0].is_region:
+            self._body(parts[0], path)
+            return
+        roles = [part_name(p) if p.is_region else "" for p in parts]
+        roles = ["" if role == "branches" and p.weight < 4 else role for role, p in zip(roles, parts)]
+        if any(p.crosses for p in parts) and roles.count("attn") > 1:
+            roles = [_attention(p) if role == "attn" else role for p, role in zip(parts, roles)]
+        counts, turn = Counter(roles), Counter[str]()
+        for part, role in zip(parts, roles):
+            if role:
+                turn[role] += 1
+                self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
+        self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
+
+    def _body(self, region: Token, path: Path) -> None:
+        """A block that is one region: its layers are the block's own."""
+        own = [p for p in region.parts if p not in region.skip]
+        self._gates(own, path)
+        self._downsample(region.skip, path)
+        self.sequence(self.arranger.arrange(own, top=False), path)
+
+    def _part(self, region: Token, path: Path) -> None:
+        """A part of a block: without the norm before it and the addition, which are the block's own."""
+        inner = _without_ends(list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts))
+        nodes = sorted(i for p in inner for i in p.nodes)
+        self._write(nodes, path)
+        self.classes[path] = _PARTS.get(path[-1].rstrip("0123456789"), "Branches")
+        names = projections(self.flow, nodes) or gates(self.flow, nodes)
+        for i, name in names.items():
+            self._write([i], (*path, name))
+        if not names:
+            self._gates(inner, path)
+            self.sequence(self.arranger.arrange(inner, top=False), path)
+
+    def _gates(self, parts: list[Token], path: Path) -> None:
+        for part in parts:
+            if part.kind == "gate":
+                self._write(part.nodes, (*path, "se"))
+                self.classes[(*path, "se")] = "SqueezeExcite"
+            elif part.is_region:
+                self._gates(part.parts, path)
+
+    def _downsample(self, tokens: list[Token], path: Path) -> None:
+        if len(tokens) == 1:
+            self._write(tokens[0].nodes, (*path, "downsample"))
+        for n, token in enumerate(tokens if len(tokens) > 1 else ()):
+            self._write(token.nodes, (*path, "downsample", str(n)))
+
+    def _write(self, nodes: list[int], path: Path) -> None:
+        for i in nodes:
+            set_scope(self.flow.nodes[i], path)
+
+
+def _without_ends(parts: list[Token]) -> list[Token]:
+    """The tokens of a part without the norm in front (perhaps between two transpositions) and what rounds it off."""
+    at = 0
+    while at < len(parts) and parts[at].is_soft:
+        at += 1
+    norms = [i for i, p in enumerate(parts[:at]) if p.kind == "norm"]
+    if norms:
+        last = norms[-1] + 1
+        turned = any(p.kind == "move" for p in parts[: norms[-1]]) and last < at and parts[last].kind == "move"
+        parts = parts[last + turned :]
+    while parts and parts[-1].kind in _ENDS:
+        parts = parts[:-1]
+    return parts
+
+
+def _attention(part: Token) -> str:
+    return "cross_attn" if part.crosses else "self_attn"
+
+
+def set_scope(node: ir.Node, path: Path) -> None:
+    """Say where a node was written, and with it what its subgraphs hold, unless the file says."""
+    if node.meta.get("scope") and not node.meta.get("found"):
+        return
+    node.meta["scope"], node.meta["found"] = path, True
+    for graph in subgraphs(node):
+        for inner in graph:
+            set_scope(inner, path)

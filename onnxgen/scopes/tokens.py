@@ -1,0 +1,179 @@
+"""Tokens: the graph as a sequence of layers and regions, labelled so that what could be one class is equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from onnxgen.scopes.flow import Flow
+from onnxgen.scopes.kinds import SOFT, kind
+from onnxgen.scopes.regions import Region
+
+_ATTENTION = ("attention", "product")
+_LARGE = 12  # layers; a region with more, the only one of its kind, is more than a block
+
+
+@dataclass(eq=False)
+class Token:
+    """One element of a sequence: a node, a region, or blocks that were found.
+
+    Attributes:
+        kind: a node's kind; "add", "mul", "concat" or "merge" of a region; "gate"; "block", "run".
+        label: equal for what could be one class.
+        nodes: its vertices, in order.
+        weight: how many layers with a matrix it has.
+        parts: what it is made of, in order; the merge of a region is the last.
+        skip: of a residual region, the layers that the input passes on the short way.
+        fork: of a region, the vertex before it.
+        is_dense: the region's input is concatenated to what is made of it.
+        crosses: attention in the region, or a layer around it, takes what was made elsewhere: it is cross-attention.
+    """
+
+    kind: str
+    label: Hashable
+    nodes: list[int]
+    weight: int = 0
+    parts: list[Token] = field(default_factory=list)
+    skip: list[Token] = field(default_factory=list)
+    fork: int = -2
+    is_dense: bool = False
+    crosses: bool = False
+
+    @property
+    def is_region(self) -> bool:
+        return self.fork != -2
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether two blocks may be alike of which only one has it."""
+        return self.kind in SOFT
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it says what a block is: a layer with a matrix, attention, or what has such inside."""
+        return not self.is_soft and (self.weight > 0 or self.kind in _ATTENTION)
+
+
+class Tokenizer:
+    """Makes tokens of vertices and regions.
+
+    Attributes:
+        counts: how many regions have each label.
+    """
+
+    def __init__(self, flow: Flow, barriers: set[int]) -> None:
+        self.flow, self.barriers = flow, barriers
+        self.counts: Counter[Hashable] = Counter()
+        self._labels: dict[Hashable, int] = {}
+
+    def sequence(self, nodes: Iterable[int], regions: list[Region]) -> list[Token]:
+        """Tokens of these vertices, each region as one where it ends."""
+        ends = {r.merge: r for r in regions}
+        inside = {i for r in regions for i in r.nodes}
+        made = []
+        for i in nodes:
+            if i in ends:
+                made.append(self.region(ends[i]))
+            elif i not in inside:
+                made.append(self.leaf(i))
+        return made
+
+    def leaf(self, i: int) -> Token:
+        name = kind(self.flow, i)
+        if i in self.barriers:
+            return Token("named", ("named", i), [i], int(self.flow.weighs[i]))
+        return Token(name, name, [i], int(self.flow.weighs[i]))
+
+    def region(self, region: Region) -> Token:
+        """A region as one token; its label is the sequence of its layers, of which repetitions count once."""
+        parts = self.sequence(region.nodes, region.inner)
+        weight = sum(p.weight for p in parts)
+        merge = parts[-1].kind.split()[0]
+        fed = region.fork in self.flow.before[region.merge]
+        token = Token(merge, merge, region.nodes, weight, parts, [], region.fork, fed and merge == "concat")
+        layers = [p for p in parts if p.is_layer]
+        if not layers:
+            token.kind = token.label = "act" if merge == "mul" else "move" if merge == "add" else "glue"
+            return token
+        if merge == "mul" and fed and any(p.kind == "squeeze" for p in parts):
+            token.kind = token.label = "gate"
+            return token
+        if merge == "add":
+            token.skip = self._skip(region, parts)
+            layers = [p for p in layers if p not in token.skip]
+        content = (merge, *collapsed([p.label for p in layers]))
+        if has_attention(token):  # which has many spellings, even within one file
+            token.crosses = self._crosses(region)
+            content = (merge, "attention", token.crosses) if merge == "add" else content
+        token.label = self.label(content)
+        self.counts[token.label] += 1
+        return token
+
+    def _crosses(self, region: Region) -> bool:
+        inside = {region.fork, *region.nodes}
+        looks = (i for i in region.nodes if self.flow.weighs[i] or kind(self.flow, i) in _ATTENTION)
+        return any(j not in inside and self.flow.thick[j] for i in looks for j in self.flow.before[i])
+
+    def label(self, content: Hashable) -> int:
+        return self._labels.setdefault(content, len(self._labels))
+
+    def _skip(self, region: Region, parts: list[Token]) -> list[Token]:
+        """The tokens on the short way of a residual region: a single layer, perhaps with a norm, beside more."""
+        at = {i: p for p in parts for i in p.nodes}
+        ways = []
+        for start in self.flow.before[region.merge]:
+            way: dict[int, Token] = {}
+            pending = [start]
+            while pending:
+                i = pending.pop()
+                if i in at and id(at[i]) not in way:
+                    way[id(at[i])] = at[i]
+                    pending.extend(j for k in at[i].nodes for j in self.flow.before[k])
+            ways.append(way)
+        if len(ways) != 2:
+            return []
+        alone = [[t for key, t in way.items() if key not in other] for way, other in (ways, ways[::-1])]
+        weights = [sum(t.weight for t in tokens) for tokens in alone]
+        short = alone[0] if weights[0] < weights[1] else alone[1]
+        is_short = min(weights) == 1 and max(weights) > 1 and not any(t.is_region for t in short)
+        return sorted(short, key=lambda t: t.nodes[0]) if is_short else []
+
+    def opened(self, tokens: list[Token]) -> list[Token]:
+        """Regions that are no blocks, such as what a long skip connection of a U-Net spans, give way to their parts."""
+        total = sum(t.weight for t in tokens)
+        made: list[Token] = []
+        pending = tokens[::-1]
+        while pending:
+            token = pending.pop()
+            if token.is_region and token.weight and not self.is_block(token, total):
+                pending.extend(sorted(token.parts, key=lambda t: t.nodes[-1], reverse=True))
+            else:
+                made.append(token)
+        return made
+
+    def is_block(self, token: Token, total: int) -> bool:
+        """Whether a region with layers reads as one thing: it has its like, or is small and has none inside."""
+        if token.is_soft or self.counts[token.label] > 1:
+            return True
+        if token.weight > min(_LARGE, total // 2):
+            return False
+        inside = Counter(p.label for p in token.parts if p.is_region and p.weight > 1 and not p.is_soft)
+        return not token.is_dense and max(inside.values(), default=0) < 2
+
+
+def has_attention(token: Token) -> bool:
+    """Whether there is attention in a token: the operator, or products of two computed matrices."""
+    return token.kind in _ATTENTION or any(has_attention(p) for p in token.parts)
+
+
+def collapsed(labels: list[Hashable]) -> list[Hashable]:
+    """A sequence in which what repeats at once stands once: a b a b c is a b c."""
+    for period in range(1, 9):
+        kept: list[Hashable] = []
+        for label in labels:
+            kept.append(label)
+            if len(kept) >= 2 * period and kept[-period:] == kept[-2 * period : -period]:
+                del kept[-period:]
+        labels = kept
+    return labels

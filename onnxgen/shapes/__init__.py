@@ -1,0 +1,156 @@
+"""One linear pass over a graph that records what is known of every value: dtype, dims and small integer tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.graph.maps import MAP, MapType
+from onnxgen.options import Options
+from onnxgen.shapes import bodies
+from onnxgen.shapes.dims import Dim, symbols
+from onnxgen.shapes.evaluate import evaluate
+from onnxgen.shapes.float_sizes import FloatSizes
+from onnxgen.shapes.infer import STANDARD, declared, infer
+from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
+from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
+
+DIM = 256  # numbers that are computed in the time of one symbolic dim
+FREE = 64  # elements that are computed in about the time that the node takes anyway
+SMALL = 4096  # elements of a stored tensor whose values matter while generating
+
+__all__ = ["propagate"]
+
+
+def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None = None) -> None:
+    """Set the `Info` of every value of a graph and its subgraphs (read with `propagate.info.info`).
+
+    The graph must be in topological order. A pure function of the graph: run it again after rewriting. Dims that the
+    file names are symbols of that name, others are named `"{value}.{axis}"`. Never raises for a graph that makes no
+    sense; what is contradictory stays unknown. `known`: what named dims are, if they are to be other dims.
+    """
+    run = _Propagation(graph, options, known or {})
+    for value in graph.inputs:
+        set_info(value, run.graph_input(value))
+    run.walk(graph)
+
+
+class _Propagation:
+    """One run of `propagate`."""
+
+    def __init__(self, graph: ir.Graph, options: Options, known: Mapping[str, Dim]) -> None:
+        self.symbols = Symbols(known)
+        self.float_sizes = FloatSizes()
+        self.depth = 0
+        self.budget = options.limits.fold_elements  # what is left of it
+        self.opsets = graph.opset_imports
+
+    def graph_input(self, value: ir.Value) -> Info:
+        """What the file declares of a graph input."""
+        if MAP in value.meta:
+            held: MapType = value.meta[MAP]
+            return Info(held.value, None, None, held.kind, held.key)
+        kind = "tensor"
+        if isinstance(value.type, ir.SequenceType):
+            kind = "sequence"
+        elif isinstance(value.type, ir.OptionalType):
+            kind = "optional"
+        dtype = None if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype
+        shape: Shape | None = None
+        if value.shape is not None:
+            shape = tuple(self._declared_dim(value, axis, dim) for axis, dim in enumerate(value.shape))
+        if kind == "sequence":
+            self.symbols.elements.update(name for dim in shape or () for name in symbols(dim))
+        return Info(dtype, shape, None, kind)
+
+    def _declared_dim(self, value: ir.Value, axis: int, dim: int | ir.SymbolicDim) -> Dim:
+        if isinstance(dim, int) and dim >= 0:
+            return dim
+        name = dim.value if isinstance(dim, ir.SymbolicDim) else None  # a negative number: old exporters' "unknown"
+        return self.symbols.declared(name, (value.name or "", axis)) if name else self.symbols.unnamed(value, axis)
+
+    def walk(self, graph: ir.Graph) -> None:
+        """Set the facts of a graph's initializers and of what its nodes compute."""
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None:
+                set_info(value, _stored(value, tensor))
+        for node in graph:
+            for value, facts in zip(node.outputs, self._node(node), strict=False):
+                set_info(value, declared(value, facts, self.symbols))
+                if facts.kind == "sequence":
+                    self.symbols.elements |= shown_dims(value)
+
+    def _node(self, node: ir.Node) -> list[Info]:
+        standard = node.domain in STANDARD
+        if standard and node.op_type == "Constant" and node.outputs:
+            return [_constant(node)]
+        version = node.version if node.version is not None else self._opset(node)
+        n = NodeFacts(node, version, [None if v is None else info(v) for v in node.inputs], self.symbols)
+        rule = bodies.RULES.get(node.op_type) if standard or node.domain == bodies.TRAINING else None
+        if rule is None and any(a.type in _GRAPHS for a in node.attributes.values()):
+            rule = bodies.unknown_bodies
+        if rule is not None:
+            found = self._with_bodies(rule, n)
+            return found + [UNKNOWN] * (len(node.outputs) - len(found))
+        n.inferred = infer(n)
+        if not standard:
+            return n.inferred
+        found = evaluate(n, self.budget)
+        self.budget -= sum(_cost(facts) for facts in found)
+        return self.float_sizes.follow(n, found)
+
+    def _with_bodies(self, rule: Callable[[bodies.Walker, NodeFacts], list[Info]], n: NodeFacts) -> list[Info]:
+        depth, entered = self.depth, self.symbols.depth
+        try:
+            return rule(self, n)
+        except NONSENSE:  # subgraphs that do not fit the operator
+            self.depth = depth
+            self.symbols.leave_to(entered)
+            return []
+
+    def _opset(self, node: ir.Node) -> int:
+        found = self.opsets.get(node.domain)
+        if found is None and node.domain in STANDARD:
+            found = self.opsets.get("" if node.domain else "ai.onnx")
+        return found if found is not None else 1
+
+
+def _cost(facts: Info) -> int:
+    """Elements that were computed, where they are many; one that is a dim counts for many numbers."""
+    if facts.data is None or facts.data.size <= FREE:
+        return 0
+    return facts.data.size * (DIM if facts.data.dtype == object else 1)
+
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
+
+def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
+    """The facts of a tensor that the file holds; its elements if there are few and they are not trained."""
+    facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
+    if tensor.dtype == ir.DataType.STRING or tensor.size > SMALL or value.meta.get("trainable", (False,))[0]:
+        return facts
+    try:
+        return replace(facts, data=np.asarray(tensor.numpy()))
+    except (ValueError, TypeError):  # fewer bytes than its shape says
+        return facts
+
+
+def _constant(node: ir.Node) -> Info:
+    """The facts of a Constant node: one attribute of several holds the value."""
+    attribute = next((a for a in node.attributes.values() if a.name.startswith("value")), None)
+    if attribute is None:  # or "sparse_value"
+        return UNKNOWN
+    value = node.outputs[0]
+    if attribute.type == ir.AttributeType.TENSOR:
+        tensor: ir.TensorProtocol = attribute.value  # `as_tensor` checks the protocol: slower than all the rest
+        return _stored(value, tensor)
+    if attribute.type in (ir.AttributeType.STRING, ir.AttributeType.STRINGS):
+        count = () if attribute.type == ir.AttributeType.STRING else (len(attribute.as_strings()),)
+        return Info(ir.DataType.STRING, count)
+    dtype = np.float32 if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS) else np.int64
+    return _stored(value, ir.Tensor(np.array(attribute.value, dtype)))

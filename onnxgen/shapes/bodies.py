@@ -1,0 +1,269 @@
+"""Facts through the subgraphs of If, Loop, Scan and SequenceMap.
+
+What holds in every iteration of a loop is found by trying: the state first has the dims of its initial value; every dim
+that the body does not hand on unchanged becomes a symbol of its own, until nothing changes. Symbols that belong to the
+inside of a subgraph never appear outside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.shapes.dims import Dim, dim_max
+from onnxgen.shapes.infer import declared
+from onnxgen.shapes.info import UNKNOWN, Info, info, set_info
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Symbols
+
+TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
+ROUNDS = 4  # tries to find what a loop leaves unchanged, before its state's shapes are given up
+DEPTH = 3  # loops within loops beyond which nothing is tried: each level multiplies the rounds
+
+
+class Walker(Protocol):
+    """What goes over the nodes of a graph and gives every value its facts."""
+
+    symbols: Symbols
+    depth: int
+
+    def walk(self, graph: ir.Graph) -> None: ...
+
+
+Outside: TypeAlias = Callable[[Dim], bool]
+
+
+def _export(n: NodeFacts, output: int, facts: Info, outside: Outside, keep_data: bool = True) -> Info:
+    """Facts of a subgraph's value as facts of the node's output: dims that mean nothing outside are new symbols."""
+    shape = facts.shape
+    if shape is not None and facts.kind == "tensor":
+        shape = tuple(d if outside(d) else n.fresh(axis, output) for axis, d in enumerate(shape))
+    else:
+        shape = None
+    data = facts.data if keep_data else None
+    if data is not None and data.dtype == object and not all(map(outside, data.ravel().tolist())):
+        data = None
+    return Info(facts.dtype, shape, data, facts.kind)
+
+
+def _walk_branch(walker: Walker, n: NodeFacts, name: str) -> list[Info]:
+    graph = n.graph(name)
+    walker.symbols.enter_body()
+    walker.walk(graph)
+    outside = walker.symbols.leave_body()
+    return [_export(n, i, info(v), outside) for i, v in enumerate(graph.outputs)]
+
+
+def _if(walker: Walker, n: NodeFacts) -> list[Info]:
+    then, other = (_walk_branch(walker, n, name) for name in ("then_branch", "else_branch"))
+    condition = n.input(0).constant
+    if condition is not None and condition.size == 1:
+        return then if condition.item() else other
+    return [_join(n, i, a, b) for i, (a, b) in enumerate(zip(then, other, strict=False))]
+
+
+def _join(n: NodeFacts, output: int, a: Info, b: Info) -> Info:
+    """What is true of either value."""
+    shape = None
+    if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
+        pairs = enumerate(zip(a.shape, b.shape, strict=True))
+        shape = tuple(x if x == y else n.fresh(axis, output) for axis, (x, y) in pairs)
+    same = a.data is not None and b.data is not None and a.data.dtype == b.data.dtype
+    data = a.data if same and np.array_equal(a.data, b.data) else None  # type: ignore[arg-type]
+    return Info(a.dtype if a.dtype == b.dtype else None, shape, data, a.kind if a.kind == b.kind else "tensor")
+
+
+# --------------------------------------------------------------------------------------------------------- loops
+
+
+def _without_data(walker: Walker, value: ir.Value, facts: Info) -> Info:
+    shape = facts.shape if facts.kind == "tensor" and walker.depth <= DEPTH else None
+    return declared(value, Info(facts.dtype, shape, None, facts.kind), walker.symbols)
+
+
+def _iterate(
+    walker: Walker,
+    body: ir.Graph,
+    fixed: Sequence[tuple[ir.Value, Info]],
+    states: Sequence[ir.Value],
+    initial: Sequence[Info],
+    results: Sequence[ir.Value],
+) -> tuple[list[Info], Outside]:
+    """Walk a body until the facts of its state hold in every iteration.
+
+    Args:
+        fixed: body inputs that are no state, with their facts.
+        states: body inputs that hold the state; `initial`: what is known of it before the first iteration;
+            `results`: body outputs that hold it for the next.
+    Returns:
+        the state's facts in every iteration, and the test of dims that mean something outside.
+    """
+    walker.depth += 1
+    held = [_without_data(walker, v, f) for v, f in zip(states, initial, strict=True)]
+    for round_ in range(ROUNDS + 1):  # the last round cannot change anything
+        walker.symbols.enter_body()
+        for value, facts in (*fixed, *zip(states, held, strict=True)):
+            set_info(value, facts)
+        walker.walk(body)
+        wider = [_widened(walker, v, old, info(r)) for v, old, r in zip(states, held, results, strict=True)]
+        outside = walker.symbols.leave_body()
+        if wider == held:
+            break
+        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == ROUNDS - 1 else wider
+    walker.depth -= 1
+    return held, outside
+
+
+def _widened(walker: Walker, value: ir.Value, old: Info, new: Info) -> Info:
+    """What is true of the state before and after one more iteration."""
+    dtype = old.dtype or new.dtype
+    if old.shape is None or new.shape is None or len(old.shape) != len(new.shape):
+        return Info(dtype, None, None, old.kind)
+    pairs = enumerate(zip(old.shape, new.shape, strict=True))
+    own = [a if a == b else walker.symbols.fresh(value, axis) for axis, (a, b) in pairs]
+    return Info(dtype, tuple(own), None, old.kind)
+
+
+def _loop(walker: Walker, n: NodeFacts) -> list[Info]:
+    body = n.graph("body")
+    states = list(body.inputs[2:])
+    count, condition = len(states), body.outputs[0]
+    fixed = [
+        (body.inputs[0], Info(ir.DataType.INT64, _scalar(body.inputs[0]))),
+        (body.inputs[1], Info(ir.DataType.BOOL, _scalar(body.inputs[1]))),
+    ]
+    initial = [n.input(i + 2) for i in range(count)]
+    held, outside = _iterate(walker, body, fixed, states, initial, body.outputs[1 : count + 1])
+    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
+    trips = _trips(n, body.inputs[1], condition)
+    for i, value in enumerate(body.outputs[count + 1 :], count):
+        found.append(_stacked(n, i, info(value), outside, trips, 0))
+    return found
+
+
+def _scalar(value: ir.Value) -> tuple[int, ...]:
+    """The shape of the iteration number and the condition: () unless the body declares one axis."""
+    return (1,) if value.shape is not None and len(value.shape) == 1 else ()
+
+
+def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
+    """The number of iterations, if it is that of input M: the condition is true at first and never changes."""
+    start = n.input(1).constant if n.has(1) else np.array(True)
+    producer = after.producer()
+    unchanged = after is before or (
+        producer is not None and producer.op_type == "Identity" and producer.inputs[0] is before
+    )
+    constant = info(after).constant
+    always = unchanged or (constant is not None and constant.size == 1 and bool(constant.item()))
+    if start is None or start.size != 1 or not start.item() or not always or n.input(0).data is None:
+        return None
+    dims = n.dims(0)
+    return dim_max(dims[0], 0) if len(dims) == 1 else None
+
+
+def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: Dim | None, axis: int) -> Info:
+    """The value of every iteration, stacked along an axis (negative: from the end of the stacked shape)."""
+    if facts.shape is None:
+        return Info(facts.dtype)
+    rank = len(facts.shape) + 1
+    axis = axis + rank if axis < 0 else axis
+    shape: list[Dim] = []
+    for i in range(rank):
+        dim = length if i == axis else facts.shape[i - (i > axis)]
+        shape.append(n.fresh(i, output) if dim is None or not outside(dim) else dim)
+    return Info(facts.dtype, tuple(shape))
+
+
+def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
+    """Scan; in opset 8 every tensor has a batch axis in front and an input with the sequences' lengths comes first."""
+    body, scans = n.graph("body"), n.int_("num_scan_inputs")
+    batched = n.opset < 9
+    given = [n.input(i) for i in range(batched, len(n.inputs))]
+    count = len(given) - scans
+    if scans < 0 or count < 0:
+        raise Contradiction("Scan with fewer inputs than it says")
+    axes = n.ints("scan_input_axes") or [0] * scans
+    batch = next((f.shape[0] for f in given if f.shape), None) if batched else None
+    if batched:
+        given = [_drop(f, 0)[0] for f in given]
+    slices = [_drop(f, axis) for f, axis in zip(given[count:], axes, strict=True)]
+    length = next((size for _, size in slices if size is not None), None)
+    fixed = [(v, f) for v, (f, _) in zip(body.inputs[count:], slices, strict=True)]
+    held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), given[:count], body.outputs[:count])
+    if batched:
+        outer = [(facts, None) for facts in held] + [(info(v), length) for v in body.outputs[count:]]
+        return [_batched(n, i, facts, outside, batch, size) for i, (facts, size) in enumerate(outer)]
+    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
+    places = n.ints("scan_output_axes") or [0] * (len(body.outputs) - count)
+    for i, (value, axis) in enumerate(zip(body.outputs[count:], places, strict=True), count):
+        found.append(_stacked(n, i, info(value), outside, length, axis))
+    return found
+
+
+def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, batch: Dim | None, length: Dim | None) -> Info:
+    if facts.shape is None:
+        return Info(facts.dtype)
+    dims: list[Dim | None] = [batch, *([] if length is None else [length]), *facts.shape]
+    return Info(
+        facts.dtype,
+        tuple(n.fresh(i, output) if d is None or not outside(d) else d for i, d in enumerate(dims)),
+    )
+
+
+def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:
+    """One slice along an axis, and how many there are."""
+    if facts.shape is None or not -len(facts.shape) <= axis < len(facts.shape):
+        return Info(facts.dtype), None
+    shape = list(facts.shape)
+    size = shape.pop(axis)
+    return Info(facts.dtype, tuple(shape)), size
+
+
+def _sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
+    body = n.graph("body")
+    walker.symbols.enter_body()
+    for i, value in enumerate(body.inputs):
+        facts = n.input(i)
+        element = Info(facts.dtype) if facts.kind == "sequence" else facts
+        set_info(value, declared(value, element, walker.symbols))
+    walker.walk(body)
+    walker.symbols.leave_body()
+    return [Info(info(value).dtype, None, None, "sequence") for value in body.outputs]
+
+
+def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
+    """Gradient: each result is like the variable that it is by."""
+    body = n.graph("body")
+    walker.symbols.enter_body()
+    for i, value in enumerate(body.inputs):
+        set_info(value, replace(n.input(i), data=None))
+    walker.walk(body)
+    walker.symbols.leave_body()
+    return [replace(n.input(i), data=None) for i in range(len(n.node.outputs))]
+
+
+def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
+    """An operator that is not known, with subgraphs: their values get the facts that do not depend on the operator."""
+    for attribute in n.node.attributes.values():
+        if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            continue
+        graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
+        for graph in graphs:
+            walker.symbols.enter_body()
+            for value in graph.inputs:
+                set_info(value, declared(value, UNKNOWN, walker.symbols))
+            walker.walk(graph)
+            walker.symbols.leave_body()
+    return [UNKNOWN] * len(n.node.outputs)
+
+
+RULES: dict[str, Callable[[Walker, NodeFacts], list[Info]]] = {
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+    "Gradient": _gradient,
+}

@@ -1,0 +1,207 @@
+"""Tensor dims as exact integer expressions: `Dim = int | Sym`.
+
+A `Sym` is a polynomial with integer coefficients over *atoms*, kept in one normal form, so that equal expressions
+compare (and hash) equal: `(a*b)//b == a`, `s + 1 - 1 == s`, `(h - 1)//2 + 1 == (h + 1)//2`. A polynomial without
+atoms is a plain `int`. An atom is a `Symbol` (a dim that only the caller's tensors know) or a `Call` (a function
+that no polynomial expresses). `==` is equality of normal forms: `False` means "not provably equal".
+
+Functions of a `Call`, all on exact integers:
+
+    floordiv(a, b)       Python's `a // b`
+    mod(a, b)            Python's `a % b`
+    min(a, ...), max(a, ...)
+    int_div(a, b)        division truncated toward zero (ONNX Div on integers), where operands may be negative
+    scale_size(n, f)     int(floor(float32(n) * float32(f))): a size scaled in float32 (ONNX Resize)
+
+Expressions are bounded in size; arithmetic that would pass the bound raises `TooComplex`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+
+from onnxgen.shapes.division import exact_div, floordiv, int_div, modulo
+from onnxgen.shapes.expression import (
+    Atom,
+    Call,
+    Dim,
+    Monomial,
+    Sym,
+    Symbol,
+    TooComplex,
+    as_size,
+    call,
+    key_of,
+    nonnegative,
+    symbol,
+)
+
+__all__ = [
+    "Atom",
+    "Call",
+    "Dim",
+    "Monomial",
+    "Sym",
+    "Symbol",
+    "TooComplex",
+    "apply",
+    "as_size",
+    "atoms",
+    "call",
+    "dim_max",
+    "dim_min",
+    "evaluate",
+    "exact_div",
+    "float32",
+    "floordiv",
+    "int_div",
+    "known_different",
+    "known_equal",
+    "known_less",
+    "modulo",
+    "nonnegative",
+    "product",
+    "scale_size",
+    "substitute",
+    "symbol",
+    "symbols",
+]
+
+
+def known_equal(a: Dim, b: Dim) -> bool:
+    """Whether a == b for every value of the symbols, as far as it can be proven."""
+    return a == b
+
+
+def known_less(a: Dim, b: Dim) -> bool:
+    """Whether a < b for every value of the symbols, as far as it can be proven."""
+    return nonnegative(b - a - 1)
+
+
+def known_different(a: Dim, b: Dim) -> bool:
+    """Whether a != b for every value of the symbols, as far as it can be proven."""
+    return known_less(a, b) or known_less(b, a)
+
+
+def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
+    flat: list[Dim] = []
+    for dim in dims:
+        atom = dim.terms[0][0][0][0] if isinstance(dim, Sym) and dim == _only_call(dim, function) else None
+        flat.extend(a for a in atom.args if not isinstance(a, float)) if isinstance(atom, Call) else flat.append(dim)
+    kept: list[Dim] = []
+    for dim in flat:
+        if any(_beats(function, other, dim) for other in kept):
+            continue
+        kept = [other for other in kept if not _beats(function, dim, other)] + [dim]
+    return (
+        kept[0]
+        if len(kept) == 1
+        else call(function, *sorted(kept, key=lambda dim: (isinstance(dim, Sym), key_of(dim))))
+    )
+
+
+def _only_call(dim: Sym, function: str) -> Sym | None:
+    """`dim` itself if it is nothing but one call of `function`, else None."""
+    (monomial, coefficient), *rest = dim.terms
+    if rest or coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+        return None
+    atom = monomial[0][0]
+    return dim if isinstance(atom, Call) and atom.function == function else None
+
+
+def _beats(function: str, a: Dim, b: Dim) -> bool:
+    return nonnegative(b - a if function == "min" else a - b)
+
+
+def dim_min(*dims: Dim) -> Dim:
+    """The least of the dims; those that provably are not it are left out."""
+    return _extreme("min", dims)
+
+
+def dim_max(*dims: Dim) -> Dim:
+    """The greatest of the dims; those that provably are not it are left out."""
+    return _extreme("max", dims)
+
+
+def scale_size(n: Dim, scale: float) -> Dim:
+    """`int(floor(float32(n) * float32(scale)))`, n >= 0: the size that ONNX Resize computes from a scale."""
+    scale = float32(scale)
+    if isinstance(n, int):
+        return math.floor(float32(float32(n) * scale))
+    if scale > 0 and math.frexp(scale)[0] == 0.5:  # a power of two scales every size below 2**24 exactly
+        return n * int(scale) if scale >= 1 else floordiv(n, int(1 / scale))
+    return call("scale_size", n, scale)
+
+
+def float32(value: float) -> float:
+    """The nearest float32, as a Python float. The product of two float32 is exact before this rounds it once."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of the dims; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+# ------------------------------------------------------------------------------------------------ walk, evaluate
+
+
+def atoms(dim: Dim | float) -> Iterator[Atom]:
+    """Every atom of the dim once per occurrence, arguments of calls before the call."""
+    for monomial, _ in dim.terms if isinstance(dim, Sym) else ():
+        for atom, _ in monomial:
+            if isinstance(atom, Call):
+                for arg in atom.args:
+                    yield from atoms(arg)
+            yield atom
+
+
+def symbols(dim: Dim) -> dict[str, Symbol]:
+    """The symbols of the dim by name."""
+    return {atom.name: atom for atom in atoms(dim) if isinstance(atom, Symbol)}
+
+
+def apply(function: str, *args: Dim | float) -> Dim:
+    """The dim `function(*args)` in normal form: the function's name as in `Call`. Raises `KeyError` for others."""
+    if function == "scale_size":
+        n, scale = args
+        assert not isinstance(n, float)
+        return scale_size(n, float(scale) if not isinstance(scale, Sym) else math.nan)
+    dims = [a for a in args if not isinstance(a, float)]
+    if function in ("min", "max"):
+        return _extreme(function, tuple(dims))
+    a, b = dims
+    return {"floordiv": floordiv, "mod": modulo, "int_div": int_div}[function](a, b)
+
+
+def substitute(dim: Dim, mapping: Mapping[str, Dim]) -> Dim:
+    """The dim with symbols replaced: `mapping` goes from symbol name to what takes its place."""
+    if not isinstance(dim, Sym):
+        return dim
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        term: Dim = coefficient
+        for atom, power in monomial:
+            term = term * product([_substitute_atom(atom, mapping)] * power)
+        total = total + term
+    return as_size(total) if nonnegative(dim) else total
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
+    if isinstance(atom, Symbol):
+        found = mapping.get(atom.name)
+        return Sym(((((atom, 1),), 1),)) if found is None else found
+    return apply(atom.function, *(a if isinstance(a, float) else substitute(a, mapping) for a in atom.args))
+
+
+def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
+    """The dim as a number, given every symbol's value by name. Raises `KeyError` if one is missing."""
+    result = substitute(dim, values)
+    if isinstance(result, Sym):
+        raise KeyError(", ".join(symbols(result)))
+    return result

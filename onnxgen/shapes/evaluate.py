@@ -1,0 +1,68 @@
+"""The elements of a node's outputs, where those of its inputs are known: on numbers and on symbolic dims alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.shapes import evaluate_layout, evaluate_math
+from onnxgen.shapes.dims import Sym
+from onnxgen.shapes.infer import STANDARD
+from onnxgen.shapes.info import Info
+from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, numbers_if_possible
+
+TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
+
+LARGE = 65_536  # elements past which a result is not worth computing while generating
+
+
+def evaluate(n: NodeFacts, limit: int) -> list[Info]:
+    """`n.inferred` with the elements that can be computed, at most `limit` of them. Never raises."""
+    operation = TABLE.get(n.op)
+    if operation is None or n.node.domain not in STANDARD:
+        return n.inferred
+    from_shape = n.op in evaluate_layout.FROM_SHAPE
+    asked = n.inputs[:1] if n.op in evaluate_layout.FROM_FIRST else n.inputs
+    if not from_shape and any(i is not None and i.data is None for i in asked):
+        return n.inferred
+    if not all(_small(facts, min(limit, LARGE)) for facts in n.inferred[:1]):
+        return n.inferred
+    try:
+        with np.errstate(all="ignore"):
+            inputs = [] if from_shape else [None if i is None else i.data for i in asked]
+            found = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
+    except NONSENSE:
+        return n.inferred
+    return found + n.inferred[len(found) :]
+
+
+def _small(facts: Info, limit: int) -> bool:
+    """Whether a value may be computed: its size is known beforehand, or its own inputs bound it."""
+    if limit <= 0:
+        return False
+    if facts.shape is None:
+        return True
+    size = 1
+    for dim in facts.shape:
+        size *= 1 if isinstance(dim, Sym) else dim
+    return size <= limit
+
+
+def _with_data(facts: Info, data: Array) -> Info:
+    """The facts with elements, if these agree with dtype and shape as inferred."""
+    elements = numbers_if_possible(data, facts.dtype)
+    if elements is None or facts.dtype is None or facts.dtype == ir.DataType.STRING:
+        return facts
+    if elements.dtype != object and elements.dtype != facts.dtype.numpy():
+        return facts
+    shape = facts.shape
+    if shape is not None and (
+        len(shape) != elements.ndim
+        or any(isinstance(d, int) and d != size for d, size in zip(shape, elements.shape, strict=True))
+    ):
+        return facts
+    elements = np.array(elements)  # a copy that nobody else writes to
+    elements.flags.writeable = False
+    return replace(facts, shape=elements.shape, data=elements)

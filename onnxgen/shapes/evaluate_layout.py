@@ -1,0 +1,240 @@
+"""The elements of operators that make, arrange or select elements, for numbers and for dims alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.shapes.dims import Dim, Sym, nonnegative, product
+from onnxgen.shapes.infer_layout import shape_slice
+from onnxgen.shapes.infer_slice import slice_bounds
+from onnxgen.shapes.node_facts import Array, NodeFacts, Unknown, as_objects, integer
+
+Operation = Callable[..., Any]
+
+
+def _array(dims: list[Dim]) -> Array:
+    result = np.empty(len(dims), object)
+    result[:] = dims
+    return result
+
+
+def _ints(array: Array) -> list[int]:
+    if any(isinstance(d, Sym) for d in array.flat):
+        raise Unknown("indices or sizes in numbers")
+    return [int(d) for d in array.flat]
+
+
+def _shape(n: NodeFacts, *_: Array) -> list[Array]:
+    return [_array(list(n.shape(0)[shape_slice(n)]))]
+
+
+def _size(n: NodeFacts, *_: Array) -> list[Array]:
+    return [_array([product(n.shape(0))]).reshape(())]
+
+
+def _output_shape(n: NodeFacts, output: int = 0) -> list[int]:
+    """The shape that the rule inferred, all in numbers. Raises `Unknown`."""
+    shape = n.inferred[output].shape
+    if shape is None or any(isinstance(d, Sym) for d in shape):
+        raise Unknown("the shape of the output")
+    return [d for d in shape if isinstance(d, int)]
+
+
+def _to_output_shape(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+    return [a.reshape(_output_shape(n))]
+
+
+def _expand(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+    return [np.broadcast_to(a, _output_shape(n))]
+
+
+def _identity(n: NodeFacts, a: Array) -> list[Array]:
+    return [a]
+
+
+def _cast(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+    to = n.inferred[0].dtype
+    if to is None or to in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise Unknown("the new type")
+    if a.dtype == object:
+        if to.is_integer() and to.bitwidth >= 32 and all(nonnegative(d) for d in a.flat):  # sizes stay below 2**31
+            return [a]
+        if to == ir.DataType.INT64 and integer(n.dtype(0)):
+            return [a]
+        raise Unknown("a dim in another type")
+    if to.is_floating_point() and to.bitwidth < 16:
+        raise Unknown("rounding to eight bits or less, which saturates")
+    if a.dtype.kind == "f" and to.is_integer() and not _fits(a, to):
+        raise Unknown("a float that its integer type cannot hold")
+    return [a.astype(to.numpy())]
+
+
+def _fits(a: Array, to: ir.DataType) -> bool:
+    limits = np.iinfo(to.numpy())
+    return bool(np.isfinite(a).all() and (a > float(limits.min) - 1).all() and (a < float(limits.max)).all())
+
+
+def _transpose(n: NodeFacts, a: Array) -> list[Array]:
+    return [a.transpose(n.ints("perm"))]
+
+
+def _concat(n: NodeFacts, *arrays: Array) -> list[Array]:
+    if any(a.dtype == object for a in arrays):
+        arrays = tuple(map(as_objects, arrays))
+    return [np.concatenate(arrays, axis=n.int_("axis", 1))]
+
+
+def _split(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+    axis = n.axis(a.ndim)
+    sizes = [_output_shape(n, i)[axis] for i in range(len(n.inferred))]
+    if sum(sizes) != a.shape[axis]:
+        raise Unknown("parts that do not add up")
+    return np.split(a, np.cumsum(sizes)[:-1], axis)
+
+
+def _slice(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+    index: list[slice] = [slice(None)] * a.ndim
+    for start, end, axis, step in zip(*slice_bounds(n), strict=True):
+        if isinstance(start, Sym) or isinstance(end, Sym):
+            raise Unknown("the bounds")
+        if step < 0:  # as in `slice_length`
+            start = max(start, -a.shape[axis])
+        index[axis] = slice(start, None if step < 0 and end < -a.shape[axis] else end, step)
+    return [a[tuple(index)]]
+
+
+def _gather(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
+    axis = n.axis(a.ndim)
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    return [np.take(a, np.where(wanted < 0, wanted + a.shape[axis], wanted), axis)]
+
+
+def _gather_elements(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
+    axis = n.axis(a.ndim)
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    where: list[Array] = list(np.indices(wanted.shape))
+    where[axis] = wanted
+    return [a[tuple(where)]]
+
+
+def _gather_nd(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
+    if n.int_("batch_dims"):
+        raise Unknown("batches")
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    return [a[tuple(np.moveaxis(wanted, -1, 0))]]
+
+
+def _scatter_elements(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
+    if n.str_("reduction", "none") != "none":
+        raise Unknown("a reduction")
+    axis = n.axis(a.ndim)
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    where: list[Array] = list(np.indices(wanted.shape))
+    where[axis] = wanted
+    return [_with(a, tuple(where), updates)]
+
+
+def _scatter_nd(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
+    if n.str_("reduction", "none") != "none":
+        raise Unknown("a reduction")
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    return [_with(a, tuple(np.moveaxis(wanted, -1, 0)), updates)]
+
+
+def _with(a: Array, where: tuple[Array, ...], updates: Array) -> Array:
+    symbolic = a.dtype == object or updates.dtype == object
+    result = as_objects(a).copy() if symbolic else a.copy()
+    result[where] = as_objects(updates) if symbolic else updates
+    return result
+
+
+def _where(n: NodeFacts, condition: Array, a: Array, b: Array) -> list[Array]:
+    if a.dtype == object or b.dtype == object:
+        a, b = as_objects(a), as_objects(b)
+    return [np.where(condition, a, b)]
+
+
+def _range(n: NodeFacts, start: Array, limit: Array, delta: Array) -> list[Array]:
+    (length,) = _output_shape(n)
+    if start.dtype != object and delta.dtype != object:
+        steps = np.arange(length, dtype=start.dtype)
+        return [np.asarray(start.reshape(()) + steps * delta.reshape(()), start.dtype)]
+    first, step = start.flat[0], delta.flat[0]
+    return [_array([first + i * step for i in range(length)])]
+
+
+def _constant_of_shape(n: NodeFacts, *_: Array) -> list[Array]:
+    value = n.node.attributes.get("value")
+    fill = np.zeros(1, np.float32) if value is None else value.as_tensor().numpy().reshape(-1)
+    return [np.full(_output_shape(n), fill[0], fill.dtype)]
+
+
+def _tile(n: NodeFacts, a: Array, repeats: Array) -> list[Array]:
+    _output_shape(n)  # small enough
+    return [np.tile(a, _ints(repeats))]
+
+
+def _trilu(n: NodeFacts, a: Array, *k: Array) -> list[Array]:
+    if a.dtype == object:
+        raise Unknown("dims")
+    return [(np.triu if n.int_("upper", 1) else np.tril)(a, _ints(k[0])[0] if k else 0)]
+
+
+def _eye_like(n: NodeFacts, *_: Array) -> list[Array]:
+    dtype = n.inferred[0].dtype
+    if dtype is None:
+        raise Unknown("the dtype")
+    rows, columns = _output_shape(n)
+    return [np.eye(rows, columns, n.int_("k"), dtype.numpy())]
+
+
+def _non_zero(n: NodeFacts, a: Array) -> list[Array]:
+    if a.dtype == object:
+        raise Unknown("which dims are 0")
+    return [np.array(np.nonzero(np.atleast_1d(a)), np.int64)]
+
+
+def _one_hot(n: NodeFacts, indices: Array, depth: Array, values: Array) -> list[Array]:
+    _output_shape(n)  # small enough
+    (size,) = _ints(depth)
+    wanted = np.array(_ints(indices), np.int64).reshape(indices.shape)
+    wanted = np.where(wanted < 0, wanted + size, wanted)
+    hot = np.expand_dims(wanted, -1) == np.arange(size)
+    return [np.moveaxis(np.where(hot, values[1], values[0]), -1, n.axis(indices.ndim + 1, -1))]
+
+
+RESHAPING = "Reshape Flatten Squeeze Unsqueeze"
+
+TABLE: dict[str, Operation] = {
+    **dict.fromkeys(RESHAPING.split(), _to_output_shape),
+    "Shape": _shape,
+    "Size": _size,
+    "Identity": _identity,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Transpose": _transpose,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Where": _where,
+    "Range": _range,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Tile": _tile,
+    "Trilu": _trilu,
+    "EyeLike": _eye_like,
+    "NonZero": _non_zero,
+    "OneHot": _one_hot,
+}
+
+FROM_FIRST = ("CastLike",)  # of their other inputs they ask for the type
+FROM_SHAPE = ("Shape", "Size", "EyeLike")  # they ask for the shape of their input alone

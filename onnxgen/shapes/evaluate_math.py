@@ -1,0 +1,230 @@
+"""The elements of arithmetic, comparisons and reductions, with ONNX's semantics, for numbers and for dims alike.
+
+Numbers are computed in the tensor's own dtype (int32 wraps, float32 rounds). An object array holds dims; an operation
+that dims cannot express raises `Unknown`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onnxgen.shapes.dims import (
+    dim_max,
+    dim_min,
+    int_div,
+    known_different,
+    known_equal,
+    known_less,
+    modulo,
+    nonnegative,
+)
+from onnxgen.shapes.infer_math import reduced_axes
+from onnxgen.shapes.node_facts import Array, NodeFacts, Unknown, as_objects
+
+Operation = Callable[..., Any]
+
+
+def objects(function: Operation, *arrays: Array) -> Array:
+    """`function` applied element by element, broadcasting, on object arrays."""
+    return np.asarray(np.frompyfunc(function, len(arrays), 1)(*map(as_objects, arrays)), object)
+
+
+def _folded(number: Operation, dims: Operation) -> Operation:
+    """An operator of one or more inputs: `number` on numeric arrays, `dims` on elements."""
+
+    def run(n: NodeFacts, first: Array, *rest: Array) -> list[Array]:
+        for array in rest:
+            if first.dtype == object or array.dtype == object:
+                first = objects(dims, first, array)
+            else:
+                first = np.asarray(number(first, array))
+        return [first]
+
+    return run
+
+
+def _div(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return np.asarray(a / b)
+    if not b.all():
+        raise Unknown("division by zero")
+    quotient = a // b
+    return np.asarray(quotient + ((a - quotient * b != 0) & ((a < 0) != (b < 0))).astype(a.dtype), a.dtype)
+
+
+def _mod(n: NodeFacts, a: Array, b: Array) -> list[Array]:
+    fmod = n.int_("fmod")
+    if a.dtype == object or b.dtype == object:
+        if fmod and not all(nonnegative(d) for d in (*as_objects(a).flat, *as_objects(b).flat)):
+            raise Unknown("the remainder of a dim that may be negative")
+        return [objects(modulo, a, b)]
+    if a.dtype.kind in "iu" and not b.all():
+        raise Unknown("modulo zero")
+    return [np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))]
+
+
+def _pow(n: NodeFacts, a: Array, b: Array) -> list[Array]:
+    if b.dtype == object or (a.dtype.kind in "iu" and (b < 0).any()):
+        raise Unknown("the exponent")
+    if a.dtype == object:
+        if b.dtype.kind not in "iu" or (b > 4).any():
+            raise Unknown("the exponent")
+        return [objects(lambda x, p: math.prod([x] * int(p)), a, b)]
+    return [np.power(a, b.astype(a.dtype) if b.dtype.kind == a.dtype.kind else b).astype(a.dtype)]
+
+
+def _less(a: Any, b: Any) -> bool:
+    if known_less(a, b):
+        return True
+    if nonnegative(a - b):
+        return False
+    raise Unknown("which dim is the smaller one")
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if known_equal(a, b):
+        return True
+    if known_different(a, b):
+        return False
+    raise Unknown("whether two dims are equal")
+
+
+def _comparing(number: Operation, dims: Operation) -> Operation:
+    def run(n: NodeFacts, a: Array, b: Array) -> list[Array]:
+        if a.dtype == object or b.dtype == object:
+            return [objects(dims, a, b).astype(bool)]
+        return [np.asarray(number(a, b))]
+
+    return run
+
+
+def _unary(number: Operation, dims: Operation | None = None) -> Operation:
+    """An operator of one input; None where dims cannot express it."""
+
+    def run(n: NodeFacts, a: Array) -> list[Array]:
+        if a.dtype == object:
+            if dims is None:
+                raise Unknown("a function of a dim")
+            return [objects(dims, a)]
+        return [np.asarray(number(a), a.dtype)]
+
+    return run
+
+
+def _abs(d: Any) -> Any:
+    return abs(d) if isinstance(d, int) else d if nonnegative(d) else dim_max(d, -d)
+
+
+def _sign(d: Any) -> int:
+    return (d > 0) - (d < 0) if isinstance(d, int) else int(_less(0, d))
+
+
+def _clip(n: NodeFacts, a: Array, *bounds: Array | None) -> list[Array]:
+    if len(bounds) > 2 or n.opset < 11:
+        raise Unknown("bounds")
+    for bound, number, dims in zip(bounds, (np.maximum, np.minimum), (dim_max, dim_min), strict=False):
+        if bound is not None:
+            symbolic = a.dtype == object or bound.dtype == object
+            a = objects(dims, a, bound) if symbolic else np.asarray(number(a, bound))
+    return [a]
+
+
+def _reducing(number: Operation, dims: Operation) -> Operation:
+    def run(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+        axes, keep = tuple(reduced_axes(n, a.ndim)), bool(n.int_("keepdims", 1))
+        if a.dtype != object:
+            return [np.asarray(number(a, axis=axes, keepdims=keep), a.dtype)]
+        for axis in sorted(axes, reverse=True):
+            a = np.asarray(np.frompyfunc(dims, 2, 1).reduce(a, axis=axis, keepdims=keep), object)
+        return [a]
+
+    return run
+
+
+def _mean(a: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    if a.dtype.kind != "f":
+        raise Unknown("the mean of integers")
+    return np.asarray(np.mean(a, axis=axis, keepdims=keepdims))
+
+
+def _arg(function: Operation) -> Operation:
+    def run(n: NodeFacts, a: Array) -> list[Array]:
+        if a.dtype == object:
+            raise Unknown("the greatest of several dims")
+        axis = n.axis(a.ndim)
+        last = n.int_("select_last_index")
+        found = function(np.flip(a, axis) if last else a, axis=axis, keepdims=bool(n.int_("keepdims", 1)))
+        return [np.asarray(a.shape[axis] - 1 - found if last else found, np.int64)]
+
+    return run
+
+
+def _cumsum(n: NodeFacts, a: Array, axis: Array) -> list[Array]:
+    if axis.dtype == object or axis.size != 1:
+        raise Unknown("the axis")
+    (along,) = n.axes([int(axis.flat[0])], a.ndim)
+    a = np.flip(a, along) if n.int_("reverse") else a
+    total = np.cumsum(a, axis=along, dtype=a.dtype)
+    total = total - a if n.int_("exclusive") and a.dtype.kind in "iuO" else total
+    if n.int_("exclusive") and a.dtype.kind == "f":
+        raise Unknown("exclusive sums of floats")
+    return [np.flip(total, along) if n.int_("reverse") else total]
+
+
+def _undefined(a: Any, b: Any) -> Any:
+    raise Unknown("dims have no such function")
+
+
+_ERF = np.frompyfunc(math.erf, 1, 1)
+
+TABLE: dict[str, Operation] = {
+    "Add": _folded(np.add, lambda a, b: a + b),
+    "Sub": _folded(np.subtract, lambda a, b: a - b),
+    "Mul": _folded(np.multiply, lambda a, b: a * b),
+    "Div": _folded(_div, int_div),
+    "Sum": _folded(np.add, lambda a, b: a + b),
+    "Min": _folded(np.minimum, dim_min),
+    "Max": _folded(np.maximum, dim_max),
+    "Mod": _mod,
+    "Pow": _pow,
+    "And": _folded(np.logical_and, lambda a, b: a and b),
+    "Or": _folded(np.logical_or, lambda a, b: a or b),
+    "Xor": _folded(np.logical_xor, lambda a, b: a != b),
+    "BitwiseAnd": _folded(np.bitwise_and, _undefined),
+    "BitwiseOr": _folded(np.bitwise_or, _undefined),
+    "BitwiseXor": _folded(np.bitwise_xor, _undefined),
+    "Equal": _comparing(np.equal, _equal),
+    "Less": _comparing(np.less, _less),
+    "Greater": _comparing(np.greater, lambda a, b: _less(b, a)),
+    "LessOrEqual": _comparing(np.less_equal, lambda a, b: not _less(b, a)),
+    "GreaterOrEqual": _comparing(np.greater_equal, lambda a, b: not _less(a, b)),
+    "Not": _unary(np.logical_not),
+    "Neg": _unary(np.negative, lambda d: -d),
+    "Abs": _unary(np.abs, _abs),
+    "Sign": _unary(np.sign, _sign),
+    "Ceil": _unary(np.ceil),
+    "Floor": _unary(np.floor),
+    "Round": _unary(np.rint),
+    "Sqrt": _unary(np.sqrt),
+    "Reciprocal": _unary(np.reciprocal),
+    "Exp": _unary(np.exp),
+    "Log": _unary(np.log),
+    "Sin": _unary(np.sin),
+    "Cos": _unary(np.cos),
+    "Tanh": _unary(np.tanh),
+    "Erf": _unary(lambda a: np.asarray(_ERF(a), a.dtype)),
+    "Relu": _unary(lambda a: np.maximum(a, a.dtype.type(0)), lambda d: dim_max(d, 0)),
+    "Clip": _clip,
+    "ReduceSum": _reducing(np.sum, lambda a, b: a + b),
+    "ReduceProd": _reducing(np.prod, lambda a, b: a * b),
+    "ReduceMin": _reducing(np.min, dim_min),
+    "ReduceMax": _reducing(np.max, dim_max),
+    "ReduceMean": _reducing(_mean, _undefined),
+    "ArgMax": _arg(np.argmax),
+    "ArgMin": _arg(np.argmin),
+    "CumSum": _cumsum,
+}

@@ -1,0 +1,102 @@
+"""Sizes that a graph scales in float32: Shape -> Gather -> Cast -> Mul by a constant -> Floor -> Cast back.
+
+Exporters write `interpolate(scale_factor=...)` like that. Between the casts a value holds `Scaled` elements, which live
+only here: an `Info` has elements of a float tensor only where they are plain numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.shapes import evaluate_layout
+from onnxgen.shapes.dims import Dim, Sym, nonnegative, scale_size
+from onnxgen.shapes.info import Info
+from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
+
+FLOAT = ir.DataType.FLOAT
+ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat", "Gather", "Slice", "Split")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """`float32(size)`, or its product with a `factor` >= 0, or the floor of either: a cast to integers floors."""
+
+    size: Dim
+    factor: float | None = None
+
+
+class FloatSizes:
+    """The float tensors of one propagation whose elements are scaled sizes."""
+
+    def __init__(self) -> None:
+        self._known: dict[ir.Value, Array] = {}
+
+    def follow(self, n: NodeFacts, found: list[Info]) -> list[Info]:
+        """Follow scaled sizes through one node; returns `found`, with elements where sizes come back as integers."""
+        cast = n.op == "Cast" and bool(found) and found[0].data is None
+        if not cast and not (self._known and any(v in self._known for v in n.node.inputs if v is not None)):
+            return found
+        try:
+            if cast:
+                return self._cast(n, found)
+            if n.op == "Mul":
+                self._known[n.node.outputs[0]] = self._scaled(n)
+            elif n.op in ARRANGING:
+                self._arranged(n)
+        except NONSENSE:
+            pass
+        return found
+
+    def _input(self, n: NodeFacts, i: int) -> Array | None:
+        value = n.node.inputs[i]
+        return None if value is None else self._known.get(value)
+
+    def _cast(self, n: NodeFacts, found: list[Info]) -> list[Info]:
+        data, to = n.input(0).data, found[0].dtype
+        if to == FLOAT and integer(n.dtype(0)) and data is not None and all(map(_one_axis, data.ravel().tolist())):
+            self._known[n.node.outputs[0]] = _each(lambda dim: Scaled(dim), data)
+        known = self._input(n, 0)
+        if known is None:
+            return found
+        if to == FLOAT:
+            self._known[n.node.outputs[0]] = known
+        if to in (ir.DataType.INT32, ir.DataType.INT64):  # truncates, which is floor where nothing is negative
+            sizes = _each(lambda e: e.size if e.factor is None else scale_size(e.size, e.factor), known)
+            return [replace(found[0], shape=sizes.shape, data=numbers_if_possible(sizes, to))]
+        return found
+
+    def _scaled(self, n: NodeFacts) -> Array:
+        first, second = self._input(n, 0), self._input(n, 1)
+        known, factor = (first, n.input(1)) if first is not None else (second, n.input(0))
+        numbers: Array | None = factor.data
+        if known is None or numbers is None or numbers.dtype != np.float32 or (numbers < 0).any():
+            raise Unknown("the factor")
+        if any(e.factor is not None for e in known.flat):
+            raise Unknown("two factors: each product is rounded")
+        return np.asarray(np.frompyfunc(lambda e, f: Scaled(e.size, float(f)), 2, 1)(known, numbers), object)
+
+    def _arranged(self, n: NodeFacts) -> None:
+        arrays = [
+            known if (known := self._input(n, i)) is not None else n.data(i) for i in range(len(n.inputs)) if n.has(i)
+        ]
+        if n.op == "Concat" and len(arrays) != sum(self._input(n, i) is not None for i in range(len(n.inputs))):
+            raise Unknown("a plain number among sizes")
+        for value, array in zip(
+            n.node.outputs, evaluate_layout.TABLE["Identity" if n.op == "Floor" else n.op](n, *arrays), strict=False
+        ):
+            box = np.empty((), object)
+            box[()] = array
+            self._known[value] = array if isinstance(array, np.ndarray) else box
+
+
+def _one_axis(size: Dim) -> bool:
+    """Whether a size is that of an axis (below 2**24, so exact in float32) and no product of several."""
+    terms = size.terms if isinstance(size, Sym) else ()
+    return nonnegative(size) and all(sum(power for _, power in monomial) < 2 for monomial, _ in terms)
+
+
+def _each(function: object, array: Array) -> Array:
+    return np.asarray(np.frompyfunc(function, 1, 1)(array.astype(object)), object)  # type: ignore[call-overload]

@@ -1,0 +1,74 @@
+"""One node's output dtypes and shapes: its rule, else onnx's own inference, else what the file itself says."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.graph.operators import of_plugins
+from onnxgen.shapes import (
+    infer_conv,
+    infer_elementwise,
+    infer_layout,
+    infer_math,
+    infer_microsoft,
+    infer_ml,
+    infer_slice,
+)
+from onnxgen.shapes.dims import TooComplex
+from onnxgen.shapes.infer_fallback import infer_with_onnx
+from onnxgen.shapes.info import UNKNOWN, Info
+from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Rule, Symbols, Unknown
+
+RULES: dict[str, Rule] = {
+    **infer_elementwise.RULES,
+    **infer_layout.RULES,
+    **infer_slice.RULES,
+    **infer_conv.RULES,
+    **infer_math.RULES,
+    **infer_microsoft.DROPPED_RULES,
+}
+
+STANDARD = ("", "ai.onnx")
+OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
+    "ai.onnx.ml": infer_ml.RULES,
+    "com.microsoft": infer_microsoft.RULES,
+    "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
+    "onnxgen": {  # what passes make before the last propagation
+        "SummedPool": infer_conv.RULES["AveragePool"],
+        **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
+    },
+}
+
+
+def infer(n: NodeFacts) -> list[Info]:
+    """The facts of every output of a node (without elements); what is unknown is `UNKNOWN`. Never raises for a node
+    that makes no sense: nothing is recorded then."""
+    count = len(n.node.outputs)
+    operator = of_plugins(n.node.domain, n.op, n.opset)
+    if operator is not None and operator.infer is not None:
+        return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
+    standard = n.node.domain in STANDARD
+    rule = RULES.get(n.op) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
+    try:
+        found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
+    except (Unknown, TooComplex):
+        found = infer_with_onnx(n) if standard else []
+    except NONSENSE:
+        found = []
+    return (found + [UNKNOWN] * count)[:count]
+
+
+def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:
+    """`facts`, completed by the dtype and rank that the file declares for a value (its dims may be stale)."""
+    if facts.dtype is not None and (facts.shape is not None or facts.kind in ("map", "maps")):
+        return facts
+    kind = facts.kind
+    if isinstance(value.type, ir.SequenceType):
+        kind = "sequence"
+    elif isinstance(value.type, ir.OptionalType):
+        kind = "optional"
+    dtype = facts.dtype or value.dtype
+    shape = facts.shape
+    if shape is None and value.shape is not None and kind == "tensor":
+        shape = tuple(symbols.fresh(value, axis) for axis in range(len(value.shape)))
+    return Info(None if dtype == ir.DataType.UNDEFINED else dtype, shape, facts.data, kind)

@@ -1,0 +1,177 @@
+"""Dtypes and shapes of operators that keep a shape, or broadcast several."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.shapes.dims import Call, Dim, Sym, atoms, known_less
+from onnxgen.shapes.info import Info, Shape
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+
+BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def broadcast(n: NodeFacts, shapes: list[Shape], output: int = 0, offset: int = 0) -> Shape:
+    """The common shape of numpy's rules (ONNX "Broadcasting in ONNX"). Dims of which neither is provably 1 nor more
+    than 1 make a fresh symbol, named by the axis plus `offset`. Raises `Contradiction`."""
+    rank = max(map(len, shapes), default=0)
+    return tuple(
+        _common(n, [s[axis - rank + len(s)] for s in shapes if axis >= rank - len(s)], axis + offset, output)
+        for axis in range(rank)
+    )
+
+
+def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
+    different: list[Dim] = []
+    for dim in dims:
+        if dim != 1 and dim not in different:
+            different.append(dim)
+    if len(different) < 2:
+        return different[0] if different else 1
+    sure = [d for d in different if d == 0 or known_less(1, d)]
+    if len({d for d in sure if isinstance(d, int)}) > 1:
+        raise Contradiction(f"dims {dims} do not broadcast")
+    if len(different) == 2 and not sure:
+        for dim, other in (different, reversed(different)):
+            if _is_clipped(other, dim):
+                return dim
+    # where two of them are surely not 1 they are equal whenever the node runs at all: the plainest one will do
+    return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
+
+
+def _is_clipped(other: Dim, dim: Dim) -> bool:
+    """Whether `other` is min(c, dim) with c > 1: the two differ only where neither is 1, and then no node runs."""
+    found = list(atoms(other))
+    call = found[-1] if found else None
+    return (
+        isinstance(call, Call)
+        and call.function == "min"
+        and other == Sym(((((call, 1),), 1),))
+        and all(a == dim or (isinstance(a, int) and a > 1) for a in call.args)
+    )
+
+
+def _broadcasting(n: NodeFacts) -> Shape:
+    if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b takes the shape of a
+        return n.shape(0)
+    return broadcast(n, [n.shape(i) for i in range(len(n.inputs))])
+
+
+def _guarded(n: NodeFacts) -> Shape | None:
+    try:
+        return _broadcasting(n)
+    except Unknown:
+        return None
+
+
+def _arithmetic(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(*range(len(n.inputs))), _guarded(n))]
+
+
+def _power(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), _guarded(n))]
+
+
+def _comparison(n: NodeFacts) -> list[Info]:
+    return [tensor(BOOL, _guarded(n))]
+
+
+def _where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 2), _guarded(n))]
+
+
+def _same(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.input(0).shape)]
+
+
+def _identity(n: NodeFacts) -> list[Info]:
+    return [n.input(0)]
+
+
+def _same_bool(n: NodeFacts) -> list[Info]:
+    return [tensor(BOOL, n.input(0).shape)]
+
+
+def _cast(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType(n.int_("to")), n.input(0).shape)]
+
+
+def _cast_like(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(0).shape)]
+
+
+def _dropout(n: NodeFacts) -> list[Info]:
+    mask = BOOL if n.opset >= 10 else n.dtype(0)
+    return [tensor(n.dtype(0), n.input(0).shape), tensor(mask, n.input(0).shape)]
+
+
+def _batch_norm(n: NodeFacts) -> list[Info]:
+    channels = n.input(1).shape
+    if n.opset >= 14:
+        statistics = [tensor(n.dtype(i), channels) for i in (3, 4)]
+    else:
+        statistics = [tensor(n.dtype(0), channels) for _ in range(4)]
+    return [tensor(n.dtype(0), n.input(0).shape), *statistics]
+
+
+def _layer_norm(n: NodeFacts) -> list[Info]:
+    shape = n.input(0).shape
+    stash = ir.DataType(n.int_("stash_type", FLOAT.value))
+    statistics = None
+    if shape is not None:
+        axis = n.axis(len(shape), -1)
+        statistics = [d if i < axis else 1 for i, d in enumerate(shape)]
+    return [tensor(n.dtype(0), shape), tensor(stash, statistics), tensor(stash, statistics)]
+
+
+def _like(n: NodeFacts) -> list[Info]:
+    """EyeLike, RandomNormalLike, ...: the shape of the input, the dtype of an attribute or else of the input."""
+    default = n.dtype(0)
+    dtype = ir.DataType(n.int_("dtype")) if n.int_("dtype") else default
+    return [tensor(dtype, n.input(0).shape)]
+
+
+def _quantize(n: NodeFacts) -> list[Info]:
+    chosen = n.int_("output_dtype")
+    dtype = n.dtype(2) if n.has(2) else ir.DataType(chosen) if chosen else ir.DataType.UINT8
+    return [tensor(dtype, n.input(0).shape)]
+
+
+def _dequantize(n: NodeFacts) -> list[Info]:
+    chosen = n.int_("output_dtype")
+    return [tensor(ir.DataType(chosen) if chosen else n.dtype(1), n.input(0).shape)]
+
+
+def _dynamic_quantize(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.UINT8, n.input(0).shape), tensor(FLOAT, ()), tensor(ir.DataType.UINT8, ())]
+
+
+ARITHMETIC = "Add Sub Mul Div Mod Min Max Sum Mean And Or Xor BitwiseAnd BitwiseOr BitwiseXor BitShift"
+COMPARISON = "Equal Less Greater LessOrEqual GreaterOrEqual"
+SAME = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh CumSum CumProd Elu Erf Exp Floor Gelu"
+    " GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Log LogSoftmax"
+    " LpNormalization MeanVarianceNormalization Mish Neg Not PRelu RMSNormalization Reciprocal Relu ReverseSequence"
+    " RotaryEmbedding Round Scatter ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus"
+    " Softsign Sqrt Swish Tan Tanh TensorScatter ThresholdedRelu Trilu"
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ARITHMETIC.split(), _arithmetic),
+    **dict.fromkeys(COMPARISON.split(), _comparison),
+    **dict.fromkeys(SAME.split(), _same),
+    **dict.fromkeys("EyeLike RandomNormalLike RandomUniformLike Bernoulli".split(), _like),
+    "Pow": _power,
+    "Where": _where,
+    "Identity": _identity,
+    "IsNaN": _same_bool,
+    "IsInf": _same_bool,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Dropout": _dropout,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic_quantize,
+}

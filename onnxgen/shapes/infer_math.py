@@ -1,0 +1,174 @@
+"""Shapes of products, reductions, recurrent layers and attention."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.shapes.dims import Dim, floordiv
+from onnxgen.shapes.infer_elementwise import broadcast
+from onnxgen.shapes.info import Info, Shape
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+
+INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
+
+
+def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
+    """The shape of numpy.matmul of two inputs."""
+    x, y = n.input(a).shape, n.input(b).shape
+    if x is None or y is None:
+        return None
+    if not x or not y:
+        raise Contradiction("MatMul of a scalar")
+    inner = x[-1], y[-2] if len(y) > 1 else y[0]
+    if all(isinstance(d, int) for d in inner) and inner[0] != inner[1]:
+        raise Contradiction(f"MatMul over {inner[0]} and {inner[1]} elements")
+    batch = broadcast(n, [x[:-2], y[:-2]])
+    return [*batch, *x[-2:-1], *(y[-1:] if len(y) > 1 else ())]
+
+
+def _mat_mul(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))]
+
+
+def _mat_mul_integer(n: NodeFacts) -> list[Info]:
+    return [tensor(INT32, _product_shape(n, 0, 1))]
+
+
+def _qlinear_mat_mul(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(7), _product_shape(n, 0, 3))]
+
+
+def _gemm(n: NodeFacts) -> list[Info]:
+    shape: list[Dim] = []
+    for i, name, axis in ((0, "transA", 0), (1, "transB", 1)):
+        matrix = n.input(i).shape
+        if matrix is not None and len(matrix) != 2:
+            raise Contradiction("Gemm of what is no matrix")
+        if n.int_(name):
+            axis = 1 - axis
+        shape.append(n.fresh(i) if matrix is None else matrix[axis])
+    return [tensor(n.dtype(0, 1), shape)]
+
+
+def _einsum(n: NodeFacts) -> list[Info]:
+    left, _, right = n.str_("equation").replace(" ", "").partition("->")
+    terms = left.split(",")
+    sizes: dict[str, list[Dim]] = {}
+    ellipses: list[Shape] = []
+    for i, term in enumerate(terms):
+        shape = n.shape(i)
+        before, dots, after = term.partition("...")
+        if len(before) + len(after) > len(shape) or (not dots and len(before) != len(shape)):
+            raise Contradiction("Einsum terms and ranks differ")
+        tail = len(shape) - len(after)
+        if dots:
+            ellipses.append(shape[len(before) : tail])
+        for letter, dim in zip(before + after, shape[: len(before)] + shape[tail:], strict=True):
+            sizes.setdefault(letter, []).append(dim)
+    if "->" not in n.str_("equation"):
+        letters = left.replace(".", "").replace(",", "")
+        right = "..." * bool(ellipses) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    before, _, after = right.partition("...")
+    middle = broadcast(n, ellipses, offset=len(before)) if "..." in right else ()
+    dims = [broadcast(n, [(d,) for d in sizes[c]], offset=i)[0] for i, c in enumerate(before)]
+    start = len(before) + len(middle)
+    dims += [*middle, *(broadcast(n, [(d,) for d in sizes[c]], offset=start + i)[0] for i, c in enumerate(after))]
+    return [tensor(n.dtype(*range(len(terms))), dims)]
+
+
+# --------------------------------------------------------------------------------------------------- reductions
+
+
+def reduced_axes(n: NodeFacts, rank: int) -> list[int]:
+    """The axes that a Reduce operator reduces, from attribute or input. Raises `Unknown`."""
+    axes = n.ints_or_input("axes", 1)
+    if not axes:
+        return [] if n.int_("noop_with_empty_axes") else list(range(rank))
+    return n.axes(axes, rank)
+
+
+def _without(shape: Shape, axes: list[int], keep: bool) -> list[Dim]:
+    if keep:
+        return [1 if i in axes else d for i, d in enumerate(shape)]
+    return [d for i, d in enumerate(shape) if i not in axes]
+
+
+def _reduce(n: NodeFacts) -> list[Info]:
+    keep = bool(n.int_("keepdims", 1))
+    shape = n.input(0).shape
+    if shape is None:
+        full = not keep and not n.has(1) and not n.ints("axes") and not n.int_("noop_with_empty_axes")
+        return [tensor(n.dtype(0), () if full else None)]
+    try:
+        return [tensor(n.dtype(0), _without(shape, reduced_axes(n, len(shape)), keep))]
+    except Unknown:
+        if not keep:
+            raise
+        return [tensor(n.dtype(0), n.fresh_shape(len(shape)))]
+
+
+def _arg_extreme(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    return [tensor(INT64, _without(shape, [n.axis(len(shape))], bool(n.int_("keepdims", 1))))]
+
+
+# ---------------------------------------------------------------------------------------- recurrence, attention
+
+
+def _recurrent(n: NodeFacts) -> list[Info]:
+    x, r = n.input(0).shape, n.input(2).shape
+    if x is not None and len(x) != 3:
+        raise Contradiction("a recurrent layer needs three axes")
+    swapped = n.int_("layout") == 1
+    directions = 2 if n.str_("direction", "forward") == "bidirectional" else 1
+    hidden: Dim = n.int_("hidden_size") or (r[-1] if r else n.fresh(2, 1))
+    seq, batch = (n.fresh(0), n.fresh(2)) if x is None else (x[0], x[1])
+    if swapped:
+        seq, batch = (n.fresh(1), n.fresh(0)) if x is None else (x[1], x[0])
+    last = [batch, directions, hidden] if swapped else [directions, batch, hidden]
+    every = [batch, seq, directions, hidden] if swapped else [seq, directions, batch, hidden]
+    dtype = n.dtype(0, 1, 2)
+    return [tensor(dtype, every), tensor(dtype, last), tensor(dtype, last)]
+
+
+def _attention(n: NodeFacts) -> list[Info]:
+    """Attention-23: Q, K, V, mask, past_key, past_value, 4-D (batch, heads, length, size) or 3-D (heads packed)."""
+    (bq, hq, s, _), (_, hk, t, d), (_, _, _, dv) = (_heads(n, i) for i in range(3))
+    total = t + n.shape(4)[2] if n.has(4) else t
+    packed = len(n.shape(0)) == 3
+    y = [bq, s, hq * dv] if packed else [bq, hq, s, dv]
+    dtype = n.dtype(0)
+    return [
+        tensor(dtype, y),
+        tensor(n.dtype(4, 1), [bq, hk, total, d]),
+        tensor(n.dtype(5, 2), [bq, hk, total, dv]),
+        tensor(dtype, [bq, hq, s, total]),
+    ]
+
+
+def _heads(n: NodeFacts, i: int) -> tuple[Dim, Dim, Dim, Dim]:
+    shape = n.shape(i)
+    if len(shape) == 4:
+        return shape[0], shape[1], shape[2], shape[3]
+    heads = n.int_("kv_num_heads" if i else "q_num_heads")
+    if len(shape) != 3 or heads < 1:
+        raise Contradiction("Attention needs four axes, or three and a number of heads")
+    return shape[0], heads, shape[1], floordiv(shape[2], heads)
+
+
+REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+
+RULES: dict[str, Rule] = {
+    **{f"Reduce{name}": _reduce for name in REDUCE.split()},
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
+    "MatMul": _mat_mul,
+    "MatMulInteger": _mat_mul_integer,
+    "QLinearMatMul": _qlinear_mat_mul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "RNN": _recurrent,
+    "GRU": _recurrent,
+    "LSTM": _recurrent,
+    "Attention": _attention,
+}

@@ -1,0 +1,379 @@
+"""Dtypes and shapes of onnxruntime's own operators.
+
+Those that `passes/contrib` writes out need them, too: it reads the inputs of a node before the node that made them is
+written out.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgen.shapes import infer_attention, infer_conv, infer_layout, infer_math
+from onnxgen.shapes.dims import floordiv
+from onnxgen.shapes.infer_elementwise import broadcast
+from onnxgen.shapes.info import Info, Shape, info
+from onnxgen.shapes.node_facts import NodeFacts, Rule, Unknown, tensor
+
+FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8
+INT8 = ir.DataType.INT8
+
+
+def _same(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.input(0).shape)]
+
+
+def _skip_norm(n: NodeFacts) -> list[Info]:
+    """The statistics are of one number a row."""
+    shape = n.input(0).shape
+    rows = None if shape is None else (*shape[:-1], 1)
+    return [tensor(n.dtype(0), shape), tensor(FLOAT, rows), tensor(FLOAT, rows), tensor(n.dtype(0), shape)]
+
+
+def _layer_norm(n: NodeFacts) -> list[Info]:
+    shape = n.input(0).shape
+    if shape is None:
+        return [tensor(n.dtype(1), None)]
+    axis = n.axis(len(shape), -1)
+    rows = [*shape[:axis], *(1 for _ in shape[axis:])]
+    return [tensor(n.dtype(1), shape), tensor(FLOAT, rows), tensor(FLOAT, rows)]
+
+
+def _split_gelu(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    return [tensor(n.dtype(0), [*shape[:-1], floordiv(shape[-1], 2)])]
+
+
+def _group_norm(n: NodeFacts) -> list[Info]:
+    return _same(n) * 2
+
+
+def _embed(n: NodeFacts) -> list[Info]:
+    ids, table = n.shape(0), n.shape(2)
+    dtype = FLOAT if n.op.startswith("Q") else n.dtype(2)
+    made = tensor(dtype, [*ids, table[1]])
+    return [made, tensor(INT32, ids[:1]), made]
+
+
+def _turned(n: NodeFacts, i: int, last: str, batch: str) -> Shape:
+    shape = n.shape(i)
+    if n.int_(batch):
+        shape = (*shape[1:-1], shape[0], shape[-1])
+    return (*shape[:-2], shape[-1], shape[-2]) if n.int_(last) and len(shape) > 1 else shape
+
+
+def _fused_matmul(n: NodeFacts) -> list[Info]:
+    a, b = _turned(n, 0, "transA", "transBatchA"), _turned(n, 1, "transB", "transBatchB")
+    if len(a) < 2 or len(b) < 2:
+        raise Unknown("a product with a vector")
+    return [tensor(n.dtype(0, 1), [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
+
+
+def _sparse_matmul(n: NodeFacts) -> list[Info]:
+    rows, columns = n.shape(0)[-1 if n.int_("transA") else 0], n.shape(1)[0 if n.int_("transB") else -1]
+    return [tensor(n.dtype(0, 1), [rows, columns])]
+
+
+def _float_product(n: NodeFacts) -> list[Info]:
+    a, b = n.shape(0), n.shape(1)
+    if len(a) < 2 or len(b) < 2:
+        raise Unknown("a product with a vector")
+    return [tensor(FLOAT, [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
+
+
+def _blocked_product(n: NodeFacts) -> list[Info]:
+    last = n.int_("N") if n.int_("transB", 1) else n.int_("K")
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], last])]
+
+
+def _blob_product(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])]
+
+
+def _qgemm(n: NodeFacts) -> list[Info]:
+    a, b = n.shape(0), n.shape(3)
+    rows, columns = a[1 if n.int_("transA") else 0], b[0 if n.int_("transB") else 1]
+    return [tensor(n.dtype(8) if n.has(8) else FLOAT, [rows, columns])]
+
+
+def _nhwc(rule: Rule) -> Rule:
+    """A rule of channels first, for channels last where the node says so."""
+
+    def found(n: NodeFacts) -> list[Info]:
+        if not n.int_("channels_last", int(n.op.startswith("Nhwc"))):
+            return rule(n)
+        shape = n.shape(0)
+        first = tensor(n.dtype(0), [shape[0], shape[-1], *shape[1:-1]])
+        made = rule(NodeFacts(n.node, n.opset, [first, *n.inputs[1:]], n.symbols))
+        return [Info(i.dtype, None if i.shape is None else (i.shape[0], *i.shape[2:], i.shape[1])) for i in made]
+
+    return found
+
+
+def _qlinear_binary(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 3), broadcast(n, [n.shape(0), n.shape(3)]))]
+
+
+def _qlinear_where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))]
+
+
+def _qlinear_concat(n: NodeFacts) -> list[Info]:
+    parts = NodeFacts(n.node, n.opset, n.inputs[2::3], n.symbols)
+    return [tensor(n.dtype(1), infer_layout.RULES["Concat"](parts)[0].shape)]
+
+
+def _quantize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(2) if n.has(2) else UINT8, n.input(0).shape)]
+
+
+def _dequantize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(0).shape)]
+
+
+def _unique(n: NodeFacts) -> list[Info]:
+    found = [n.fresh(0)]
+    return [tensor(n.dtype(0), found), tensor(INT64, n.input(0).shape), tensor(INT64, found)]
+
+
+def _cdist(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])]
+
+
+def _rfft(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    last = floordiv(shape[-1], 2) + 1 if n.int_("onesided", 1) else shape[-1]
+    return [tensor(n.dtype(0), [*shape[:-1], last, 2])]
+
+
+def _irfft(n: NodeFacts) -> list[Info]:
+    shape = n.shape(0)
+    last = (shape[-2] - 1) * 2 if n.int_("onesided", 1) else shape[-2]
+    return [tensor(n.dtype(0), [*shape[:-2], last])]
+
+
+def _reorder_input(n: NodeFacts) -> list[Info]:
+    """Channels padded to whole blocks: how many those are, the nodes behind it say."""
+    shape = n.shape(0)
+    if n.int_("channels_last"):
+        shape = (shape[0], shape[3], *shape[1:3])
+    users = [u.node for u in n.node.outputs[0].uses() if u.node.op_type == "Conv" and u.idx == 0]
+    weights = [info(u.inputs[1]).shape for u in users]
+    channels = next((w[1] * u.attributes.get_int("group", 1) for u, w in zip(users, weights) if w), n.fresh(1))
+    return [tensor(n.dtype(0), [shape[0], channels, *shape[2:]])]
+
+
+def _upsample(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [d * f for d, f in zip(n.shape(0), n.ints("scales") or (), strict=True)])]
+
+
+def _reorder_output(n: NodeFacts) -> list[Info]:
+    shape = (n.shape(0)[0], n.int_("channels"), *n.shape(0)[2:])
+    return [tensor(n.dtype(0), (shape[0], *shape[2:], shape[1]) if n.int_("channels_last") else shape)]
+
+
+def _lstm(n: NodeFacts) -> list[Info]:
+    x, w, hidden = n.shape(0), n.shape(1), n.int_("hidden_size")
+    last = tensor(n.dtype(0), [w[0], x[1], hidden])
+    return [tensor(n.dtype(0), [x[0], w[0], x[1], hidden]), last, last]
+
+
+def _pairs(n: NodeFacts) -> list[Info]:
+    """Two outputs like the first input."""
+    return _same(n) * 2
+
+
+def _pre_mix(n: NodeFacts) -> list[Info]:
+    """The sum over the axis of branches, or over parts of the last axis."""
+    shape, branches = n.shape(0), n.int_("num_branches")
+    made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
+    return [tensor(n.dtype(0), made)]
+
+
+def _word_embedding(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])]
+
+
+def _tokens(n: NodeFacts) -> list[Info]:
+    """A further axis, unless there are no strings."""
+    shape = n.shape(0)
+    return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
+
+
+def _gather_packed(n: NodeFacts) -> list[Info]:
+    dtype = ir.DataType(n.int_("output_dtype", ir.DataType.BFLOAT16.value))
+    return [tensor(dtype, [*n.shape(1), n.int_("K")])]
+
+
+def _blocked_scores(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(1).shape)]
+
+
+def _unpadded(n: NodeFacts) -> list[Info]:
+    """The tokens; and what tells where they were."""
+    batch, length, *rest = n.shape(0)
+    sizes = [batch, length], [batch + 1], [1]
+    return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
+
+
+def _padded(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])]
+
+
+def _relative_bias(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])]
+
+
+def _gated_bias(n: NodeFacts) -> list[Info]:
+    queries = n.shape(6) if n.has(6) else n.shape(0)[:2]
+    return [tensor(n.dtype(0), [queries[0], *n.shape(2)[1:]])]
+
+
+def _swiglu(n: NodeFacts) -> list[Info]:
+    return _same(n) if n.has(1) else _split_gelu(n)
+
+
+def _router(n: NodeFacts) -> list[Info]:
+    rows, columns, router = n.shape(0)[:-1], n.shape(1)[1], n.int_("router_size")
+    return [tensor(n.dtype(0), [*rows, router]), tensor(n.dtype(0), [*rows, floordiv(columns - router, 2)])]
+
+
+def _blocked_qkv(n: NodeFacts) -> list[Info]:
+    rows = n.shape(0)[:-1]
+    made = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
+    return [*made, tensor(n.dtype(0), n.shape(0))]
+
+
+def _blocked_mlp(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))]
+
+
+def _merged_draft(n: NodeFacts) -> list[Info]:
+    return [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)]
+
+
+def _warped(n: NodeFacts) -> list[Info]:
+    return [tensor(INT32, [2, n.fresh(1)])]
+
+
+def _hash(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)]
+
+
+def _ngram_hashes(n: NodeFacts) -> list[Info]:
+    """The ids and segments of the next call, and the ids behind the first tokens."""
+    ids, before = n.shape(0), n.int_("max_ngram_size") - 1
+    rows = n.shape(3)[0] - 1 if n.op.startswith("Varlen") else ids[0]
+    made, past = [*ids, before * n.int_("n_head_per_ngram")], [rows, before]
+    first = [rows, n.int_("state_update_capacity"), before]
+    return [tensor(n.dtype(0), made), tensor(n.dtype(0), past), tensor(INT32, past), tensor(n.dtype(0), first)]
+
+
+def _routed(n: NodeFacts) -> list[Info]:
+    """Of each token and expert: in the input's type the chosen, in float32 all scores."""
+    shape = n.shape(0)
+    rows = shape[0]
+    for dim in shape[1:-1]:
+        rows = rows * dim
+    made = [rows, n.shape(1)[0]]
+    return [tensor(n.dtype(0), made), tensor(FLOAT, made), tensor(FLOAT, made)]
+
+
+def _ordered(n: NodeFacts) -> list[Info]:
+    """Of `WithOrder` and the elementwise ones of `QOrdered`: an order changes no shape."""
+    return [tensor(ir.DataType(n.int_("to", INT8.value)), n.input(0).shape)]
+
+
+def _ordered_product(n: NodeFacts) -> list[Info]:
+    """Of a product, and of attention, by the columns of the (first) weight."""
+    weight = n.shape(5 if n.op == "QOrderedAttention" else 2)
+    return [tensor(INT8, [*n.shape(0)[:-1], weight[-1]])]
+
+
+SAME = (
+    "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
+    " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
+    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
+    " LongformerAttention DecoderAttention"
+)
+ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization QOrderedLongformerAttention"
+DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
+
+RULES: dict[str, Rule] = {  # of the domain com.microsoft
+    **infer_attention.RULES,
+    **dict.fromkeys(SAME.split(), _same),
+    **dict.fromkeys(ORDERED.split(), _ordered),
+    "QOrderedMatMul": _ordered_product,
+    "QOrderedAttention": _ordered_product,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "LayerNormalization": _layer_norm,
+    "SimplifiedLayerNormalization": _layer_norm,
+    "SkipGroupNorm": _group_norm,
+    "BiasSplitGelu": _split_gelu,
+    "EmbedLayerNormalization": _embed,
+    "QEmbedLayerNormalization": _embed,
+    "FusedConv": infer_conv.RULES["Conv"],
+    "NhwcConv": _nhwc(infer_conv.RULES["Conv"]),
+    "NhwcFusedConv": _nhwc(infer_conv.RULES["Conv"]),
+    "FusedGemm": infer_math.RULES["Gemm"],
+    "FusedMatMul": _fused_matmul,
+    "TransposeMatMul": _fused_matmul,
+    "FusedMatMulActivation": _fused_matmul,
+    "SparseToDenseMatMul": _sparse_matmul,
+    "GridSample": infer_conv.RULES["GridSample"],
+    "DynamicQuantizeLSTM": _lstm,
+    "AttnLSTM": _lstm,
+    "MatMulNBits": _blocked_product,
+    "MatMulNBitsQLoRA": _blocked_product,
+    "MatMulPacked": _blocked_product,
+    "MatMulNBitsQkv": _blocked_qkv,
+    "MatMulNBitsMlp": _blocked_mlp,
+    "MatMulBnb4": _blocked_product,
+    "MatMulFpQ4": _blob_product,
+    "MatMulIntegerToFloat": _float_product,
+    "DynamicQuantizeMatMul": _float_product,
+    "QGemm": _qgemm,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+    "QLinearAdd": _qlinear_binary,
+    "QLinearMul": _qlinear_binary,
+    "QLinearWhere": _qlinear_where,
+    "QLinearConcat": _qlinear_concat,
+    "QLinearConv": _nhwc(infer_conv.RULES["QLinearConv"]),
+    "QLinearAveragePool": _nhwc(infer_conv.RULES["AveragePool"]),
+    "QLinearGlobalAveragePool": _nhwc(infer_conv.RULES["GlobalAveragePool"]),
+    "Unique": _unique,
+    "CDist": _cdist,
+    "Rfft": _rfft,
+    "Irfft": _irfft,
+    "GatherPacked": _gather_packed,
+    "MaxpoolWithMask": infer_conv.RULES["MaxPool"],
+    "WordConvEmbedding": _word_embedding,
+    "Tokenizer": _tokens,
+    "NGramRepeatBlock": _blocked_scores,
+    "BifurcationDetector": _merged_draft,
+    "DynamicTimeWarping": _warped,
+    "MurmurHash3": _hash,
+    "NGramHashMapping": _ngram_hashes,
+    "VarlenNGramHashMapping": _ngram_hashes,
+    "LinearAttentionGate": _pairs,
+    "EngramGate": _pairs,
+    "SwiGLU": _swiglu,
+    "RouterGateUpProj": _router,
+    "RemovePadding": _unpadded,
+    "RestorePadding": _padded,
+    "RelativePositionBias": _relative_bias,
+    "GatedRelativePositionBias": _gated_bias,
+    "IsAllFinite": lambda n: [tensor(ir.DataType.BOOL, [])],
+    "MoEGroupRouter": _routed,
+    "HyperConnectionPreMix": _pre_mix,
+}
+DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), _same), "SimplifiedLayerNormalization": _layer_norm}
+POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"
+NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc, whose shapes are those of channels first
+    **{name: infer_conv.RULES[name] for name in POOLS.split()},
+    "Conv": infer_conv.RULES["Conv"],
+    "Upsample": _upsample,
+    "ReorderInput": _reorder_input,
+    "ReorderOutput": _reorder_output,
+}

@@ -1,0 +1,81 @@
+"""What is known of a value before anything runs: dtype, dims, and the elements of small integer tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.shapes.dims import Dim, symbols
+
+Shape = tuple[Dim, ...]
+
+MOST_ELEMENTS = 2**63
+
+
+@dataclass(frozen=True)
+class Info:
+    """Facts about one value, proven from the graph and never guessed.
+
+    Attributes:
+        dtype: element type; None where unknown (strings are `ir.DataType.STRING`).
+        shape: one `Dim` (int or symbolic) an axis; None where the rank is unknown.
+        data: the elements, where they are known at generation. A numeric array for a constant; an object array of
+            `Dim` for an integer tensor computed from shapes. Never there for trainable values.
+        kind: "tensor", "sequence" or "optional"; `dtype` and `shape` then speak of the elements. "map", and "maps" for
+            a sequence of maps; `dtype` is then that of the values.
+        key: the type of a map's keys.
+    """
+
+    dtype: ir.DataType | None = None
+    shape: Shape | None = None
+    data: NDArray[np.generic] | None = None
+    kind: str = "tensor"
+    key: ir.DataType | None = None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def constant(self) -> NDArray[np.generic] | None:
+        """The elements if they are plain numbers (nothing symbolic), else None."""
+        if self.data is None or self.data.dtype != object:
+            return self.data
+        if all(isinstance(d, int) for d in self.data.flat):
+            return self.data.astype(np.int64)
+        return None
+
+
+UNKNOWN = Info()
+
+
+def info(value: ir.Value | None) -> Info:
+    """The facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
+    found = None if value is None else value.meta.get("info")
+    return found if isinstance(found, Info) else UNKNOWN
+
+
+def named_dims(value: ir.Value) -> set[str]:
+    """The named dims that a value's shape and elements are computed with."""
+    facts = info(value)
+    elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
+    return {name for dim in (*(facts.shape or ()), *elements) for name in symbols(dim)}
+
+
+def shown_dims(value: ir.Value) -> set[str]:
+    """The named dims that are first seen in this value: sizes may depend on it where no tensor does."""
+    dims = info(value).shape or ()
+    found = (s for dim in dims for s in symbols(dim).values())
+    return {s.name for s in found if s.source is not None and s.source[0] == value.name}
+
+
+def set_info(value: ir.Value, facts: Info) -> None:
+    """Note what is known of a value. Dims of more elements than int64 counts are no tensor's, and stay unknown."""
+    size = 1
+    for dim in facts.shape or ():
+        if isinstance(dim, int) and dim:
+            size *= dim
+    value.meta["info"] = facts if size < MOST_ELEMENTS else replace(facts, shape=None, data=None)

@@ -1,0 +1,106 @@
+"""One forward pass of a model that leaves no trace, on an input made from its signature."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.output.signature import Port
+from onnxgen.surgery.ports import signature_of
+
+Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # the argument, the arguments, or those by name
+
+BATCH = 2  # of axes called so, and of those that are the first of an input
+SIZES = (8, 32, 64, 224)  # of all other symbolic axes: the first with which the model runs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and after that each of its modules in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """As `evaluating`, without gradients, and afterwards the generator has its state."""
+    with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        yield
+
+
+def call(model: nn.Module, example: Example) -> Any:
+    """The model's result for an example."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(example) if isinstance(example, Tensor) else model(*example)
+
+
+def outputs(result: Any) -> list[Tensor]:
+    """The tensors of a result, in order, whatever holds them (a tuple, a dict, an output class of transformers)."""
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def output_names(model: nn.Module, result: Any) -> list[str]:
+    """A name for each of `outputs(result)`: that of the ONNX file or of the dict, else its number."""
+    if isinstance(result, Mapping) and all(isinstance(value, Tensor) for value in result.values()):
+        return list(map(str, result))
+    count = len(outputs(result))
+    ports = signature_of(model).outputs
+    return [port.name for port in ports] if len(ports) == count else list(map(str, range(count)))
+
+
+def example_for(model: nn.Module, example: Example | None = None) -> Example:
+    """The example that a caller gave, or one with which the model runs: floats are random, integers are ones.
+
+    Raises:
+        OnnxgenError: the model tells too little of its inputs, or runs with none of the sizes tried.
+    """
+    if example is not None:
+        return example
+    ports = signature_of(model).inputs
+    way_out = "give example=, what forward takes (a tensor, a tuple of them, or a dict by argument)"
+    if not ports or any(port.dtype in (None, "str") or port.dims is None or port.kind != "tensor" for port in ports):
+        raise OnnxgenError(Problem("what the model takes is not known", help=way_out))
+    reason, like = "", _any_parameter(model)
+    names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
+    first = {port.dims[0] for port in ports if port.dims}
+    with undisturbed(model):
+        for size, cast in itertools.product(SIZES, (False, True)):
+            sizes = {dim: BATCH if dim in first or re.search("batch", dim, re.I) else size for dim in names}
+            made = tuple(_made(port, sizes, like, cast) for port in ports)
+            try:
+                call(model, made)
+            except Exception as error:  # whatever a model's own code raises for a size it can't take
+                reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            else:
+                return made
+    raise OnnxgenError(Problem(f"the model does not run on a made-up input ({reason})", help=way_out))
+
+
+def _any_parameter(model: nn.Module) -> Tensor:
+    floating = (t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    return next(floating, torch.zeros(()))
+
+
+def _made(port: Port, sizes: Mapping[str, int], like: Tensor, cast: bool) -> Tensor:
+    """Where `like` is; a model that was cast takes floats of its new dtype."""
+    dtype = getattr(torch, port.dtype or "")
+    shape = [dim if isinstance(dim, int) else sizes[dim] for dim in port.dims or ()]
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return torch.ones(shape, dtype=dtype, device=like.device)
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return made.to(like.device, like.dtype if cast and dtype.is_floating_point else dtype)

@@ -1,0 +1,235 @@
+"""The classifier of a network: the last layer with weights, whose rows are the classes that come out.
+
+Names don't tell. So the model is run once on a small input, and its result is followed back: through softmax, a norm
+over the classes, pooling and changes of layout, to a product with a parameter. Whatever else stands in between means
+that the network ends in something that is no classifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.example import Example, example_for, output_names
+from onnxgen.surgery.owners import NORMS as NORM_LAYERS
+from onnxgen.surgery.owners import Owner, near
+from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, Part, Parts
+from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, trace
+
+SHOWN = 5  # candidates that an error lists
+
+_LAYOUT = {"view", "_unsafe_view", "reshape", "permute", "transpose", "t", "numpy_T", "squeeze", "unsqueeze", "expand"}
+_LAYOUT |= {"slice", "select", "index", "index_select", "gather", "take_along_dim", "split", "split_with_sizes"}
+_LAYOUT |= {"unbind", "alias", "clone", "detach", "contiguous", "_to_copy", "lift_fresh"}
+_LAYOUT |= {"native_dropout", "dropout", "masked_fill"}
+_POOLING = {"mean", "sum", "amax", "max", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d"}
+_POOLING |= {"avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"}
+_POOLING |= {"max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d", "max_pool2d"}
+_SOFTMAX = {"_softmax", "softmax", "_log_softmax", "log_softmax"}
+_SCORES = {"sigmoid", "log_sigmoid_forward", "log", "exp", "neg", "clamp", "clamp_min", "clamp_max"}
+_PASSED = _LAYOUT | _POOLING | _SOFTMAX | _SCORES | NORMS
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classifier.
+
+    Attributes:
+        path: of its module ("fc2"), or of a plain parameter ("head.weight").
+        classes: how many there are.
+        features: what it takes, a class: of a Linear its `in_features`.
+        output: which of the model's outputs it makes.
+        also: paths of what else holds a value a class: a norm behind it, a scale.
+    """
+
+    path: str
+    classes: int
+    features: int
+    output: int = 0
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A head with all its tensors; the first is the weight."""
+
+    head: Head
+    parts: tuple[Part, ...]
+
+
+def find_head(
+    model: nn.Module, example: Example | None = None, *, head: str | None = None, output: int | str | None = None
+) -> Head:
+    """The classifier of a model.
+
+    Args:
+        model: any module; it is run once in evaluation mode, and left as it was.
+        example: what `forward` takes: a tensor, a tuple, or a dict by argument. A generated model needs none.
+        head: the path of the layer, where it can't be told.
+        output: of several outputs the one that it makes, by number or name.
+
+    Raises:
+        OnnxgenError: the network does not end in a classifier, or in several; the candidates are listed.
+    """
+    return find(model, example_for(model, example), head=head, output=output).head
+
+
+def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
+    """The paths of the heads of all outputs that end in one, of any size, with what belongs to them.
+
+    Raises:
+        OnnxgenError: no output does.
+    """
+    search = _Search(model, trace(model, example))
+    found: list[str] = []
+    reasons: list[str] = []
+    for index in range(len(search.traced.outputs)):
+        try:
+            head = search.behind(index, any_size=True).head
+            found += [head.path, *head.also]
+        except _NoHead as why:
+            reasons.append(str(why))
+    if not found:
+        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN]))
+    return tuple(dict.fromkeys(found))
+
+
+def find(model: nn.Module, example: Example, *, head: str | None = None, output: int | str | None = None) -> Found:
+    """As `find_head`, with the tensors that belong to it."""
+    try:
+        traced = trace(model, example)
+    except Exception as error:  # whatever a model's own code raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise OnnxgenError(Problem(f"the model does not run on the example ({reason})", help="give another")) from error
+    search = _Search(model, traced)
+    names = output_names(model, traced.result)
+    chosen = [_output(output, names)] if output is not None else list(range(len(names)))
+    if head is not None:
+        return search.named(head, chosen)
+    found: dict[str, Found] = {}
+    reasons: list[str] = []
+    for index in chosen:
+        try:
+            made = search.behind(index)
+            found.setdefault(made.head.path, made)
+        except _NoHead as why:
+            reasons.append(str(why) if len(names) == 1 else f"output {names[index]}: {why}")
+    if len(found) > 1:
+        raise search.refusal(f"the model has {len(found)} classifiers: {', '.join(found)}", "output= or ")
+    if not found:
+        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN] or ["the model returns nothing"]))
+    return next(iter(found.values()))
+
+
+def _output(output: int | str, names: list[str]) -> int:
+    if isinstance(output, int) and output < len(names):
+        return output
+    if output in names:
+        return names.index(str(output))
+    raise OnnxgenError(Problem(f"the model has no output {output!r}", help=f"there are {', '.join(names)}"))
+
+
+class _NoHead(Exception):
+    """Why what makes an output is no classifier."""
+
+
+class _Search:
+    def __init__(self, model: nn.Module, traced: Trace) -> None:
+        self.traced = traced
+        self.parts = Parts(model, traced)
+
+    def behind(self, index: int, any_size: bool = False) -> Found:
+        """The classifier that makes an output; `any_size`: its classes need not be an axis of it."""
+        shape = self.traced.outputs[index].shape
+        made = self._last_product(self.traced.outputs[index])
+        found = self._checked(made, index, any_size)
+        if made.name == "convolution" and prod(shape[2:]) > 1:
+            raise _NoHead(f"{found.head.path} scores every position of a map ({_sizes(shape)})")
+        if self._projects_attention(made):
+            raise _NoHead(f"{found.head.path} is the output projection of an attention")
+        return found
+
+    def named(self, path: str, chosen: list[int]) -> Found:
+        """The last layer with weights at or below a path."""
+        below = [o for o in self.parts.products if f"{self._path(o)}.".startswith(f"{path}.")]
+        if not below:
+            known = list(dict.fromkeys(map(self._path, self.parts.products)))
+            raise OnnxgenError(Problem(f"no layer with weights is called {path!r}", help=near(path, known)))
+        reasons = []
+        for index in chosen:
+            try:
+                return self._checked(below[-1], index)
+            except _NoHead as why:
+                reasons.append(str(why))
+        raise self.refusal(reasons[0])
+
+    def refusal(self, what: str, other: str = "") -> OnnxgenError:
+        """With the candidates, the last first."""
+        last = list(dict.fromkeys(map(self._described, reversed(self.parts.products))))
+        shown = ", ".join(last[:SHOWN]) + (", ..." if len(last) > SHOWN else "")
+        return OnnxgenError(Problem(what, help=f"name it with {other}head=; there are {shown}" if last else ""))
+
+    def _last_product(self, value: Value) -> Operation:
+        """What a value is the result of, but for what may follow a classifier."""
+        final = False  # pooling or a softmax follows: a ReLU before it is SqueezeNet's, and no encoder's last
+        while (made := value.made_by) is not None:
+            varying = [v for v in made.inputs if v.varies]
+            if made in self.parts.products:
+                return made
+            final |= made.name in _POOLING | _SOFTMAX
+            passed = made.name in _PASSED or (made.name == "relu" and final)
+            if not varying or not (passed or (made.name in ARITHMETIC and len(varying) == 1)):
+                joined = made.name in ARITHMETIC and len(varying) > 1
+                raise _NoHead(f"the last thing it computes is {made.name}{' of two values' if joined else ''}")
+            value = varying[0]
+        raise _NoHead("nothing with weights makes it")
+
+    def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
+        """The head that a product is, if its classes are an axis of the output, and its weight is its own."""
+        parts = self.parts.of(made)
+        path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape
+        classes = weight.shape[parts[0].axis]
+        if classes not in shape and not any_size:
+            raise _NoHead(f"{path} computes {classes} values, but the output is {_sizes(shape)}")
+        if sharing := self.parts.sharing(made):
+            raise _NoHead(
+                f"{path} shares its weight with {sharing}, so it can't have another size until they are untied"
+            )
+        own = parts[0].owner.module
+        also = [_layer(p.owner) for p in parts[1:] if p.owner.module is not own or not isinstance(own, LAYERS)]
+        return Found(Head(path, classes, weight.numel() // classes, index, tuple(dict.fromkeys(also))), parts)
+
+    def _projects_attention(self, made: Operation) -> bool:
+        value = next(v for v in made.inputs if v.varies)
+        while (before := value.made_by) is not None and before.name in VIEWS:
+            value = before.inputs[0]
+        return before is not None and (before.name == "bmm" or "dot_product" in before.name)
+
+    def _path(self, made: Operation) -> str:
+        part = self.parts.weight(made)
+        assert part is not None
+        return _layer(part.owner)
+
+    def _described(self, made: Operation) -> str:
+        part = self.parts.weight(made)
+        assert part is not None
+        weight = _tensor(part)
+        classes = weight.shape[part.axis]
+        return f"{_layer(part.owner)} ({weight.numel() // classes} -> {classes})"
+
+
+def _layer(owner: Owner) -> str:
+    """The module, if its tensors are its own affair, else the tensor."""
+    return owner.home if isinstance(owner.module, (*LAYERS, *NORM_LAYERS)) else owner.path
+
+
+def _tensor(part: Part) -> Tensor:
+    found: Tensor = getattr(part.owner.module, part.owner.name)
+    return found
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,70 @@
+"""Who holds a tensor: the paths of modules, parameters and buffers, and messages that list near ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.lowering.dropout import SHOWN, matches
+
+NORMS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One place where a tensor is registered: `getattr(module, name)`, by its path in the model."""
+
+    module: nn.Module
+    name: str
+    path: str
+
+    @property
+    def home(self) -> str:
+        """The path of the module."""
+        return self.path.rpartition(".")[0]
+
+
+def owners(model: nn.Module) -> dict[int, list[Owner]]:
+    """By `id` of each parameter and buffer; a module that is registered twice counts once."""
+    found: dict[int, list[Owner]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if isinstance(tensor, Tensor):
+                found[id(tensor)].append(Owner(module, name, f"{path}.{name}" if path else name))
+    return found
+
+
+def is_below(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern matches a path or one above it ("" is the model itself)."""
+    parts = tuple(path.split("."))
+    return any(matches(pattern, parts[:count]) for pattern in patterns for count in range(1, len(parts) + 1))
+
+
+def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Every pattern must match a module or a parameter.
+
+    Raises:
+        OnnxgenError: listing, for each that doesn't, paths that are like it.
+    """
+    modules = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    paths = [*modules, *(path for path, _ in model.named_parameters(remove_duplicate=False))]
+    split = [tuple(path.split(".")) for path in paths]
+    wrong = [p for p in patterns if not any(matches(p, path) for path in split)]
+    if wrong:
+        raise OnnxgenError(*(Problem(f"no module or parameter is called {p!r}", help=near(p, paths)) for p in wrong))
+
+
+def near(text: str, paths: list[str]) -> str:
+    """A sentence that lists the paths most like a text."""
+    found = difflib.get_close_matches(text, paths, SHOWN, 0.5) or [p for p in paths if "." not in p][:SHOWN]
+    return f"there are {', '.join(found)}{', ...' if len(paths) > len(found) else ''}" if found else "there are none"

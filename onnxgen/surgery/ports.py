@@ -1,0 +1,31 @@
+"""What a model in memory takes and returns."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+from torch import nn
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.output.signature import Port, Signature, recorded
+from onnxgen.verify.integrity import metadata_of
+
+
+def signature_of(model: nn.Module) -> Signature:
+    """What a model takes and returns, in the order of `forward`.
+
+    Of a generated module its sidecar knows. Of any other, only the names of the arguments are known: dtypes and dims
+    are None, and of the outputs nothing.
+    """
+    module = sys.modules.get(type(model).__module__)
+    if module is not None:
+        try:
+            found = recorded(metadata_of(vars(module)))
+        except OnnxgenError:
+            found = None
+        if found is not None:
+            return found
+    required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
+    names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return Signature(tuple(Port(name, None, None) for name in names), ())

@@ -1,0 +1,184 @@
+"""`replace_head`: another number of classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.surgery.classes import set_classes
+from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
+from onnxgen.surgery.head import Found, find
+from onnxgen.surgery.parts import LAYERS, Part
+
+Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
+Init: TypeAlias = str | Callable[[Tensor], object]
+
+_COUNTS = ("out_features", "out_channels", "num_features")
+
+
+def replace_head(
+    model: nn.Module,
+    classes: int,
+    *,
+    keep: Keep | None = None,
+    init: Init = "xavier",
+    head: str | None = None,
+    output: int | str | None = None,
+    example: Example | None = None,
+) -> nn.Module:
+    """Give a classifier another number of classes, in place.
+
+    The layer stays the same module, with new parameters: make the optimizer afterwards. They have the old ones' dtype
+    and device, and are trained even where the old ones were frozen. A norm over the classes behind the layer gets new
+    statistics, too.
+
+    Args:
+        model: any module.
+        classes: how many there will be.
+        keep: the old class for each new one: `{0: 7, 1: 3}`, or a sequence with None for what is new. Their rows,
+            biases and statistics stay.
+        init: of all other rows: "xavier" (biases zero), "default" (as a new layer has them), the name of any other
+            function of `torch.nn.init` ("kaiming_normal"), or a function of the weight.
+        head, output, example: see `find_head`.
+
+    Returns:
+        the model.
+
+    Raises:
+        OnnxgenError: the head can't be found, or the model's code holds the number of classes elsewhere, too; the
+            model is then what it was.
+    """
+    example = example_for(model, example)
+    found = find(model, example, head=head, output=output)
+    kept = _kept(keep, classes, found.head.classes)
+    expected = _shapes(model, example)
+    with _kept_on_error(found) as (before, counts):
+        for part, tensor in before:
+            setattr(part.owner.module, part.owner.name, _resized(part, tensor, before[0], classes, kept, init))
+        for module, name in counts:
+            setattr(module, name, classes)
+        _check(model, example, expected, found, classes)
+    set_classes(model, ())  # its outputs are others now
+    return model
+
+
+@contextmanager
+def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[Part, Tensor]], list[tuple[nn.Module, str]]]]:
+    """The tensors of a head, and where the number of classes is noted; all put back if something goes wrong."""
+    before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
+    counts = _counts(found)
+    try:
+        yield before, counts
+    except BaseException:
+        for part, tensor in before:
+            setattr(part.owner.module, part.owner.name, tensor)
+        for module, name in counts:
+            setattr(module, name, found.head.classes)
+        raise
+
+
+def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Give a classifier the number of classes that a checkpoint has, if that is all in which they differ.
+
+    Args:
+        shapes: by key of the checkpoint's state dict; the values are to be loaded afterwards.
+
+    Returns:
+        whether the checkpoint fits now; if not, the model is what it was.
+    """
+    differing = {key for key, value in model.state_dict().items() if tuple(value.shape) != shapes.get(key)}
+    try:
+        found = find(model, example_for(model))
+        wanted = {shapes[part.owner.path][part.axis] for part in found.parts if part.owner.path in differing}
+        if len(wanted) != 1 or not differing <= {part.owner.path for part in found.parts}:
+            return False
+        replace_head(model, wanted.pop(), init="zeros")
+    except (OnnxgenError, LookupError):
+        return False
+    return all(tuple(value.shape) == shapes.get(key) for key, value in model.state_dict().items())
+
+
+def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
+    if classes < 1:
+        raise OnnxgenError(f"a classifier needs at least 1 class, not {classes}")
+    pairs = keep.items() if isinstance(keep, Mapping) else enumerate(keep or ())
+    kept = {new: before for new, before in pairs if before is not None}
+    for new, before in kept.items():
+        if not (0 <= new < classes and 0 <= before < old):
+            what = f"keep says that new class {new} was class {before}"
+            raise OnnxgenError(Problem(what, help=f"new ones are 0 to {classes - 1}, old ones 0 to {old - 1}"))
+    return kept
+
+
+def _counts(found: Found) -> list[tuple[nn.Module, str]]:
+    """Where the modules note the number of classes: torch's own, and of a plain parameter its module's integers."""
+    counts = []
+    for part in found.parts:
+        module, plain = part.owner.module, not isinstance(part.owner.module, (*LAYERS, nn.modules.batchnorm._NormBase))
+        for name, value in vars(module).items():
+            if type(value) is int and value == found.head.classes and (plain or name in _COUNTS):
+                counts.append((module, name))
+    return list(dict.fromkeys(counts))
+
+
+def _resized(
+    part: Part, old: Tensor, weight: tuple[Part, Tensor], classes: int, kept: Mapping[int, int], init: Init
+) -> Tensor:
+    """A tensor with an entry for each new class, those that are kept taken over."""
+    shape = [classes if axis == part.axis else size for axis, size in enumerate(old.shape)]
+    rows = old.new_empty([classes, *(size for axis, size in enumerate(shape) if axis != part.axis)])
+    with torch.no_grad():
+        if part.fill == "ones":
+            rows.fill_(1)
+        elif part.fill == "weight":
+            _initialise(rows, init)
+        elif part.fill == "bias" and init == "default":
+            bound = 1 / math.sqrt(max(weight[1].numel() // weight[1].shape[weight[0].axis], 1))
+            rows.uniform_(-bound, bound)
+        else:
+            rows.zero_()
+        for new, before in kept.items():
+            rows[new] = old.detach().select(part.axis, before)
+        made = rows.movedim(0, part.axis).contiguous()
+    return nn.Parameter(made) if isinstance(old, nn.Parameter) else made
+
+
+def _initialise(rows: Tensor, init: Init) -> None:
+    if callable(init):
+        init(rows)
+    elif init == "default":
+        nn.init.kaiming_uniform_(rows, a=math.sqrt(5))  # as Linear.reset_parameters and those of convolutions
+    else:
+        name = {"xavier": "xavier_uniform"}.get(init, init).rstrip("_")
+        function = getattr(nn.init, f"{name}_", None)
+        if function is None:
+            raise OnnxgenError(Problem(f"init {init!r} is not in torch.nn.init", help="'xavier', 'default', 'zeros'"))
+        function(rows)
+
+
+def _shapes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
+    with undisturbed(model):
+        return [tuple(tensor.shape) for tensor in outputs(call(model, example))]
+
+
+def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], found: Found, classes: int) -> None:
+    """The model must run, and the output be what it was, but for one axis."""
+    head = found.head
+    way_out = f"change the code where it says {head.classes}, or replace {head.path} by hand"
+    try:
+        after = _shapes(model, example)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        what = f"with {classes} classes in {head.path} the model does not run ({reason})"
+        raise OnnxgenError(Problem(what, help=way_out)) from error
+    old, new = before[head.output], after[head.output]
+    wanted = [(*old[:axis], classes, *old[axis + 1 :]) for axis, size in enumerate(old) if size == head.classes]
+    if new not in wanted:
+        what = f"with {classes} classes in {head.path} the output is {list(new)}, and was {list(old)}"
+        raise OnnxgenError(Problem(what, help=way_out))

@@ -1,0 +1,168 @@
+"""How near a module of floats comes to the quantised file that it was generated from.
+
+What lies between two integers a file and fake quantisation may round to either: one whole step off. Over n roundings
+(QuantizeLinear, say) such errors add up like a random walk's. A *step* is the range of the file's output divided by
+2 ** bits - 1, or its own if it was just quantised. So what fake quantisation computes (`qat`) may differ, in root mean
+square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
+
+Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
+tells. There an output that differs by more than a part (`PART`) of its own standard deviation is another function. So
+is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if anything (`SMALLER`).
+
+All of this says something only of inputs that the file has integers for: of inputs that it rounds to a few steps it
+keeps nothing, and any module lies within such a rounding. So the inputs fill the range that the file quantises
+(`inputs`), and what still is not told apart is no agreement (`onnxgen.verify.telling`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxgen.common.json_text import json_object
+from onnxgen.errors import counted
+
+KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
+SIGMAS = 6.0
+PART = 0.5  # of an output's standard deviation, that what only the file saturates may change
+SMALLER = 0.2  # the part of the file's output that may be missing all over; of right modules it was 0.01, at most
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far an output is from the file's.
+
+    Attributes:
+        rms, largest: the difference in root mean square, and at most.
+        limit: of `rms`.
+        missing: the part of the file's output that the module's lacks all over, beyond what rounding explains; or 0.
+    """
+
+    rms: float
+    largest: float
+    limit: float
+    missing: float = 0.0
+
+    def problem(self, floor: float) -> str:
+        """What is different, in words; "" if nothing is. `floor`: what may differ in any case."""
+        if self.rms <= self.limit + floor and self.largest <= SIGMAS * self.limit + floor:
+            return ""
+        found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
+        return f"differs by {found}; quantising explains {self.limit:.3g}"
+
+    def too_small(self, floor: float) -> str:
+        """As `problem`, of a module whose weights are exactly the file's: rounding those may do the same."""
+        if self.missing <= SMALLER or self.rms <= floor:
+            return ""
+        return f"is {1 - self.missing:.3g} times what the file computes; what saturates there would make it larger"
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """What a generation made of a quantised file.
+
+    Attributes:
+        mode: the option `quantized`.
+        roundings: how often the file rounds values to integers.
+        bits: of the coarsest of these.
+        outputs: scale and zero point of outputs that are integers in the file and floats in the module.
+        inputs: the range outside of which the file saturates inputs that it quantises at once, or after views.
+        ranges: the range that the file saturates an output to that it has just dequantised.
+        rectified: outputs that the module itself keeps from being negative (by a ReLU, say).
+    """
+
+    mode: str
+    roundings: int
+    bits: int
+    outputs: Mapping[str, tuple[float, float]]
+    inputs: Mapping[str, tuple[float, float]]
+    ranges: Mapping[str, tuple[float, float]]
+    rectified: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Approximation:
+        """Raises `ValueError` for anything that `to_json` did not write."""
+        try:
+            found = json_object(text)
+            outputs, inputs, ranges = (
+                {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
+                for key in ("outputs", "inputs", "ranges")
+            )
+            rectified = tuple(map(str, found.get("rectified", ())))  # older sidecars have none
+            numbers = int(found["roundings"]), int(found["bits"])
+            return cls(str(found["mode"]), *numbers, outputs, inputs, ranges, rectified)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+
+    def anew(self) -> Approximation:
+        """How near a file comes that was exported of the module itself: what that does not saturate, it does not."""
+        return replace(self, ranges={}) if self.mode == "float" else self
+
+    def floats(self, name: str, value: Any) -> Any:
+        """What the file's own output stands for."""
+        if name not in self.outputs or not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            return value
+        scale, zero = self.outputs[name]
+        return ((value.astype(np.float64) - zero) * scale).astype(np.float32)
+
+    def within(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs that the file does not saturate."""
+        return {k: np.clip(v, *self.inputs[k]).astype(v.dtype) if k in self.inputs else v for k, v in feeds.items()}
+
+    def saturated(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
+        """An output of floats within what the file can say of it. Fake quantisation sees to that, by its own scales.
+
+        What the module itself does is left to it: else the file's range would stand in for a ReLU that is missing.
+        """
+        if self.mode != "float" or name not in self.ranges:
+            return value
+        low, high = self.ranges[name]
+        clipped: NDArray[Any] = np.clip(value, None if name in self.rectified else low, high).astype(value.dtype)
+        return clipped
+
+    def rounding(self, name: str, expected: NDArray[Any]) -> float:
+        """The root mean square that rounding explains."""
+        finite = expected[np.isfinite(expected)].astype(np.float64)
+        if not finite.size:
+            return 0.0
+        low, high = self.ranges.get(name, (0.0, 0.0))
+        step = max(float(finite.max() - finite.min()), high - low) / (2**self.bits - 1)
+        return float(step * math.sqrt(self.roundings + 1))
+
+    def allowed(self, name: str, expected: NDArray[Any]) -> float:
+        """The root mean square that an output may differ by."""
+        by_rounding = self.rounding(name, expected)
+        finite = expected[np.isfinite(expected)].astype(np.float64)
+        return max(by_rounding, PART * float(finite.std())) if self.mode == "float" and finite.size else by_rounding
+
+    def missing(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> float:
+        """The part of the file's output that one of floats lacks all over (by least squares), if rounding does not."""
+        both = np.isfinite(expected) & np.isfinite(got)
+        a, b = (v[both].astype(np.float64) for v in (expected, got))
+        if self.mode != "float" or not a.size or not a.std():
+            return 0.0
+        part = 1.0 - float(((a - a.mean()) * (b - b.mean())).mean() / a.var())
+        return part if part * a.std() > self.rounding(name, expected) else 0.0
+
+    def distance(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> Distance:
+        """How an output compares with the file's; neither may be empty."""
+        distance = np.abs(expected.astype(np.float64) - got.astype(np.float64))
+        distance = np.where(np.isnan(expected) & np.isnan(got), 0.0, distance)
+        rms, largest = float(np.sqrt((distance**2).mean())), float(distance.max())
+        return Distance(rms, largest, self.allowed(name, expected), self.missing(name, expected, got))
+
+    def __str__(self) -> str:
+        explain = "explains" if self.roundings == 1 else "explain"
+        rounding = f"a root mean square of what {counted(self.roundings, 'rounding')} to {self.bits} bits {explain}"
+        if self.mode != "float":
+            return rounding
+        return f"{rounding}, or of {PART:g} of an output's standard deviation where that is more"

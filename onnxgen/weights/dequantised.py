@@ -1,0 +1,239 @@
+"""Weights that the file stores as integers: the floats that they stand for, and the way back.
+
+    float = (integer - zero point) * scale            integer = saturate(round(float / scale) + zero point)
+
+A `Dequantised` says which stored tensors make one float tensor, by their ONNX names. `DequantisedTensor` is that tensor
+for the rest of the road: lazy, as every weight is. The record of the way back has the `Dequantised`, so that an export
+can write integers again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.weights.strided import Array
+
+Get = Callable[[str], Array]
+LINEAR, BITS, TABLE = "linear", "bits", "table"
+# what the 16 numbers of bitsandbytes stand for, by `quant_type`
+BNB_TABLES = {
+    0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: then the same, negative
+    1: [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+}  # fmt: skip
+
+KEY = "quantised"  # in the sidecar's metadata: by the name of each such float tensor, its `Dequantised`
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """How stored numbers stand for a float tensor.
+
+    Attributes:
+        tensor: the ONNX tensor that holds the numbers.
+        scales: the ONNX tensors whose product is the scale.
+        zero: the ONNX tensor that is the zero point, "" for none.
+        shape: of the float tensor.
+        axis: of a scale with one element an index of this axis.
+        block: how many elements of `axis` share a scale; 0 where each has its own.
+        form: "linear", or how onnxruntime packs a matrix [rows, columns]: "bits" (MatMulNBits), "table" (MatMulBnb4).
+        bits: of one number, where they are packed.
+        kind: of the table: 0 is FP4, 1 is NF4.
+        product: of a bias whose scale is stored, the ONNX tensors whose product that is.
+    """
+
+    tensor: str
+    scales: tuple[str, ...]
+    zero: str
+    shape: tuple[int, ...]
+    axis: int = 0
+    block: int = 0
+    form: str = LINEAR
+    bits: int = 0
+    kind: int = 0
+    product: tuple[str, ...] = ()
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Dequantised:
+        """From what `as_record` returned, through JSON or not."""
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        return cls(**given)
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every ONNX tensor that takes part."""
+        return (self.tensor, *self.scales, *([self.zero] if self.zero else []))
+
+    def scale(self, get: Get) -> Array:
+        """The scale as stored, or the product of the stored ones, in float32 where there are several."""
+        if len(self.scales) == 1:
+            return get(self.scales[0])
+        return np.asarray(math.prod((get(name).astype(np.float32) for name in self.scales), start=np.float32(1)))
+
+    def floats(self, get: Get) -> Array:
+        """The float tensor, computed as ONNX's DequantizeLinear does; of the scale's type."""
+        scale = self.scale(get)
+        if self.form == TABLE:
+            codes, factors = self._codes(get(self.tensor)), self._spread(scale)
+            made: Array = (_table(self.kind)[codes] * factors).astype(scale.dtype)
+            return made
+        numbers, zero = self._numbers(get(self.tensor)), self._zero(get)
+        wide = np.int64 if numbers.dtype == np.int32 else np.float32
+        centred = numbers.astype(wide) - zero.astype(wide)
+        wide_scale = self._spread(scale).astype(np.float32)
+        return np.asarray(centred.astype(np.float32) * wide_scale, scale.dtype)
+
+    def integers(self, floats: Array, now: Get, before: Get) -> Array:
+        """The stored numbers of trained floats, rounded half to even and saturated.
+
+        What training left as it was stays the very number that was stored, whatever rounding would say of it.
+
+        Args:
+            floats: the float tensor as it is now, perhaps of a narrower type than it was made in.
+            now: the ONNX tensors as they are now (scales may be trained, too).
+            before: the ONNX tensors as the file has them.
+
+        Raises:
+            FloatingPointError: a float is infinite or NaN, which no integer is, or a trained scale is not positive.
+        """
+        stored = before(self.tensor)
+        numbers = self._codes(stored) if self.form == TABLE else self._numbers(stored)
+        scale, was = self._spread(self.scale(now)), self._spread(self.scale(before))
+        if ((scale <= 0) & (scale != was)).any():
+            raise FloatingPointError("a trained scale is not positive")
+        unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
+        ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))
+        if self.form == TABLE:
+            made = np.abs(ratio[..., None] - _table(self.kind)).argmin(-1).astype(np.uint8)
+        else:
+            made = _saturated(np.where(unchanged, np.float32(0), ratio), self._zero(now), numbers.dtype, self.bits)
+        return self._packed(np.where(unchanged, numbers, made), stored)
+
+    # ---- numbers as they are stored ------------------------------------------------------------------------------
+
+    def _numbers(self, stored: Array) -> Array:
+        if self.form != BITS:
+            return stored
+        rows, columns = self.shape
+        stream = np.unpackbits(stored.reshape(rows, -1, stored.shape[-1]), axis=-1, bitorder="little")
+        whole = stream.shape[-1] // self.bits * self.bits
+        digits = stream[..., :whole].reshape(rows, -1, self.bits)
+        numbers: Array = (digits << np.arange(self.bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
+        return numbers[:, :columns]
+
+    def _codes(self, stored: Array) -> Array:
+        """Four bits each, the first in the high ones."""
+        pairs = stored.reshape(-1)
+        return np.stack([pairs >> 4, pairs & 15], -1).reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
+
+    def _packed(self, numbers: Array, before: Array) -> Array:
+        """As `before` is packed; what its last bytes hold beyond the matrix stays."""
+        if self.form == LINEAR:
+            return numbers.astype(before.dtype).reshape(before.shape)
+        if self.form == TABLE:
+            codes = np.stack([before.reshape(-1) >> 4, before.reshape(-1) & 15], -1).reshape(-1)
+            codes[: numbers.size] = numbers.reshape(-1)
+            return (codes[::2] << 4 | codes[1::2]).astype(before.dtype).reshape(before.shape)
+        rows, columns = self.shape
+        stream = np.unpackbits(before.reshape(rows, -1, before.shape[-1]), axis=-1, bitorder="little")
+        whole = stream.shape[-1] // self.bits * self.bits
+        digits = stream[..., :whole].reshape(rows, -1, self.bits).copy()
+        digits[:, :columns] = (numbers[..., None] >> np.arange(self.bits, dtype=np.uint8)) & 1
+        stream = stream.copy()
+        stream[..., :whole] = digits.reshape(*stream.shape[:-1], whole)
+        return np.packbits(stream, axis=-1, bitorder="little").reshape(before.shape)
+
+    def _zero(self, get: Get) -> Array:
+        if not self.zero:
+            return np.asarray(2 ** (self.bits - 1) if self.form == BITS else 0, np.float32)
+        zero = get(self.zero)
+        if self.form == BITS and zero.dtype == np.uint8:
+            zero = self.unpacked_zero(zero)
+        return self._spread(zero)
+
+    def unpacked_zero(self, zero: Array) -> Array:
+        """Zero points that are packed as the matrix is, as [rows, blocks]."""
+        rows = self.shape[0]
+        packed = Dequantised("", (), "", (rows, -(-self.shape[1] // self.block)), form=BITS, bits=self.bits)
+        return packed._numbers(zero.reshape(rows, 1, -1))
+
+    def _spread(self, values: Array) -> Array:
+        """A scale or zero point so that it broadcasts to the float tensor."""
+        if values.size == 1:
+            return values.reshape(())
+        if self.form == TABLE:
+            return values.reshape(-1).repeat(self.block)[: math.prod(self.shape)].reshape(self.shape)
+        if self.form == BITS:
+            values = values.reshape(self.shape[0], -1)
+        if self.block:
+            return values.repeat(self.block, axis=self.axis).take(np.arange(self.shape[self.axis]), axis=self.axis)
+        return values.reshape(-1, *[1] * (len(self.shape) - 1 - self.axis))
+
+
+class DequantisedTensor(ir.LazyTensor):
+    """A float tensor whose elements are computed from stored ones whenever they are asked for.
+
+    Attributes:
+        how: what it is made of.
+        stored: the stored tensors, by the names in `how`.
+    """
+
+    def __init__(self, how: Dequantised, stored: Mapping[str, ir.TensorProtocol], name: str) -> None:
+        self.how, self.stored = how, stored
+        dtype = stored[how.scales[0]].dtype if len(how.scales) == 1 else ir.DataType.FLOAT
+        super().__init__(self._compute, dtype, ir.Shape(how.shape), name=name)
+
+    def _compute(self) -> ir.TensorProtocol:
+        return ir.tensor(self.how.floats(lambda name: self.stored[name].numpy()))
+
+    def release(self) -> None:
+        """Unmap external tensors."""
+        for tensor in self.stored.values():
+            release = getattr(tensor, "release", None)
+            if release is not None:
+                release()
+
+
+def quantised(model: ir.Model, names: Container[str]) -> dict[str, Any]:
+    """For each of these float tensors that the file has as integers: how, JSON-able."""
+    tensors = [v.const_value for v in model.graph.initializers.values() if v.name in names]
+    return {str(t.name): t.how.as_record() for t in tensors if isinstance(t, DequantisedTensor)}
+
+
+def _table(kind: int) -> Array:
+    values = BNB_TABLES[kind]
+    return np.array(values if kind else [*values, *(-v for v in values)], np.float32)
+
+
+class UnpackedTensor(ir.LazyTensor):
+    """The zero points of a packed matrix, one a block: no tensor of the file, so nothing to be taken back."""
+
+    def __init__(self, how: Dequantised, packed: ir.TensorProtocol, name: str) -> None:
+        shape = ir.Shape((how.shape[0], -(-how.shape[1] // how.block)))
+        super().__init__(
+            lambda: ir.tensor(how.unpacked_zero(packed.numpy()).astype(np.uint8)), ir.DataType.UINT8, shape, name=name
+        )
+
+
+def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Array:
+    """`round(ratio) + zero` in a type's range; of `bits` bits without a sign if that is not 0."""
+    if not np.isfinite(ratio).all():
+        raise FloatingPointError("a trained weight is not finite")
+    kind = ir.DataType.from_numpy(dtype)
+    low, high = (0, 2**bits - 1) if bits else (kind.min, kind.max)
+    if kind.is_floating_point():
+        return np.asarray(np.clip(ratio + zero.astype(np.float32), float(low), float(high)), dtype)
+    made = np.rint(ratio.astype(np.float64)) + zero.astype(np.float64)
+    return np.asarray(np.clip(made, int(low), int(high)).astype(np.int64), dtype)

@@ -1,0 +1,396 @@
+"""How each state-dict tensor is made of ONNX tensors, and the way back.
+
+A `Source` rearranges elements and casts them; it never computes. So in normal form it is a list of `Piece`s: a block
+of the state-dict tensor that shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
+slicing narrows it, reshaping splits and merges its axes, concatenating sets blocks side by side, and neighbours that
+continue each other merge again. Whatever order an exporter shuffled the gates of an LSTM into, shuffling them back
+therefore ends in the identity, with no pattern to be recognised.
+
+The inverse of a strided view is the same view, written to: that is all that `way_back` records and `rebuild` does. One
+thing more is undone: a BatchNorm that was put back beside its layer is folded in again (`Fold`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.weights.strided import (
+    Array,
+    Axis,
+    Piece,
+    block,
+    common_groups,
+    cut,
+    lossless,
+    merged,
+    on_axes,
+    recast,
+    regroup,
+    resolved,
+    size_of,
+    tidy,
+    window,
+)
+
+WIDER = {
+    ir.DataType.INT4: ir.DataType.INT8,
+    ir.DataType.UINT4: ir.DataType.UINT8,
+    ir.DataType.INT2: ir.DataType.INT8,
+    ir.DataType.UINT2: ir.DataType.UINT8,
+    ir.DataType.FLOAT4E2M1: ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT8E8M0: ir.DataType.FLOAT,
+    ir.DataType.FLOAT6E2M3: ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT6E3M2: ir.DataType.FLOAT8E4M3FN,
+}
+"""Types that torch lacks, and the next wider one that they travel in (it holds each of their values exactly)."""
+
+MAX_PIECES = 65_536  # past this a reshape has cut a tensor into crumbs; no exporter does that
+
+
+@dataclass(frozen=True)
+class Source:
+    """How one state-dict tensor is made of ONNX tensors. Immutable; it holds no data until `numpy()` is called.
+
+    Attributes:
+        shape: shape of the state-dict tensor.
+        dtype: its element type (the ONNX one: int4 is INT4 here, and travels in the sidecar as `WIDER` says).
+        pieces: the blocks that tile it.
+        empty: ONNX tensors without elements that took part.
+        label: a further name that the file gives to the very same tensor (by an Identity node), "" if none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    pieces: tuple[Piece, ...]
+    empty: tuple[Piece, ...] = ()
+    label: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, tensor: ir.TensorProtocol, name: str) -> Source:
+        """The ONNX tensor itself. Raises `OnnxgenError` for strings, which no state dict holds."""
+        if tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+            raise OnnxgenError(f"tensor {name!r} of type {tensor.dtype.name} cannot be a weight")
+        shape = tuple(tensor.shape.numpy())
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        axes = tuple(merged([(size, stride)]) for size, stride in zip(shape, strides, strict=True))
+        piece = Piece((0,) * len(shape), name, 0, axes, (), tensor)
+        empty = 0 in shape
+        return cls(shape, ir.DataType(tensor.dtype), () if empty else (piece,), (piece,) if empty else ())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the ONNX tensors it is made of, each once, in order of appearance."""
+        return tuple(dict.fromkeys(piece.name for piece in (*self.pieces, *self.empty)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory and in the sidecar."""
+        return math.prod(self.shape) * int(WIDER.get(self.dtype, self.dtype).itemsize)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it is one whole ONNX tensor as it stands."""
+        pieces = self.pieces or self.empty
+        return len(pieces) == 1 and self == Source.of(pieces[0].tensor, pieces[0].name)
+
+    def transpose(self, perm: Sequence[int] | None = None) -> Source:
+        """As `numpy.transpose`; without `perm` the axes are reversed."""
+        perm = [self._axis(axis) for axis in (reversed(range(len(self.shape))) if perm is None else perm)]
+        if sorted(perm) != list(range(len(self.shape))):
+            raise ValueError(f"{perm} does not permute the axes of shape {self.shape}")
+        pieces = (replace(p, at=tuple(p.at[a] for a in perm), axes=tuple(p.axes[a] for a in perm)) for p in self.pieces)
+        return self._with(tuple(self.shape[axis] for axis in perm), pieces)
+
+    def reshape(self, shape: Sequence[int]) -> Source:
+        """As `numpy.reshape` (one dim may be -1). Raises `OnnxgenError` if it would shred the tensor."""
+        shape = resolved(tuple(self.shape), tuple(int(dim) for dim in shape))
+        if 0 in shape:
+            return self._with(shape, ())
+        pieces: Iterable[Piece] = self.pieces
+        # From right to left, so that the axes still to come keep their numbers.
+        for first, last, dims in reversed(common_groups(self.shape, shape)):
+            if dims != self.shape[first:last]:
+                regrouped = (r for piece in pieces for r in regroup(piece, self.shape, first, last, dims))
+                pieces = list(itertools.islice(regrouped, MAX_PIECES + 1))
+                if len(pieces) > MAX_PIECES:
+                    raise OnnxgenError(f"weight {pieces[0].name!r}: reshaping {self.shape} to {shape} tears it apart")
+        return self._with(shape, pieces)
+
+    def unsqueeze(self, axis: int) -> Source:
+        """A new axis of size 1 at `axis` of the result."""
+        axis = axis if axis >= 0 else axis + len(self.shape) + 1
+        if not 0 <= axis <= len(self.shape):
+            raise ValueError(f"no axis {axis} to be made in shape {self.shape}")
+        return self.reshape((*self.shape[:axis], 1, *self.shape[axis:]))
+
+    def squeeze(self, axis: int) -> Source:
+        """Drop `axis`, whose size is 1."""
+        axis = self._axis(axis)
+        if self.shape[axis] != 1:
+            raise ValueError(f"axis {axis} of shape {self.shape} is not of size 1")
+        return self.reshape((*self.shape[:axis], *self.shape[axis + 1 :]))
+
+    def slice(self, axis: int, start: int, stop: int | None = None) -> Source:
+        """As `array[..., start:stop, ...]` on `axis` (negative and too large bounds as in Python)."""
+        axis = self._axis(axis)
+        start, stop, _ = slice(start, stop).indices(self.shape[axis])
+        shape = (*self.shape[:axis], max(stop - start, 0), *self.shape[axis + 1 :])
+        pieces = []
+        for piece in self.pieces:
+            low, size = piece.at[axis], size_of(piece.axes[axis])
+            for position, offset, part in cut(piece.axes[axis], max(start - low, 0), min(stop - low, size)):
+                moved = max(low - start, 0) + position
+                pieces.append(on_axes(piece, axis, axis + 1, (moved,), offset, (part,)))
+        return self._with(shape, pieces)
+
+    def cast(self, dtype: ir.DataType) -> Source:
+        """As `numpy.astype`; casting back from a type that holds every value undoes the cast."""
+        if dtype == self.dtype:
+            return self
+        pieces = tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in self.pieces)
+        empty = tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in self.empty)
+        return replace(self, dtype=dtype, pieces=pieces, empty=empty)
+
+    def numpy(self) -> Array:
+        """Compute the tensor: shape `shape`, dtype `dtype.numpy()` (ml_dtypes where numpy has none).
+
+        Read-only and no copy where it is a view of one ONNX tensor (memory-mapped if that is external).
+        """
+        if self.is_identity:
+            return np.asarray(self.pieces[0].tensor.numpy() if self.pieces else self.empty[0].tensor.numpy())
+        if len(self.pieces) == 1:
+            return self.pieces[0].numpy()
+        array = np.empty(self.shape, self.dtype.numpy())
+        for piece in self.pieces:
+            array[block(piece)] = piece.numpy()
+        return array
+
+    def release(self) -> None:
+        """Unmap external tensors; arrays that still view them keep their own mapping alive."""
+        for piece in self.pieces:
+            release = getattr(piece.tensor, "release", None)
+            if release is not None:
+                with suppress(BufferError):  # a view lives: the mapping goes with it
+                    release()
+
+    def _axis(self, axis: int) -> int:
+        if not -len(self.shape) <= axis < len(self.shape):
+            raise ValueError(f"no axis {axis} in shape {self.shape}")
+        return axis % len(self.shape)
+
+    def _with(self, shape: tuple[int, ...], pieces: Iterable[Piece]) -> Source:
+        return replace(self, shape=shape, pieces=tidy(pieces))
+
+
+def concat(sources: Sequence[Source], axis: int) -> Source:
+    """As `numpy.concatenate`, for sources of one dtype. Raises `ValueError` if shapes or dtypes do not fit."""
+    first, axis = sources[0], sources[0]._axis(axis)
+    pieces: list[Piece] = []
+    end = 0
+    for source in sources:
+        if source.dtype != first.dtype or len(source.shape) != len(first.shape):
+            raise ValueError(f"cannot concatenate {source.shape} {source.dtype} to {first.shape} {first.dtype}")
+        if any(a != b for i, (a, b) in enumerate(zip(source.shape, first.shape, strict=True)) if i != axis):
+            raise ValueError(f"cannot concatenate {source.shape} to {first.shape} on axis {axis}")
+        for piece in source.pieces:
+            pieces.append(on_axes(piece, axis, axis + 1, (piece.at[axis] + end,), 0, (piece.axes[axis],)))
+        end += source.shape[axis]
+    shape = (*first.shape[:axis], end, *first.shape[axis + 1 :])
+    empty = tuple({piece.name: piece for source in sources for piece in source.empty}.values())
+    return Source(shape, first.dtype, tidy(pieces), empty)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A layer's tensor that its ONNX tensor has with a BatchNorm folded in, which the state dict has apart.
+
+    Attributes:
+        norm: the BatchNorm's path in the state dict.
+        epsilon: of the BatchNorm.
+        part: what the state-dict tensor is: the layer's "weight", its "bias", or the "norm bias" (of a layer without).
+        axis, groups: where a weight's output channels lie; with several groups they are counted within each.
+    """
+
+    norm: str
+    epsilon: float
+    part: str
+    axis: int = 0
+    groups: int = 1
+
+    def apply(self, value: Array, get: Callable[[str], Array]) -> Array:
+        """The folded tensor, in float64: `weight * s`, or `norm.bias + (bias - norm.running_mean) * s`."""
+        gain, mean, variance = (
+            get(f"{self.norm}.{key}").astype(np.float64) for key in ("weight", "running_mean", "running_var")
+        )
+        scale, wide = gain / np.sqrt(variance + self.epsilon), value.astype(np.float64)
+        if self.part == "norm bias":
+            return wide - mean * scale
+        if self.part == "bias":
+            return get(f"{self.norm}.bias").astype(np.float64) + (wide - mean) * scale
+        if value.shape[self.axis] * self.groups != scale.size or value.shape[0] % self.groups:
+            raise OnnxgenError(f"{self.norm!r} is not of the size it was generated with")
+        if self.axis:  # [in, out / groups, ...]
+            wide = wide.reshape(self.groups, -1, *value.shape[1:])
+            return (wide * scale.reshape(self.groups, 1, -1, *[1] * (value.ndim - 2))).reshape(value.shape)
+        return wide * scale.reshape(-1, *[1] * (value.ndim - 1))
+
+
+_Use = tuple[str, Source, Piece]  # a key, what it is made of, and the piece of one ONNX tensor in it
+
+# ---- the record ----------------------------------------------------------------------------------------------------
+
+
+def way_back(
+    keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = (), folds: Mapping[str, Fold] | None = None
+) -> dict[str, Any]:
+    """For each ONNX tensor that the state dict is made of: how it is made of the state dict. JSON-able.
+
+    An entry is the key itself where the ONNX tensor is that state-dict tensor, else
+    `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`,
+    if given) in row-major order, shaped `size`, to the flat positions `offset + sum(index * stride)` of the ONNX
+    tensor, cast to `dtype`. `lossy` says that the state dict does not hold the values exactly; `partial` that some
+    elements are in no key: they stay what the file has. Where several keys hold the same elements, the record is
+    a list of entries: the first is the tensor, each other is what one more key holds of it, so that an export can tell
+    when training made them differ. `twins` are further ONNX tensors that hold the same as some key.
+    """
+    uses: dict[str, list[_Use]] = {}
+    for key, source in (*keys.items(), *twins):
+        for piece in (*source.pieces, *source.empty):
+            uses.setdefault(piece.name, []).append((key, source, piece))
+    record: dict[str, Any] = {}
+    for name, found in uses.items():
+        tensors = {(tuple(p.tensor.shape.numpy()), p.tensor.dtype) for _, _, p in found}
+        if len(tensors) > 1:
+            raise ValueError(f"two different tensors are called {name!r}")
+        covered = _Covered([piece for _, _, piece in found])
+        primary: list[_Use] = []
+        others: dict[str, list[_Use]] = {}
+        for use in found:
+            (primary if covered.add(use[2]) else others.setdefault(use[0], [])).append(use)
+        entries = [_entry(group, folds or {}) for group in (primary, *others.values())]
+        record[name] = entries[0] if len(entries) == 1 else entries
+    return record
+
+
+def rebuild(
+    record: Mapping[str, Any],
+    name: str,
+    get: Callable[[str], Array],
+    original: Array | None = None,
+    entry: int = 0,
+) -> Array:
+    """The ONNX tensor `name` from the state dict, bit for bit if nothing was trained.
+
+    Args:
+        record: what `way_back` returned (through JSON or not).
+        get: the state-dict tensor of a key.
+        original: the ONNX file's own values; needed where the entry is `partial`.
+        entry: which of the recorded entries; 0 is the tensor, the others are what further keys hold of it.
+
+    Raises:
+        OnnxgenError: the record has no such tensor or entry, it is partial and `original` is missing, or a state-dict
+            tensor is not of the recorded size.
+    """
+    entries = record.get(name, [])
+    entries = entries if isinstance(entries, list) else [entries]
+    if entry >= len(entries):
+        raise OnnxgenError(f"the weights do not say how {name!r} is rebuilt")
+    found = entries[entry]
+    if isinstance(found, str):
+        return get(found)
+    dtype = ir.DataType[found["dtype"]].numpy()
+    if original is not None and all(ir.DataType.from_numpy(d).is_floating_point() for d in (dtype, original.dtype)):
+        dtype = original.dtype  # the module may have been generated in another floating point type
+    if not found.get("partial"):
+        out = np.empty(found["shape"], dtype)
+    elif original is None:
+        raise OnnxgenError(f"only parts of {name!r} are in the weights; the original tensor is needed for the rest")
+    else:
+        out = np.array(original, dtype, order="C").reshape(found["shape"])
+    for part in reversed(found["parts"]):  # where parts overlap the first one wins
+        value = get(part["key"])
+        if "fold" in part:
+            value = Fold(**part["fold"]).apply(value, get)
+        if "slice" in part:
+            value = value[tuple(slice(start, stop) for start, stop in part["slice"])]
+        if value.size != math.prod(part["size"]):
+            raise OnnxgenError(f"{part['key']!r} is not of the size it was generated with")
+        atoms = tuple(zip(part["size"], part["stride"], strict=True))
+        window(out, part.get("offset", 0), atoms, write=True)[...] = value.reshape(part["size"]).astype(dtype)
+    return out
+
+
+def _entry(uses: list[_Use], folds: Mapping[str, Fold]) -> Any:
+    key, source, piece = uses[0]
+    if len(uses) == 1 and key not in folds and source.is_identity and source.dtype not in WIDER:
+        return key
+    entry: dict[str, Any] = {"shape": list(piece.tensor.shape.numpy()), "dtype": ir.DataType(piece.tensor.dtype).name}
+    entry["parts"] = [_part(*use, folds.get(use[0])) for use in uses if math.prod(use[2].shape)]
+    if not _covers([piece for _, _, piece in uses]):
+        entry["partial"] = True
+    return entry
+
+
+def _part(key: str, source: Source, piece: Piece, fold: Fold | None) -> dict[str, Any]:
+    atoms = merged(itertools.chain(*piece.axes))
+    part: dict[str, Any] = {"key": key}
+    if fold is not None:
+        part["fold"] = vars(fold)
+    if piece.shape != source.shape:
+        part["slice"] = [[low, low + size] for low, size in zip(piece.at, piece.shape, strict=True)]
+    if piece.offset:
+        part["offset"] = piece.offset
+    part |= {"size": [size for size, _ in atoms], "stride": [stride for _, stride in atoms]}
+    if not lossless(ir.DataType(piece.tensor.dtype), piece.casts):
+        part["lossy"] = True
+    return part
+
+
+class _Covered:
+    """Which elements of one ONNX tensor are spoken for, in cells as large as the pieces' edges allow."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # one cell for "none": something must speak for it
+        self.grain = size
+        for piece in pieces:
+            *outer, (run, _) = _runs(piece)
+            self.grain = math.gcd(self.grain, piece.offset, run, *(stride for _, stride in outer))
+        self.cells = np.zeros(size // self.grain, bool)
+
+    @property
+    def all(self) -> bool:
+        return bool(self.cells.all())
+
+    def add(self, piece: Piece) -> bool:
+        """Cover a piece; False if all of it was covered before."""
+        *outer, (run, _) = _runs(piece)
+        atoms = [(size, stride // self.grain) for size, stride in outer] + [(run // self.grain, 1)]
+        cells = window(self.cells, piece.offset // self.grain, tuple(atoms), write=True) if run else self.cells
+        new = not cells.all()
+        cells[...] = True
+        return new
+
+
+def _covers(pieces: Sequence[Piece]) -> bool:
+    """Whether the pieces together are their whole ONNX tensor."""
+    covered = _Covered(pieces)
+    for piece in pieces:
+        covered.add(piece)
+    return covered.all
+
+
+def _runs(piece: Piece) -> Axis:
+    """The piece's atoms by falling stride; the last is its contiguous run, of stride 1 (size 0: no elements)."""
+    if 0 in piece.shape:
+        return ((0, 1),)
+    atoms = merged(sorted(itertools.chain(*piece.axes), key=lambda atom: -atom[1]))
+    return atoms if atoms and atoms[-1][1] == 1 else (*atoms, (1, 1))

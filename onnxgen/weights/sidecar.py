@@ -1,0 +1,277 @@
+"""The sidecar as files: one, or shards and their index; replaced together with the module, found and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxgen.common.atomic import SUFFIX, replacing
+from onnxgen.common.json_text import json_object
+from onnxgen.common.timing import WEIGHTS, stage
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.options import Options
+from onnxgen.weights.streamed import (
+    BY_NAME,
+    MARK,
+    Array,
+    Tensors,
+    header_of,
+    in_order,
+    read_header,
+    sample,
+    stored_chunks,
+    stored_size,
+    write_tensors,
+)
+
+INDEX = ".index.json"
+STAMP = "stamp"
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_pair(
+    out: Path,
+    source: str | None,
+    weights: Path | None,
+    tensors: Tensors,
+    metadata: Mapping[str, str],
+    shard_size: int = Options.shard_size,
+    force: bool = False,
+) -> list[Path]:
+    """Write the module `source` to `out` and its sidecar to `weights` (None: leave or have none); return the files.
+
+    A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). Every file
+    is complete before the first is renamed into place, the module last: an error leaves the old files as they were,
+    and a kill the old pair, the new pair, or new weights beside the old module, whose fingerprint then does not match.
+    Runs into one folder wait for each other. Files of the other layout that we wrote before are removed at the end.
+
+    Raises:
+        OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or, without
+            `force`, the sidecar is there and onnxgen did not write it.
+    """
+    out = _followed(out)
+    files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
+    targets = [file.path for file in files]
+    if out in targets:
+        raise OnnxgenError(f"module and weights would both be written to {out}")
+    if not force:
+        _refuse_foreign(targets, broken=out.is_file())
+    with _clear_errors(out), replacing(path.parent for path in (out, *targets)) as replacements:
+        for planned in files:
+            with replacements.file(planned.path) as file:
+                write_tensors(file, planned.header, planned.keys, tensors)
+        if len(files) > 1:
+            replacements.withdraw(files[-1].path)  # weights that were trained on fit the same index and module
+        if source is not None:
+            with replacements.file(out) as file:
+                file.write(source.encode())
+        for stale in [] if weights is None else _stale(_followed(weights), targets):
+            replacements.remove(stale)
+    return targets if source is None else [*targets, out]
+
+
+def _followed(path: Path) -> Path:
+    """What is at a path is replaced, and where that is a link, what it leads to."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+@contextmanager
+def _clear_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        file = Path(error.filename or out)
+        file = file.parent if file.name.endswith(SUFFIX) else file
+        where = "" if file == out else f" ({file})"
+        raise OnnxgenError(f"cannot write {out}: {error.strerror or error}{where}") from error
+
+
+def sidecar_targets(weights: Path, tensors: Tensors, shard_size: int) -> list[Path]:
+    """The files that `write_pair` would write for a sidecar at `weights`."""
+    return [file.path for file in _plan(weights, tensors, {}, shard_size)]
+
+
+def is_sharded(tensors: Tensors, shard_size: int) -> bool:
+    """Whether `write_pair` would write several files and an index."""
+    return len(_shards(tensors, shard_size)) > 1
+
+
+def same_content(
+    path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None, shard_size: int = Options.shard_size
+) -> bool:
+    """Whether the sidecar at `path` is, byte for byte, what `write_pair` would write.
+
+    Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
+    it make it differ. Streams both sides; False where the sidecar is missing or broken.
+    """
+    path = _followed(path)
+    try:
+        if metadata is None:
+            metadata = read_header(sidecar_files(path)[0])[0]
+        files = _plan(path, tensors, metadata, shard_size)
+        return not _stale(path, [file.path for file in files]) and all(_same(file, tensors) for file in files)
+    except (OSError, OnnxgenError):
+        return False
+
+
+def is_lost(path: Path) -> bool:
+    """Whether the sidecar at `path` is missing, or broken so that nothing can be read from it."""
+    try:
+        for file in sidecar_files(_followed(path)):
+            read_header(file)
+    except OnnxgenError:
+        return True
+    return False
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def sidecar_files(path: Path) -> list[Path]:
+    """The safetensors files of the sidecar at `path`: itself, or the shards of its index (which may be named too).
+
+    Raises `OnnxgenError` if the index is missing where it is named, or broken.
+    """
+    base = path.with_name(path.name.removesuffix(INDEX))
+    index = index_path(base)
+    if base == path and (path.is_file() or not index.is_file()):
+        return [path]
+    try:
+        names = sorted(set(json_object(index.read_bytes())["weight_map"].values()))
+        if not names or not all(_shard_pattern(base).fullmatch(name) for name in names):
+            raise ValueError("it names files that are no shards of it")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
+    return [path.with_name(name) for name in names]
+
+
+def read_tensors(path: Path) -> dict[str, Array]:
+    """Every tensor of the sidecar at `path`, memory-mapped, read-only, types that numpy lacks by ml_dtypes.
+
+    Raises `OnnxgenError` if a file is missing or broken.
+    """
+    found: dict[str, Array] = {}
+    for file in sidecar_files(path):
+        _, entries = read_header(file)
+        raw = np.memmap(file, np.uint8, "r")
+        for key, entry in entries.items():
+            array = raw[entry.start : entry.stop].view(BY_NAME[entry.dtype].numpy())
+            found[key] = array.reshape(entry.shape)
+    return found
+
+
+# ---- the plan ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file to be written: its first bytes, and the tensors that follow (the index has none)."""
+
+    path: Path
+    header: bytes
+    keys: tuple[str, ...]
+
+
+def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size: int) -> list[_File]:
+    """The files of a sidecar, in the order they are to appear: shards before their index."""
+    metadata = {**MARK, **metadata}
+    shards = _shards(tensors, shard_size)
+    if len(shards) == 1:
+        return [_File(path, header_of(tensors, metadata), in_order(tensors))]
+    metadata[STAMP] = _stamp(tensors)
+    files: list[_File] = []
+    weight_map: dict[str, str] = {}
+    for number, keys in enumerate(shards, 1):
+        target = path.with_name(f"{path.stem}-{number:05}-of-{len(shards):05}{path.suffix}")
+        part = {key: tensors[key] for key in keys}
+        files.append(_File(target, header_of(part, metadata), in_order(part)))
+        weight_map |= dict.fromkeys(keys, target.name)
+    total = sum(stored_size(value) for value in tensors.values())
+    index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
+    return [*files, _File(index_path(path), json.dumps(index, indent=2, sort_keys=True).encode() + b"\n", ())]
+
+
+def _stamp(tensors: Tensors) -> str:
+    """A digest of a few elements of each tensor that is stored, by which shards of two trainings are told apart.
+
+    Where one of them is copied without the others, say: names, shapes and fingerprint are the same. Reading all that
+    there is would take as long as writing it.
+    """
+    digest = hashlib.sha256()
+    for key, value in tensors.items():
+        digest.update(sample(key, value))
+    return digest.hexdigest()[:16]
+
+
+def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:
+    """Keys a file: in order, a new file wherever the next tensor would make it too large."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for key, value in tensors.items():
+        if shards[-1] and size + stored_size(value) > shard_size:
+            shards.append([])
+            size = 0
+        shards[-1].append(key)
+        size += stored_size(value)
+    return shards
+
+
+def _same(file: _File, tensors: Tensors) -> bool:
+    """Whether a file on disk has these contents."""
+    size = len(file.header) + sum(stored_size(tensors[key]) for key in file.keys)
+    with stage(WEIGHTS), open(file.path, "rb") as there:
+        if os.fstat(there.fileno()).st_size != size or there.read(len(file.header)) != file.header:
+            return False
+        chunks = itertools.chain.from_iterable(stored_chunks(key, tensors[key]) for key in file.keys)
+        return all(there.read(len(chunk)) == chunk.tobytes() for chunk in chunks)
+
+
+# ---- the files beside each other -------------------------------------------------------------------------------------
+
+
+def index_path(path: Path) -> Path:
+    """The index of the sidecar at `path`, where it is sharded."""
+    return path.with_name(path.name + INDEX)
+
+
+def _shard_pattern(path: Path) -> re.Pattern[str]:
+    return re.compile(re.escape(path.stem) + r"-\d{5,}-of-\d{5,}" + re.escape(path.suffix))
+
+
+def _ours(path: Path, broken: bool) -> bool:
+    """Whether we wrote this file; `broken` is the answer where it cannot be told though it is called like weights."""
+    try:
+        if path.suffix == ".json":
+            metadata = json_object(path.read_bytes()).get("metadata", {})
+        else:
+            metadata = read_header(path)[0]
+        return bool(metadata.get("generator") == MARK["generator"])
+    except (OSError, ValueError, AttributeError, OnnxgenError):
+        return broken and path.suffix in (".safetensors", ".json")
+
+
+def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
+    """`broken`: what can't be read as weights was ours once, since the module is there that it belongs to."""
+    for target in targets:
+        if target.is_file() and not _ours(target, broken):
+            way_out = "keep it elsewhere, write the weights to another --weights FILE, or use --force"
+            raise OnnxgenError(Problem(f"{target} is there, and onnxgen did not write it", help=way_out))
+
+
+def _stale(path: Path, targets: list[Path]) -> list[Path]:
+    """What an earlier write of ours left at this path in another layout: the one file, or shards and index."""
+    pattern = _shard_pattern(path)
+    found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
+    found += [file for file in (path, index_path(path)) if file.exists()]
+    return sorted(file for file in found if file not in targets and file.is_file() and _ours(file, broken=False))

@@ -1,0 +1,272 @@
+"""Tensors that are stored in the file, and the values that are only views of them."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.common.budget import past, writable
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.nodes import answered
+from onnxgen.options import Options
+from onnxgen.shapes.info import info
+from onnxgen.weights.file_tensor import FileTensor
+from onnxgen.weights.provenance import Source, concat
+from onnxgen.weights.strided import Array
+
+
+def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node's output, else None."""
+    if value is None:
+        return None
+    if value.const_value is not None and value.producer() is None:
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            tensor: ir.TensorProtocol = attribute.value
+            return tensor
+        if name in ("value_float", "value_floats"):
+            return ir.tensor(np.asarray(attribute.value, np.float32), name=value.name)
+        if name in ("value_int", "value_ints"):
+            return ir.tensor(np.asarray(attribute.value, np.int64), name=value.name)
+        if name in ("value_string", "value_strings"):
+            texts = attribute.as_strings() if name == "value_strings" else [attribute.as_string()]
+            shape = ir.Shape((len(texts),) if name == "value_strings" else ())
+            return ir.StringTensor([t.encode() for t in texts], shape=shape, name=value.name)
+    return None
+
+
+def leading(tensor: ir.TensorProtocol, count: int) -> Array:
+    """The first elements of a tensor, as many as there are of `count`."""
+    if isinstance(tensor, FileTensor):
+        return tensor.elements(0, min(count, tensor.size))
+    return tensor.numpy().reshape(-1)[:count]
+
+
+def is_uniform(tensor: ir.TensorProtocol) -> bool:
+    """A vector of equal numbers, as layers start with: before training, those of several layers are equal by chance."""
+    if tensor.size < 2 or max(tensor.shape.numpy()) != tensor.size:
+        return False
+    array = tensor.numpy()
+    return bool((array == array.flat[0]).all())
+
+
+def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
+    """A list of ints that is an attribute or a constant input, by the opset."""
+    if attribute in node.attributes:
+        return [int(v) for v in node.attributes[attribute].value]
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        constant = info(node.inputs[index]).constant
+        return None if constant is None else [int(v) for v in constant.reshape(-1)]
+    return None
+
+
+def _transpose(node: ir.Node, x: Source) -> Source | None:
+    perm = _ints(node, 1, "perm")
+    return x.transpose(tuple(perm if perm is not None else reversed(range(len(x.shape)))))
+
+
+def _unsqueeze(node: ir.Node, x: Source) -> Source | None:
+    axes = _ints(node, 1, "axes")
+    if axes is None:
+        return None
+    rank = len(x.shape) + len(axes)
+    for axis in sorted(a % rank for a in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _squeeze(node: ir.Node, x: Source) -> Source | None:
+    axes = _ints(node, 1, "axes")
+    if axes is None:
+        axes = [i for i, d in enumerate(x.shape) if d == 1]
+    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
+        x = x.squeeze(axis)
+    return x
+
+
+def _reshape(node: ir.Node, x: Source) -> Source | None:
+    shape = info(node.outputs[0]).shape
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return x.reshape(tuple(int(d) for d in shape if isinstance(d, int)))
+
+
+def _slice(node: ir.Node, x: Source) -> Source | None:
+    starts, ends = _ints(node, 1, "starts"), _ints(node, 2, "ends")
+    if starts is None or ends is None:
+        return None
+    axes = _ints(node, 3, "axes")
+    steps = _ints(node, 4, "steps") or [1] * len(starts)
+    if any(s != 1 for s in steps):
+        return None
+    for axis, start, end in zip(axes if axes is not None else range(len(starts)), starts, ends):
+        n = x.shape[axis]
+        start, stop, _ = slice(start, end).indices(n)
+        x = x.slice(axis % len(x.shape), start, max(start, stop))
+    return x
+
+
+SHOWN = 32_768  # pieces of stored tensors that concatenations may show, in all
+SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # of the views, those that move no element
+
+VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
+    "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Reshape": _reshape,
+    "Flatten": _reshape,
+    "Slice": _slice,
+}
+
+
+_VIEW_NAME = re.compile(
+    r"(val|t|transpose|permute|_?(unsafe_)?view|reshape|unsqueeze|squeeze|flatten|unflatten|expand|alias|clone|detach|"
+    r"contiguous|slice|select|index_select|embedding|split|split_with_sizes|chunk|unbind|getitem|cat|_?to_copy|linear)"
+    r"(_\d+)?"
+)
+
+
+def folded_from(value: ir.Value) -> str:
+    """The parameter that an initializer is a folded copy of (transposed, say), where the dynamo exporter says so.
+
+    It lists everything that it folded; constants' names have no dot.
+    """
+    text = value.metadata_props.get("pkg.onnxscript.optimizer.folded_from")
+    if text is None:
+        return ""
+    try:
+        names = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ""
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        return ""
+    dotted = names if len(names) == 1 else [n for n in names if "." in n]
+    return dotted[0] if len(dotted) == 1 else ""
+
+
+def viewed_from(value: ir.Value) -> str:
+    """The parameter that an initializer is a folded view of; "" if what was folded made other numbers of it.
+
+    The dynamo exporter calls values by the torch function that made them (`exp_1`), or by a number inside of one
+    (`val_7`). CLIP's `logit_scale` is stored as its exponential: under its own name it would take a checkpoint's value.
+    """
+    return folded_from(value) if _VIEW_NAME.fullmatch(value.name or "") else ""
+
+
+class Views:
+    """Answers how values are made of stored tensors by views alone (transposed, sliced, concatenated...).
+
+    Each answer is found once. A view that shows its tensors in very many pieces is none: the module makes it when it
+    runs.
+
+    Args:
+        through: operators whose result stands for their first input here, as (domain, type).
+    """
+
+    def __init__(self, model: ir.Model, options: Options, through: Container[tuple[str, str]] = ()) -> None:
+        self.most, self.through = writable(model, options), through
+        self._known: dict[ir.Value, Source | None] = {}
+        self._is_view: dict[ir.Value, bool] = {}
+        self._pieces = SHOWN
+
+    def __call__(self, value: ir.Value | None) -> Source | None:
+        """How a value is made of stored tensors, or None.
+
+        Raises:
+            OnnxgenError: it is a view of more bytes than may be written.
+        """
+        if value is None or not self.is_view(value):
+            return None
+        self._refuse_large(value)
+        return answered(value, self._known, self._asked, self._source)
+
+    def is_view(self, value: ir.Value | None) -> bool:
+        """Whether a value seems to be a view of stored tensors, of whatever size."""
+        return value is not None and answered(value, self._is_view, self._asked, self._seems)
+
+    def _asked(self, value: ir.Value) -> list[ir.Value]:
+        """The inputs that a view is a view of."""
+        node = value.producer()
+        if node is None or not node.inputs or stored(value) is not None:
+            return []
+        if (node.domain, node.op_type) in self.through or (_is_standard(node) and node.op_type in (*VIEWS, "Split")):
+            return [v for v in node.inputs[:1] if v is not None]
+        return [v for v in node.inputs if v is not None] if _is_standard(node) and node.op_type == "Concat" else []
+
+    def _seems(self, value: ir.Value) -> bool:
+        asked = self._asked(value)
+        return stored(value) is not None or (bool(asked) and all(self._is_view[v] for v in asked))
+
+    def _source(self, value: ir.Value) -> Source | None:
+        node = value.producer()
+        if node is not None and (node.domain, node.op_type) in self.through:
+            return self._known.get(node.inputs[0]) if node.inputs[0] is not None else None
+        if node is not None and node.op_type == "Concat":
+            parts = [self._known.get(v) for v in node.inputs if v is not None]
+            self._pieces -= sum(len(part.pieces) for part in parts if part is not None)
+            if self._pieces < 0:
+                return None
+        try:
+            return _view_source(value, lambda v: None if v is None else self._known.get(v))
+        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # nodes that make no sense
+            return None
+
+    def _refuse_large(self, value: ir.Value) -> None:
+        facts, node = info(value), value.producer()
+        if node is None or facts.dtype is None or not all(isinstance(d, int) for d in facts.shape or ()):
+            return
+        size = math.prod(int(d) for d in facts.shape or () if isinstance(d, int)) * int(facts.dtype.itemsize)
+        if problem := past(size, self.most, f"{printable(value.name or '')}, made of stored tensors alone, has"):
+            raise OnnxgenError(Problem(problem, printable(node.name or ""), printable(node.op_type)))
+
+
+def _is_standard(node: ir.Node) -> bool:
+    return node.domain in ("", "ai.onnx")
+
+
+def _view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
+    """The source of a value, by those of its producer's inputs."""
+    tensor = stored(value)
+    if tensor is not None:
+        return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
+    node = value.producer()
+    if node is None or not _is_standard(node):
+        return None
+    if node.op_type in VIEWS:
+        x = source_of(node.inputs[0])
+        return None if x is None else VIEWS[node.op_type](node, x)
+    if node.op_type == "Concat":
+        parts = [source_of(i) for i in node.inputs]
+        known = [p for p in parts if p is not None]
+        return concat(known, node.attributes["axis"].value % len(known[0].shape)) if len(known) == len(parts) else None
+    if node.op_type == "Split":
+        return _split(node, value, source_of(node.inputs[0]))
+    return None
+
+
+def _split(node: ir.Node, value: ir.Value, x: Source | None) -> Source | None:
+    shapes = [info(o).shape for o in node.outputs]
+    if x is None:
+        return None
+    axis = node.attributes["axis"].value if "axis" in node.attributes else 0
+    start = 0
+    for output, shape in zip(node.outputs, shapes):
+        size = None if shape is None else shape[axis]
+        if not isinstance(size, int):
+            return None
+        if output is value:
+            return x.slice(axis % len(x.shape), start, start + size)
+        start += size
+    return None

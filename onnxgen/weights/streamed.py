@@ -1,0 +1,278 @@
+"""`Source`s streamed into safetensors files, and the headers of such files.
+
+The format (https://github.com/huggingface/safetensors, "Format"): the header's length as 8 bytes little-endian, the
+header (JSON, padded with spaces to a multiple of 8), then the tensors' bytes, row-major, little-endian, without gaps.
+
+The safetensors library writes too, but its `serialize_file` wants every tensor in memory at once. This writer holds one
+tensor at a time, and of a memory-mapped one nothing but the pages it is reading.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxgen.common.json_text import json_object
+from onnxgen.common.names import printable
+from onnxgen.common.timing import WEIGHTS, stage
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.weights.file_tensor import FileTensor, SourceFile
+from onnxgen.weights.provenance import WIDER, Source
+from onnxgen.weights.strided import merged
+
+Array = NDArray[Any]
+Tensors = Mapping[str, Source | Array]
+
+CHUNK = 16 << 20  # bytes in flight
+COPIED = 1 << 30  # bytes at most in one call of the system
+SAMPLES = 8  # elements of each tensor, about
+MAX_HEADER = 100_000_000  # what the safetensors library reads
+MARK = {"format": "pt", "generator": "onnxgen"}  # "format" is what loaders of the Hugging Face layout ask for
+
+DTYPES = {
+    ir.DataType.BOOL: "BOOL",
+    ir.DataType.UINT8: "U8",
+    ir.DataType.INT8: "I8",
+    ir.DataType.UINT16: "U16",
+    ir.DataType.INT16: "I16",
+    ir.DataType.UINT32: "U32",
+    ir.DataType.INT32: "I32",
+    ir.DataType.UINT64: "U64",
+    ir.DataType.INT64: "I64",
+    ir.DataType.FLOAT16: "F16",
+    ir.DataType.BFLOAT16: "BF16",
+    ir.DataType.FLOAT: "F32",
+    ir.DataType.DOUBLE: "F64",
+    ir.DataType.COMPLEX64: "C64",
+    ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
+    ir.DataType.FLOAT8E5M2: "F8_E5M2",
+    ir.DataType.FLOAT8E4M3FNUZ: "F8_E4M3FNUZ",
+    ir.DataType.FLOAT8E5M2FNUZ: "F8_E5M2FNUZ",
+    ir.DataType.FLOAT8E8M0: "F8_E8M0",
+}
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """A tensor in a safetensors file: dtype by its safetensors name, shape, and its bytes in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
+    """Write one safetensors file, one tensor in memory at a time. Raises `OnnxgenError` if a tensor has no place in it.
+
+    Tensors lie widest type first, then by key, as the library has them: each is aligned, and the same content makes the
+    same bytes. Nothing here guards against a kill: see `write_pair`.
+    """
+    header = header_of(tensors, metadata)
+    with open(path, "wb") as file:
+        write_tensors(file, header, in_order(tensors), tensors)
+
+
+def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
+    """The bytes that `write_safetensors` would write."""
+    file = io.BytesIO()
+    write_tensors(file, header_of(tensors, metadata), in_order(tensors), tensors)
+    return file.getvalue()
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
+    """Metadata and tensors of one safetensors file.
+
+    Raises:
+        OnnxgenError: it is none, it is cut short, or its header makes no sense.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER, size - 8):
+                raise ValueError("its header is cut short")
+            header = json_object(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata is no map of strings")
+        entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
+        _check_offsets(entries, size)
+        return metadata, entries
+    except OSError as error:
+        raise OnnxgenError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise OnnxgenError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _entry(key: str, found: Any, begin: int) -> Entry:
+    """A tensor of a header; the bytes of all tensors lie from `begin` on."""
+    if not isinstance(found, dict):
+        raise ValueError(f"tensor {printable(key)!r} has no description")
+    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BY_NAME:
+        raise ValueError(f"tensor {printable(key)!r} is of a type that is not known")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {printable(key)!r} has no sizes")
+    if math.prod(shape) * int(BY_NAME[dtype].itemsize) != offsets[1] - offsets[0] or max(shape, default=0) >= 2**63:
+        raise ValueError(f"tensor {printable(key)!r} is cut short")
+    return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _are_sizes(found: Any) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
+
+
+def _check_offsets(entries: Mapping[str, Entry], size: int) -> None:
+    """Tensors must lie in the file, and not over one another."""
+    end = 0
+    for key, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if entry.start < end:
+            raise ValueError(f"tensor {printable(key)!r} lies over another")
+        end = entry.stop
+        if end > size:
+            raise ValueError(f"tensor {printable(key)!r} is cut short")
+
+
+# ---- one file --------------------------------------------------------------------------------------------------------
+
+
+def in_order(tensors: Tensors) -> tuple[str, ...]:
+    return tuple(sorted(tensors, key=lambda key: (-int(stored_dtype(tensors[key]).itemsize), key)))
+
+
+def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    end = 0
+    for key in in_order(tensors):
+        value = tensors[key]
+        dtype = stored_dtype(value)
+        if dtype not in DTYPES or key == "__metadata__":
+            raise OnnxgenError(Problem(f"weight {key!r} of type {dtype.name} cannot be stored as safetensors"))
+        begin, end = end, end + stored_size(value)
+        header[key] = {"dtype": DTYPES[dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise OnnxgenError(f"{len(text):,} bytes are too many for the header of a safetensors file")
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: Tensors) -> None:
+    """Write a whole safetensors file. What lies in another file as it is to be stored, the system copies."""
+    with stage(WEIGHTS):
+        file.write(header)
+        for key in keys:
+            if not _copied(file, key, tensors[key]):
+                for chunk in stored_chunks(key, tensors[key]):
+                    file.write(chunk)
+
+
+def _copied(file: BinaryIO, key: str, value: Source | Array) -> bool:
+    """Append a tensor by copying it from file to file, if it can be: as `cp` does, in half the time of a mapping."""
+    if not isinstance(value, Source) or not isinstance(file, io.BufferedWriter) or not hasattr(os, "copy_file_range"):
+        return False
+    external = _external(value)
+    if external is None:
+        return False
+    if not isinstance(external[0], SourceFile):
+        _array(key, value)  # opens it, which checks where it lies and how long it is
+        value.release()
+    source, start = external
+    begin, left = file.tell(), stored_size(value)
+    file.flush()
+    with suppress(OSError), _opened(source) as number:  # an old kernel, two file systems; a full disk fails again
+        while left and (count := os.copy_file_range(number, file.fileno(), min(left, COPIED), start)):
+            start, left = start + count, left - count
+    file.seek(begin if left else begin + stored_size(value))
+    return not left
+
+
+@contextmanager
+def _opened(source: SourceFile | str) -> Iterator[int]:
+    """The open file's number."""
+    if isinstance(source, SourceFile):
+        yield source.fileno()
+        source.check()
+        return
+    with open(source, "rb") as file:
+        yield file.fileno()
+
+
+def _external(value: Source) -> tuple[SourceFile | str, int] | None:
+    """The file that has a tensor's bytes as they are to be stored, in one stretch, and where they begin; else None."""
+    if len(value.pieces) != 1 or value.dtype != stored_dtype(value):
+        return None
+    (piece,) = value.pieces
+    in_one = merged(itertools.chain(*piece.axes)) in ((), ((math.prod(value.shape), 1),))
+    tensor = piece.tensor
+    if piece.casts or not in_one or not isinstance(tensor, (ir.ExternalTensor, FileTensor)):
+        return None
+    file = tensor.source if isinstance(tensor, FileTensor) else tensor.path
+    return file, (tensor.offset or 0) + piece.offset * int(value.dtype.itemsize)
+
+
+def stored_dtype(value: Source | Array) -> ir.DataType:
+    dtype = value.dtype if isinstance(value, Source) else ir.DataType.from_numpy(value.dtype)
+    return WIDER.get(dtype, dtype)
+
+
+def stored_size(value: Source | Array) -> int:
+    return math.prod(value.shape) * int(stored_dtype(value).itemsize)
+
+
+def sample(key: str, value: Source | Array) -> bytes:
+    """A few elements of what a tensor is made of; of a memory-mapped one, hardly a page is read."""
+    stored = [piece.tensor for piece in value.pieces] if isinstance(value, Source) else [value]
+    try:
+        flat = [(value if isinstance(value, np.ndarray) else value.numpy()).reshape(-1) for value in stored]
+        return b"".join(array[:: max(1, array.size // SAMPLES)].tobytes() for array in flat)
+    except (OSError, ValueError) as error:
+        raise OnnxgenError(f"cannot read weight {key!r}: {error}") from error
+    finally:
+        flat = []
+        if isinstance(value, Source):
+            value.release()
+
+
+def stored_chunks(key: str, value: Source | Array) -> Iterator[memoryview]:
+    """The tensor's bytes as they are stored, a few at a time; a memory-mapped tensor is let go of afterwards."""
+    array = _array(key, value)
+    try:
+        dtype = stored_dtype(value).numpy()
+        array = array.reshape(-1) if array.flags.c_contiguous or not array.ndim else array
+        rows = max(1, CHUNK // max(1, math.prod(array.shape[1:]) * dtype.itemsize))
+        for row in range(0, len(array) if array.size else 0, rows):
+            part = np.ascontiguousarray(array[row : row + rows]).astype(dtype, copy=False)
+            # Released here and not when the receiver feels like it: a mapping with a view on it cannot be closed.
+            with part.reshape(-1).view(np.uint8).data as view:
+                del part
+                yield view
+    finally:
+        del array
+        if isinstance(value, Source):
+            value.release()
+
+
+def _array(key: str, value: Source | Array) -> Array:
+    try:
+        return value.numpy() if isinstance(value, Source) else value
+    except (OSError, ValueError) as error:  # external data that is gone, short or not where it may be
+        raise OnnxgenError(f"cannot read weight {key!r}: {error}") from error
