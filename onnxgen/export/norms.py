@@ -1,6 +1,6 @@
 """BatchNorms that `--restore-batchnorm` put back, as nodes of the file, each behind its convolution.
 
-A norm whose convolution the file does not have in that form is folded in again, as it was (`wayback.Fold`).
+A norm whose convolution the file does not have in that form is folded in again, as it was (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgen.reader.taken import inner_uses, uses
 
 OLDEST = 9  # the opset from which on BatchNormalization is in evaluation mode and has one result
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-_Fold = Mapping[str, Any]  # `wayback.Fold`, as the record has it
+_Fold = Mapping[str, Any]  # `provenance.Fold`, as the record has it
 
 
 class Norms:
@@ -27,7 +27,7 @@ class Norms:
 
     Args:
         model: the file's protobuf.
-        tensors: how each ONNX tensor is made of the state dict (`wayback.way_back`).
+        tensors: how each ONNX tensor is made of the state dict (`provenance.way_back`).
 
     Attributes:
         tensors: the same for the file in which these norms stand apart.

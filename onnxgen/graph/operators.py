@@ -40,7 +40,7 @@ class Operator:
     Attributes:
         name, domain: the operator (`domain` is "" for ai.onnx).
         since: first opset whose meaning this function has.
-        function: called as `function(b, *inputs, **attributes)`, see `ops.builder.Builder`.
+        function: called as `function(b, *inputs, **attributes)`, see `lowering.builder.Builder`.
         renames: schema names of other opsets that mean one of the function's parameters.
         takes: whether the function can take a node; others are replaced by the standard's function body.
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
@@ -92,7 +92,7 @@ def op(
         domain: the operators' domain; "" is ai.onnx.
         renames: other names of inputs and attributes, by which the function's parameters are meant.
         takes: says of a node whether the function can take it; default: any.
-        infer: says of a node (`propagate.node_facts.NodeFacts`) what is known of its outputs: a `propagate.info.Info`
+        infer: says of a node (`shapes.node_facts.NodeFacts`) what is known of its outputs: a `shapes.info.Info`
             each. Default: onnxgen's own rule, or what the file declares.
         reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
             something to compare with.

@@ -1,6 +1,6 @@
 """From an ONNX graph to one flat `ModuleDef`: walks the nodes, calls each operator's function, keeps the books.
 
-What operators may ask for is in `ops.builder`; this module knows no operator.
+What operators may ask for is in `lowering.builder`; this module knows no operator.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 What they were is lost: all that a file has is the convolution's weight times s = weight / sqrt(var + eps), and the bias
 bias + (b - mean) * s. So each comes back as the identity (mean 0, var 1 - eps, weight 1) with the convolution's bias as
-its own, and learns its statistics in training. The way back folds it again (`wayback.Fold`).
+its own, and learns its statistics in training. The way back folds it again (`provenance.Fold`).
 """
 
 from __future__ import annotations

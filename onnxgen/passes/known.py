@@ -2,7 +2,7 @@
 
 Exporters compute shapes beside the data: `Shape -> Gather -> Concat -> Reshape`. Once the elements are known, the nodes
 that made them only hide the idioms (a value "with one user" has two). They are removed; their results stay as values
-without a producer, whose elements `propagate.info` has. Nodes that nothing uses go too. Only integers: known floats
+without a producer, whose elements `shapes.info` has. Nodes that nothing uses go too. Only integers: known floats
 may be stored tensors that are not trained, whose way back goes through the nodes. And no views of a buffer that the
 state dict keeps.
 """

@@ -26,7 +26,7 @@ __all__ = ["propagate"]
 
 
 def propagate(graph: ir.Graph, options: Options, known: Mapping[str, Dim] | None = None) -> None:
-    """Set the `Info` of every value of a graph and its subgraphs (read with `propagate.info.info`).
+    """Set the `Info` of every value of a graph and its subgraphs (read with `shapes.info.info`).
 
     The graph must be in topological order. A pure function of the graph: run it again after rewriting. Dims that the
     file names are symbols of that name, others are named `"{value}.{axis}"`. Never raises for a graph that makes no

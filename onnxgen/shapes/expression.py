@@ -1,4 +1,4 @@
-"""Integer expressions in normal form: what they are made of, sums and products. See `propagate.dims` for the whole."""
+"""Integer expressions in normal form: what they are made of, sums and products. See `shapes.dims` for the whole."""
 
 from __future__ import annotations
 

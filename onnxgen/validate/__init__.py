@@ -4,7 +4,7 @@ The flat module is executed on symbols before structure (`specify`), the finishe
 Both make nodes of one graph, in which equal computations are one node; so they agree if the results are the same node,
 and if they register the same members with the same options. What the checker can't follow is never taken for equal.
 
-Nothing here is shared with `onnxgen/structure` or the printer. What it relies on: dims (`propagate/dims.py`), and the
+Nothing here is shared with `onnxgen/structure` or the printer. What it relies on: dims (`shapes/dims.py`), and the
 words of a flat module (`code/module_def.py`, the placeholders of `code/quote.py`).
 """
 

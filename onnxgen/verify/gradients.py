@@ -79,7 +79,7 @@ def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, An
 def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:
     """The state-dict keys to which a gradient must come: the graph's differentiable part reaches what they hold.
 
-    `record`: how the file's tensors are made of the state dict (`wayback.way_back`).
+    `record`: how the file's tensors are made of the state dict (`provenance.way_back`).
     """
     try:
         model = read_and_simplify(path, replace(options, trainable=None, frozen=None))

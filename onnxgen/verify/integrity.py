@@ -36,7 +36,7 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`wayback.way_back`), if it did."""
+    """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`provenance.way_back`), if it did."""
     try:
         return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
@@ -80,7 +80,7 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
-    """Every tensor of the sidecar of `out` against what the ONNX file says it is (`wayback.Source`).
+    """Every tensor of the sidecar of `out` against what the ONNX file says it is (`provenance.Source`).
 
     Args:
         path: the ONNX file.
@@ -107,7 +107,7 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
 
 
 def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> list[str]:
-    """The file's tensors that a module's weights, put back by their own record (`wayback.rebuild`), are not.
+    """The file's tensors that a module's weights, put back by their own record (`provenance.rebuild`), are not.
 
     Nothing is generated for it. Parts that a norm was folded into are equal up to rounding, all else bit for bit. It is
     empty where there is no sidecar, or the sidecar has no record.

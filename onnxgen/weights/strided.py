@@ -1,6 +1,6 @@
 """Strided views of flat tensors: cutting, splitting, regrouping and joining them.
 
-The geometry under `wayback.Source`. Every function is about where elements lie; none touches an element except
+The geometry under `provenance.Source`. Every function is about where elements lie; none touches an element except
 `Piece.numpy`. The terms: an *atom* is `(size, stride)`, an `Axis` is a run of atoms, a `Piece` is a view with axes.
 """
 
