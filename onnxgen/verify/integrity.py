@@ -36,7 +36,7 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the ONNX tensors are made of the state dict, as the sidecar recorded it (`provenance.way_back`), if it did."""
+    """How the ONNX tensors are made of the state dict (`provenance.way_back`), if the sidecar recorded it."""
     try:
         return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
