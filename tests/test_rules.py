@@ -200,7 +200,9 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     operators are known, and what an export takes weights back with."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
-    shared = {f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators")}
+    shared = {
+        f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators", "traits")
+    }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
     shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}

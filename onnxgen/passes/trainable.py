@@ -20,6 +20,7 @@ from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import NOWHERE
 from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.traits import NORMS, PASSES_ON
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
@@ -84,7 +85,6 @@ WEIGHT_INPUTS = {
     "TreeEnsembleRegressor": {1, 2},
     "TreeEnsembleClassifier": {1, 2},
 }
-NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
@@ -92,7 +92,6 @@ STILL = "still"  # in `value.meta`: why nothing flows to a tensor that would be 
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 WRITTEN = re.compile(r"reorder|\w+_token_\d+|val_\d+")  # what onnxruntime, and the dynamo exporter, call what they make
-SAME_TENSOR = set("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
 
 
 def trainable(model: ir.Model, options: Options) -> None:
@@ -133,7 +132,7 @@ def _note_kept(graph: ir.Graph) -> None:
         if named and value.metadata_props.get(PERSISTENT) != "False":
             value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
     for node in all_nodes(graph):
-        if _op(node) in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
+        if _op(node) in PASSES_ON and node.inputs and node.inputs[0] is not None:
             for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
                 output.meta[KEPT] = True
 
@@ -245,7 +244,7 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
         return False
     by_pytorch = graph.meta.get("producer") == "pytorch"
     norms = NORMS if by_pytorch else {"InstanceNormalization"}
-    slots = [(op, index) for op, index in _slots(value) if op not in SAME_TENSOR]
+    slots = [(op, index) for op, index in _slots(value) if op not in PASSES_ON]
     if not slots or not all(op in norms and index in (1, 2) for op, index in slots):
         return False
     return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
@@ -265,7 +264,7 @@ def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
     """(operator, input index) of every use of a tensor, also behind views of it."""
     for use in value.uses():
         yield _op(use.node), use.idx
-        if _op(use.node) in SAME_TENSOR and depth < 8:
+        if _op(use.node) in PASSES_ON and depth < 8:
             for output in use.node.outputs:
                 yield from _slots(output, depth + 1)
 

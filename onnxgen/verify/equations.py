@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgen.graph.traits import BROADCASTING
 from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
 from onnxgen.shapes.info import Shape, info
 
@@ -87,10 +88,7 @@ def _dim(tree: ast.expr) -> Dim:
 
 # ---- what operators ask ----------------------------------------------------------------------------------------------
 
-BROADCASTING = set(
-    "Add Sub Mul Div Pow Mod Where Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Min Max Sum Mean PRelu "
-    "BitShift BitwiseAnd BitwiseOr BitwiseXor".split()
-)
+SAME_SHAPE = BROADCASTING | {"PRelu"}
 RECURRENT = ("LSTM", "GRU", "RNN")
 # the axes of each input of operators of onnxruntime: one letter, one size
 LETTERS = {
@@ -122,7 +120,7 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
         yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
         if node.op_type in CACHED:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
-    elif node.op_type in BROADCASTING and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
+    elif node.op_type in SAME_SHAPE and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
         yield from _broadcast([s for s in shapes if s is not None])
     elif node.op_type in RULES:
         for a, b in RULES[node.op_type](node, shapes):

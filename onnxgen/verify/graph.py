@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.traits import COMPARISONS, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
@@ -21,7 +22,6 @@ from onnxgen.verify.roles import Range, range_of
 from onnxgen.weights.stored import stored
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
-RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 PRODUCTS = re.compile(
     "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
 )
@@ -47,7 +47,6 @@ SIZES = {
     "CenterCropPad": {1},
 }
 MODES = {"Dropout": {2}}
-COMPARISONS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 
 
 @dataclass
