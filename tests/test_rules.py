@@ -383,3 +383,12 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     for source in sources:
         assert source.startswith('"""') and format_again(source) == source
         assert not re.search(r"\d{4}-\d\d-\d\d|/home/|/tmp/", source), "a time or a path"
+
+
+# ---- the tests' own rooms --------------------------------------------------------------------------------------------
+
+
+def test_tests_lie_in_rooms() -> None:
+    """Only what is about the whole project lies at the root of tests/."""
+    loose = {path.name for path in (ROOT / "tests").glob("*.py")}
+    assert loose == {"__init__.py", "conftest.py", "test_docs.py", "test_rules.py", "test_wheel.py"}
