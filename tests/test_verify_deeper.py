@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from onnxgen.cli.app import app
 from onnxgen.errors import OnnxgenError
+from onnxgen.load import load
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.reader import read
@@ -245,6 +246,27 @@ def test_a_weight_on_which_nothing_depends_needs_no_gradient(tmp_path: Path) -> 
     report = verify(tmp_path / "net.onnx")
     assert report.agrees, report.problems()
     assert report.gradients.missing == [] and report.gradients.reached >= 1
+
+
+def test_a_score_that_only_chooses_is_not_trained(tmp_path: Path) -> None:
+    """TopK's places are integers: no gradient reaches what ranks the rows that are taken, unless its values count."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6, 4] x) => (float[a, b, c] y, float[n, 3, 1] z)
+        <int64[1] three = {3}> {
+            seen = MatMul (x, body)  ranks = MatMul (seen, ranks_by)  weights = MatMul (seen, weigh)
+            best, places = TopK <axis = 1> (ranks, three)  y = GatherND <batch_dims = 1> (seen, places)
+            z, others = TopK <axis = 1> (weights, three) }"""
+    )
+    for name, shape in {"body": (4, 8), "ranks_by": (8, 1), "weigh": (8, 1)}.items():
+        array = np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees, report.problems()
+    assert (report.gradients.parameters, report.gradients.reached) == (2, 2)
+    trained = [sorted(p.flatten().tolist()) for p in load(tmp_path / "net.onnx").parameters() if p.requires_grad]
+    held = {t.name: sorted(numpy_helper.to_array(t).flatten().tolist()) for t in model.graph.initializer}
+    assert held["body"] in trained and held["weigh"] in trained and held["ranks_by"] not in trained
 
 
 def test_products_of_signed_bytes_are_exact(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 The networks are built of the yaml files that the package ships, so nothing is downloaded. Where torchvision does not
 load (its wheels need the torch that they were built for, with CUDA), a stand-in takes its place: it has one function,
 nms, which raises. Nothing but `nms=True` asks for it; networks for rotated boxes bring an NMS of their own.
+
+Untrained networks this deep give the same numbers whatever they see, so that rounding decides what they choose. So
+their norms have the statistics of a few pictures of noise, as training would leave them.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "v8_half": ("v8", {"half": True}),
     "v8_int8": ("v8", {"quantize": 8}),
     "11_seg_int8": ("11_seg", {"quantize": 8}),
-    "v8_nms": ("v8", {"nms": True}),
-    "v8_obb_nms": ("v8_obb", {"nms": True}),
+    "v8_nms": ("v8", {"nms": True, "conf": 0.01}),
+    "v8_obb_nms": ("v8_obb", {"nms": True, "conf": 0.01}),
     "v8_seg_dynamic": ("v8_seg", {"dynamic": True}),
     "v8_cls_dynamic": ("v8_cls", {"dynamic": True}),
     "11_pose_dynamic": ("11_pose", {"dynamic": True, "simplify": False}),
-    "11_obb_nms_dynamic": ("11_obb", {"nms": True, "dynamic": True, "batch": 2}),
+    "11_obb_nms_dynamic": ("11_obb", {"nms": True, "conf": 0.01, "dynamic": True, "batch": 2}),
     "12_dynamic": ("12", {"dynamic": True}),
     "26_dynamic": ("26", {"dynamic": True}),
     "26_half": ("26", {"half": True}),
@@ -83,6 +86,7 @@ def _export(name: str, options: dict[str, Any], path: Path) -> None:
         source = folder / f"{path.stem}_net.yaml"
         _narrowed(name, source)
         made = (RTDETR if "rtdetr" in name else YOLOWorld if "world" in name else YOLO)(str(source))
+        _see_noise(made.model)
         if options.get("quantize"):
             options = {**options, "data": str(_pictures(folder))}
         before = Path.cwd()
@@ -92,6 +96,21 @@ def _export(name: str, options: dict[str, Any], path: Path) -> None:
         finally:
             os.chdir(before)
         shutil.move(folder / written, path)
+
+
+def _see_noise(network: Any) -> None:
+    """Give the BatchNorms their statistics; all else stays as for inference."""
+    import torch
+
+    norms = [m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    before = norms[0].momentum
+    network.eval()
+    for norm in norms:
+        norm.train().momentum = None  # the mean of what it sees, from the first picture on
+    with torch.no_grad():
+        network(torch.rand(16, 3, 64, 64))
+    for norm in norms:
+        norm.eval().momentum = before
 
 
 def _narrowed(name: str, path: Path) -> None:
