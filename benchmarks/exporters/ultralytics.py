@@ -108,7 +108,7 @@ def _see_noise(network: Any) -> None:
     for norm in norms:
         norm.train().momentum = None  # the mean of what it sees, from the first picture on
     with torch.no_grad():
-        network(torch.rand(16, 3, 64, 64))
+        network(torch.randn(16, 3, 64, 64))
     for norm in norms:
         norm.eval().momentum = before
 
