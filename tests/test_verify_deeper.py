@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
 
 from onnxgen.cli.app import app
 from onnxgen.errors import OnnxgenError
@@ -19,7 +20,8 @@ from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.reader import read
 from onnxgen.verify import feeds, verify
-from onnxgen.verify.freedom import Freedom, explained
+from onnxgen.verify.compare import Tolerance
+from onnxgen.verify.freedom import NOISE, Freedom, explained
 from onnxgen.verify.graph import examine
 from onnxgen.verify.sizes import sizes
 from onnxgen.weights import read_header
@@ -115,13 +117,20 @@ ANSWERS: dict[str, tuple[Any, Any, list[Any], bool]] = {
     "an index nobody gave": (np.int64([3, 1]), np.int64([2, 3]), [np.int64([1, 3])], False),
     "no answer": (np.float32([1]), np.float32([1.01]), [], False),
     "infinite": (np.float32([1, 2]), np.float32([np.inf, 2]), [np.float32([1, 2.01])], False),
+    "equal but for the last bit": (
+        np.float32([1, 0, 2]),
+        np.float32([1, 1e-9, 2.01]),
+        [np.float32([1, 0, 2.01])],
+        True,
+    ),
+    "more of them than moved": (np.float32([1, 0, 2]), np.float32([1, 1e-4, 2.01]), [np.float32([1, 0, 2.01])], False),
 }
 
 
 @pytest.mark.parametrize("case", ANSWERS)
 def test_what_other_answers_explain(case: str) -> None:
     expected, got, others, is_explained = ANSWERS[case]
-    assert explained(expected, got, others) is is_explained
+    assert explained(expected, got, others, Tolerance()) is is_explained
 
 
 def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
@@ -131,6 +140,44 @@ def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
     answers = [a for _, a in freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))]
     assert len(answers) == 7
     assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[3:])
+
+
+def test_noise_of_one_unit_in_16_bits(tmp_path: Path) -> None:
+    """Of numbers of 16 bits it is a step of theirs, either way or none."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[500] x) => (float16[500] y) {
+        half = Cast <to = 10> (x)  y = Neg (half) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    graph = examine(read(tmp_path / "net.onnx", Options()), Options())
+    freedom = Freedom(tmp_path / "net.onnx", onnx.load(tmp_path / "net.onnx"), graph.types)
+    x = np.random.default_rng(0).uniform(1.1, 1.9, 500).astype(np.float32)
+    noisy = [a[0] for name, a in freedom.answers({"x": x}) if name == NOISE]
+    steps = np.array([a.astype(np.float64) + x.astype(np.float16).astype(np.float64) for a in noisy]) / 2.0**-10
+    assert len(noisy) == 4 and set(steps.flatten()) <= set(range(-4, 5)) and {-1.0, 0.0, 1.0} <= set(steps.flatten())
+
+
+def test_a_near_tie_may_be_decided_either_way(tmp_path: Path) -> None:
+    """Rows in the order of scores that rounding decides; in one that it does not they are wrong."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[4, 3] rows, float[4, 1] far) => (float[2, 3] y)
+        <int64[1] two = {2}, float[4, 1] scores = {2.0, 1.0, 1.0, 0.5}> {
+        off = Mul (far, zero)  zeros = Tanh (off)  ranks = Add (scores, zeros)
+        best, places = TopK <axis = 0> (ranks, two)  y = GatherND (rows, places) }"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1e-9, np.float32), "zero"))
+    onnx.save(model, tmp_path / "net.onnx")
+    assert verify(tmp_path / "net.onnx", _Rows([0, 1])).agrees
+    report = verify(tmp_path / "net.onnx", _Rows([0, 2]))
+    assert report.agrees and any("one unit in the last place" in note for note in report.notes)
+    assert not verify(tmp_path / "net.onnx", _Rows([1, 0])).agrees
+    assert not verify(tmp_path / "net.onnx", _Rows([0, 3])).agrees
+
+
+class _Rows(nn.Module):
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, rows: Tensor, far: Tensor) -> Tensor:
+        return rows[self.places]
 
 
 ROLES = {  # a graph; how many inputs of its random ones onnxruntime takes is what is tested

@@ -15,12 +15,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxgen.verify.compare import HIDES, SLACK
+from onnxgen.verify.compare import HIDES, SLACK, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
+UNITS: dict[int, float] = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}  # and in 16 bits
 RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 
@@ -85,15 +86,15 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int) -> onnx.
             if types.get(name) in _FLOATS:
                 noised = f"{name}/into/{len(nodes)}"
                 node.input[i] = noised
-                nodes.extend(_with_noise(name, noised, float(seed * 7919 + len(nodes))))
+                nodes.extend(_with_noise(name, noised, types[name], float(seed * 7919 + len(nodes))))
         nodes.append(node)
         if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
             continue
         for i, name in enumerate(node.output):
-            if types.get(name) not in _FLOATS:
+            if types.get(name) not in _FLOATS | UNITS.keys():
                 continue
             node.output[i] = f"{name}/exact"
-            nodes.extend(_with_noise(node.output[i], name, float(seed * 7919 + len(nodes))))
+            nodes.extend(_with_noise(node.output[i], name, types[name], float(seed * 7919 + len(nodes))))
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     known = [value for value in made.graph.value_info if value.name not in outputs]
@@ -102,10 +103,15 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int) -> onnx.
     return made
 
 
-def _with_noise(exact: str, name: str, place: float) -> list[onnx.NodeProto]:
-    noise = f"{name}/noise"
-    draw = onnx.helper.make_node("RandomUniformLike", [exact], [noise], low=1 - UNIT, high=1 + UNIT, seed=place)
-    return [draw, onnx.helper.make_node("Mul", [exact, noise], [name])]
+def _with_noise(exact: str, name: str, kind: int, place: float) -> list[onnx.NodeProto]:
+    noise, unit = f"{name}/noise", UNITS.get(kind, UNIT)
+    wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
+    draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=place)
+    nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
+    if kind not in _FLOATS:  # no random numbers of 16 bits, and their steps are too few around 1
+        nodes.insert(0, onnx.helper.make_node("Cast", [exact], [wide], to=onnx.TensorProto.FLOAT))
+        nodes.append(onnx.helper.make_node("Cast", [moved], [name], to=kind))
+    return nodes
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -114,12 +120,12 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def explained(expected: Any, got: Any, others: Sequence[Any]) -> bool:
+def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> bool:
     """Whether the oracle's answers differ among themselves as much as `got` differs from the first of them.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
     `SLACK` times those of the answers, the largest first; these are small in what is computed (`HIDES`), or a wrong
-    answer could hide in them.
+    answer could hide in them. What is within the tolerance needs no explanation, however still the answers are there.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
@@ -129,16 +135,17 @@ def explained(expected: Any, got: Any, others: Sequence[Any]) -> bool:
         return False
     if expected.dtype.kind in "biu":
         return bool(np.any([got == other for other in (expected, *others)], axis=0).all())
-    return expected.dtype.kind in "fV" and _dominated(expected, got, others)
+    return expected.dtype.kind in "fV" and _dominated(expected, got, others, tolerance)
 
 
-def _dominated(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]]) -> bool:
+def _dominated(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]], tolerance: Tolerance) -> bool:
     first = expected.astype(np.float64)
     if not np.array_equal(np.isfinite(first), np.isfinite(got.astype(np.float64))):
         return False
     with np.errstate(all="ignore"):
         differs = np.nan_to_num(np.abs(got.astype(np.float64) - first), nan=0.0)
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
+        differs[differs <= tolerance.atol + tolerance.rtol * np.abs(first)] = 0.0
     moved = np.max(moves, axis=0)
     size = float(np.square(np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)).sum())
     if float(np.square(moved).sum()) > HIDES**2 * size:
