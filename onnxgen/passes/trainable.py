@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -26,6 +28,9 @@ from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_uniform, leading, stored
+
+COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 # nothing that training should follow flows through these, by name in whatever domain
 FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
@@ -188,10 +193,28 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if op == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
             continue
         blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(op, ()))
-        reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)
+        reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked and not _counts(v))
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
             _reach(subgraph, reached)
+
+
+def _counts(value: ir.Value) -> bool:
+    """Whether a value is no number of floating point: one that chooses what Gather takes hands on no gradient."""
+    if value.dtype is not None:
+        return value.dtype not in FLOATS | COMPLEX
+    node = value.producer()
+    return node is not None and value.index() in _counted("" if node.domain in STANDARD else node.domain, node.op_type)
+
+
+@cache
+def _counted(domain: str, op: str) -> frozenset[int]:
+    """The outputs that an operator's schema knows to be integers, truth values or text, as TopK's indices."""
+    try:
+        outputs = onnx.defs.get_schema(op, domain).outputs
+    except onnx.defs.SchemaError:
+        return frozenset()
+    return frozenset(i for i, output in enumerate(outputs) if not any(CONTINUOUS.search(t) for t in output.types))
 
 
 def _decide(

@@ -11,15 +11,17 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
 
 from onnxgen.cli.app import app
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.reader import read
+from onnxgen.runtime.load import load
 from onnxgen.verify import feeds, verify
-from onnxgen.verify.compare import HIDES
-from onnxgen.verify.freedom import Freedom, explained
+from onnxgen.verify.compare import HIDES, Tolerance
+from onnxgen.verify.freedom import NOISE, Freedom, explained
 from onnxgen.verify.graph import examine
 from onnxgen.verify.sizes import sizes
 from onnxgen.weights.streamed import read_header
@@ -115,13 +117,20 @@ ANSWERS: dict[str, tuple[Any, Any, list[Any], bool]] = {
     "an index nobody gave": (np.int64([3, 1]), np.int64([2, 3]), [np.int64([1, 3])], False),
     "no answer": (np.float32([1]), np.float32([1.01]), [], False),
     "infinite": (np.float32([1, 2]), np.float32([np.inf, 2]), [np.float32([1, 2.01])], False),
+    "equal but for the last bit": (
+        np.float32([1, 0, 2]),
+        np.float32([1, 1e-9, 2.01]),
+        [np.float32([1, 0, 2.01])],
+        True,
+    ),
+    "more of them than moved": (np.float32([1, 0, 2]), np.float32([1, 1e-4, 2.01]), [np.float32([1, 0, 2.01])], False),
 }
 
 
 @pytest.mark.parametrize("case", ANSWERS)
 def test_what_other_answers_explain(case: str) -> None:
     expected, got, others, is_explained = ANSWERS[case]
-    moved = explained(expected, got, others)
+    moved = explained(expected, got, others, Tolerance())
     assert (moved is not None and moved <= HIDES) is is_explained
 
 
@@ -132,6 +141,44 @@ def test_the_oracle_has_other_answers(tmp_path: Path) -> None:
     answers = [a for _, a in freedom.answers(feeds.draw(graph, next(sizes(graph, 0)), "plain", 0))]
     assert len(answers) == 7
     assert any(not np.array_equal(answer[0], answers[1][0]) for answer in answers[3:])
+
+
+def test_noise_of_one_unit_in_16_bits(tmp_path: Path) -> None:
+    """Of numbers of 16 bits it is a step of theirs, either way or none."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[500] x) => (float16[500] y) {
+        half = Cast <to = 10> (x)  y = Neg (half) }"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    graph = examine(read(tmp_path / "net.onnx", Options()), Options())
+    freedom = Freedom(tmp_path / "net.onnx", onnx.load(tmp_path / "net.onnx"), graph.types)
+    x = np.random.default_rng(0).uniform(1.1, 1.9, 500).astype(np.float32)
+    noisy = [a[0] for name, a in freedom.answers({"x": x}) if name == NOISE]
+    steps = np.array([a.astype(np.float64) + x.astype(np.float16).astype(np.float64) for a in noisy]) / 2.0**-10
+    assert len(noisy) == 4 and set(steps.flatten()) <= set(range(-4, 5)) and {-1.0, 0.0, 1.0} <= set(steps.flatten())
+
+
+def test_a_near_tie_may_be_decided_either_way(tmp_path: Path) -> None:
+    """Rows in the order of scores that rounding decides; in one that it does not they are wrong."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[4, 3] rows, float[4, 1] far) => (float[2, 3] y)
+        <int64[1] two = {2}, float[4, 1] scores = {2.0, 1.0, 1.0, 0.5}> {
+        off = Mul (far, zero)  zeros = Tanh (off)  ranks = Add (scores, zeros)
+        best, places = TopK <axis = 0> (ranks, two)  y = GatherND (rows, places) }"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1e-9, np.float32), "zero"))
+    onnx.save(model, tmp_path / "net.onnx")
+    assert verify(tmp_path / "net.onnx", _Rows([0, 1])).agrees
+    report = verify(tmp_path / "net.onnx", _Rows([0, 2]))
+    assert report.agrees and any("one unit in the last place" in note for note in report.notes)
+    assert not verify(tmp_path / "net.onnx", _Rows([1, 0])).agrees
+    assert not verify(tmp_path / "net.onnx", _Rows([0, 3])).agrees
+
+
+class _Rows(nn.Module):
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, rows: Tensor, far: Tensor) -> Tensor:
+        return rows[self.places]
 
 
 ROLES = {  # a graph; how many inputs of its random ones onnxruntime takes is what is tested
@@ -247,6 +294,27 @@ def test_a_weight_on_which_nothing_depends_needs_no_gradient(tmp_path: Path) -> 
     report = verify(tmp_path / "net.onnx")
     assert report.agrees, report.problems()
     assert report.gradients.missing == [] and report.gradients.reached >= 1
+
+
+def test_a_score_that_only_chooses_is_not_trained(tmp_path: Path) -> None:
+    """TopK's places are integers: no gradient reaches what ranks the rows that are taken, unless its values count."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6, 4] x) => (float[a, b, c] y, float[n, 3, 1] z)
+        <int64[1] three = {3}> {
+            seen = MatMul (x, body)  ranks = MatMul (seen, ranks_by)  weights = MatMul (seen, weigh)
+            best, places = TopK <axis = 1> (ranks, three)  y = GatherND <batch_dims = 1> (seen, places)
+            z, others = TopK <axis = 1> (weights, three) }"""
+    )
+    for name, shape in {"body": (4, 8), "ranks_by": (8, 1), "weigh": (8, 1)}.items():
+        array = np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees, report.problems()
+    assert (report.gradients.parameters, report.gradients.reached) == (2, 2)
+    trained = [sorted(p.flatten().tolist()) for p in load(tmp_path / "net.onnx").parameters() if p.requires_grad]
+    held = {t.name: sorted(numpy_helper.to_array(t).flatten().tolist()) for t in model.graph.initializer}
+    assert held["body"] in trained and held["weigh"] in trained and held["ranks_by"] not in trained
 
 
 def test_products_of_signed_bytes_are_exact(tmp_path: Path) -> None:

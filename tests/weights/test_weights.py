@@ -22,10 +22,9 @@ from safetensors.numpy import load_file, save
 
 from onnxgen.common import atomic
 from onnxgen.errors import OnnxgenError
-from onnxgen.weights import sidecar, streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
-from onnxgen.weights.streamed import embed_bytes, read_header, write_safetensors
+from onnxgen.weights.streamed import embed_bytes, read_header, sidecar, streamed, write_safetensors
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
@@ -113,7 +112,7 @@ def test_what_has_no_place_is_refused() -> None:
 
 
 def test_a_large_tensor_goes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CHUNK", 1000)
+    monkeypatch.setattr(streamed, "CHUNK", 1000)
     w = np.random.default_rng(0).random((77, 123)).astype(np.float32)
     tensors = {"w": source(w), "turned": source(w).transpose(), "stepped": w[::3, ::2], "long": w.reshape(1, -1).T}
     write_safetensors(tmp_path / "m", tensors, {})
