@@ -203,7 +203,7 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     shared = {
         f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators", "traits")
     }
-    shared |= {f"onnxgen.weights.streamed.{name}" for name in ("dequantised", "provenance", "stored")}
+    shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
     shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared

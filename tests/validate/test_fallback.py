@@ -16,7 +16,7 @@ from onnxgen.cli import BUG, run
 from onnxgen.code.quote import call
 from onnxgen.lowering import dropout
 from onnxgen.options import Options
-from onnxgen.output.write import compose as generated
+from onnxgen.output import compose as generated
 from onnxgen.pipeline import generate
 from onnxgen.structure import runs
 from onnxgen.validate import STRICT, WrongTranslation

@@ -24,7 +24,7 @@ from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
 from onnxgen.lowering import lower
 from onnxgen.options import Options
-from onnxgen.output.write import compose as generated
+from onnxgen.output import compose as generated
 from onnxgen.weights.provenance import way_back
 from tests.support.exported import exported
 
