@@ -165,9 +165,7 @@ def appended(
     length: Any = b("k.shape[2]", k=new[0])
     if pasts[0] is not None:
         length = b.let(b("max(p.shape[2], n)", p=pasts[0], n=total.as_int()), "length")
-    return [
-        b.let(b.call("append_cache", p, x, lengths, length, before), name) for p, x, name in zip(pasts, new, "kv")
-    ]
+    return [b.let(b.call("append_cache", p, x, lengths, length, before), name) for p, x, name in zip(pasts, new, "kv")]
 
 
 def _slid(
