@@ -39,7 +39,7 @@ LAYERS = {
 SET = {
     "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
     "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
-    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9),
+    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9, 16),
     "SparseAttention": (5, 6, 7, 8, 9, 10), "PagedAttention": (5, 6, 7, 8, 9, 10, 16),
     "SparsePagedAttention": (5, 6, 7, 8, 9, 10, 13, 14, 15, 21),
     "DynamicSparseAttention": (7, 8, 9, 10, 11, 12, 13, 17), "MatMulNBits": (1, 2, 3, 4),

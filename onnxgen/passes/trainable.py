@@ -49,7 +49,7 @@ FLAT_INPUTS = {
     "Where": {0},
     "If": {0},
     "RotaryEmbedding": {1, 2, 3},
-    "GroupQueryAttention": {5, 6, 7, 8, 9},
+    "GroupQueryAttention": {5, 6, 7, 8, 9, 16},
     "SparseAttention": {5, 6, 7, 8, 9, 10},
     "PagedAttention": {5, 6, 7, 8, 9, 10, 16},
     "SparsePagedAttention": {5, 6, 7, 8, 9, 10, 13, 14, 15, 21},

@@ -93,7 +93,7 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 # the axes of each input of operators of onnxruntime: one letter, one size
 LETTERS = {
     "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
-    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", ""),
+    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", "", *[""] * 9, "b"),
     "SparseAttention": ("blq", "bld", "bld", "bnph", "bnph", "", "", "", "s"),
     "Attention": ("blq", "qv", "v"),
     "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
@@ -140,7 +140,9 @@ def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     if whole(node, "sliding_window_cache"):
         yield past[2], whole(node, "local_window_size")  # room that is left has whatever lay in memory there
     elif node.op_type == "GroupQueryAttention" and total is not None:
-        yield from ((size, past[2] + x[1]) for size in total.reshape(-1)[:1])
+        has_room = len(shapes) > 16 and node.inputs[16] is not None  # for padding, so that it need not grow
+        sizes = total.reshape(-1).tolist()[:1]
+        yield from ((size, past[2] + x[1]) for size in sizes if not has_room or size != past[2])
 
 
 def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:

@@ -317,6 +317,45 @@ def test_a_score_that_only_chooses_is_not_trained(tmp_path: Path) -> None:
     assert held["body"] in trained and held["weigh"] in trained and held["ranks_by"] not in trained
 
 
+CHUNK = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> net
+    (float[n, t, 16] x, float[n, 1, room, 8] k, float[n, 1, room, 8] v, %s)
+    => (float[a, b, c] y, float[a1, b1, c1, d1] present, float[a2, b2, c2, d2] values) {
+    place = Constant <value = int64 {1}> ()  one = Constant <value = int64[1] {1}> ()
+    two = Constant <value = int64 {2}> ()  %s
+    q = MatMul (x, w0)  key = MatMul (x, w1)
+    y, present, values = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1 %s>
+        (q, key, key, k, v, lengths, most) }"""
+GIVEN = "int32[n] lengths, int32[m] tokens"
+ROOM = "sizes = Shape (k)  size = Gather (sizes, two)  most = Cast <to = 6> (size)"
+MASKS = "int64[n, total] mask, int64[n, t] own"
+SUMS = """count = ReduceSum <keepdims = 0> (mask, one)  rest = Sub (count, one)  lengths = Cast <to = 6> (rest)
+    number = ReduceSum <keepdims = 0> (own, one)  tokens = Cast <to = 6> (number)
+    sizes = Shape (mask)  size = Gather (sizes, place)  most = Cast <to = 6> (size)"""
+SLIDING = ", local_window_size = 3, sliding_window_cache = 1"
+CHUNKS = {
+    "all are inputs": (f"{GIVEN}, int32 most", "", ""),
+    "a cache that has room": (GIVEN, ROOM, ""),
+    "masks": (MASKS, SUMS, ""),
+    "a cache of the last keys": (f"{GIVEN}, int32 most", "", SLIDING),
+    "masks, and a cache of the last keys": (MASKS, SUMS, SLIDING),
+}
+
+
+@pytest.mark.parametrize("case", CHUNKS)
+def test_right_padded_chunks(case: str, tmp_path: Path) -> None:
+    """Inputs are found, none of them padding: of that, onnxruntime hands out whatever lay in memory."""
+    model = parser.parse_model(CHUNK % CHUNKS[case])
+    model.graph.node[-1].input.extend([*[""] * 9, "tokens"])
+    for name, shape in {"w0": (16, 16), "w1": (16, 8)}.items():
+        array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "net.onnx")
+    report = verify(tmp_path / "net.onnx")
+    assert report.agrees, report.problems()
+    assert not any("refused" in note for note in report.notes)
+    assert report.gradients.missing == [] and report.gradients.held == report.gradients.groups == 5
+
+
 def test_products_of_signed_bytes_are_exact(tmp_path: Path) -> None:
     """Where AVX2 has no VNNI, onnxruntime saturates sums of two of them at 16 bits, unless it may rewrite the graph."""
     weight = np.where(np.random.default_rng(0).random((64, 8)) < 0.5, -127, 127).astype(np.int8)

@@ -22,9 +22,10 @@ from safetensors.numpy import load_file, save
 
 from onnxgen.common import atomic
 from onnxgen.errors import OnnxgenError
+from onnxgen.weights import sidecar, streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
 from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
-from onnxgen.weights.streamed import embed_bytes, read_header, sidecar, streamed, write_safetensors
+from onnxgen.weights.streamed import embed_bytes, read_header, write_safetensors
 
 
 def source(array: np.ndarray, name: str = "w") -> Source:
