@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from onnxgen.cli.group import EVERY
 from onnxgen.training.settings import PRECISIONS, STRATEGIES, Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,6 +60,20 @@ HELP: dict[str, tuple[str, str]] = {
     "resume": ("", "Go on from the last checkpoint in --out, with the settings that it has there."),
     "out": ("FOLDER", "The folder of the run."),
 }
+# The options by what they are about; titles of the help, in its order.
+GROUPS = (
+    ("Data", "--data --inputs --target --classes --val --test --normalize --augment --strict"),
+    ("Length of the run", "--epochs --max-steps --early-stop --monitor"),
+    (
+        "Optimizer",
+        "--batch-size --accumulate --optimizer --optimizer-arg --lr --weight-decay --schedule --schedule-arg"
+        " --head-lr --clip --loss",
+    ),
+    ("Fine-tuning", "--freeze --replace-head --weights --from-scratch"),
+    ("Devices and speed", "--device --import --devices --nodes --strategy --precision --workers --compile"),
+    ("The run and its files", "--out --resume --config --checkpoint-minutes --seed"),
+    *EVERY,
+)
 NAMES = {"imports": "import", "optimizer_args": "optimizer-arg", "schedule_args": "schedule-arg"}  # as options
 
 
