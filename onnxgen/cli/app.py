@@ -67,9 +67,9 @@ _model = click.argument("model", type=click.Path(path_type=Path))
     type=click.Path(path_type=Path),
     help="The module to write. Default: beside MODEL.",
 )
-@click.option("--check", is_flag=True, help="Only tell whether the output is fresh; writes nothing.")
-@click.option("--force", is_flag=True, help="Overwrite an output that was edited by hand.")
-@click.option("--verify", "verified", is_flag=True, help="Verify what was generated.")
+@click.option("--check", is_flag=True, help="Write nothing. Exit with 1 if the output is not fresh.")
+@click.option("--force", is_flag=True, help="Overwrite an output even if it was edited by hand.")
+@click.option("--verify", "verified", is_flag=True, help="Compare the module with MODEL afterwards.")
 @cut_options
 @generation_options
 @saying_options
@@ -103,11 +103,11 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
     metavar="FILE.npz",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Inputs of your own, an array by input name; one file a run.",
+    help="Your own inputs: arrays by input name, one file for each run.",
 )
 @click.option("--integrity", is_flag=True, help="Also compare every tensor of the weights, bit for bit.")
-@click.option("--sizes", metavar="NAME=N", multiple=True, help="The size of a dynamic dim; others are drawn.")
-@click.option("--locate", is_flag=True, help="Name the first node and line where MODULE parts from MODEL.")
+@click.option("--sizes", metavar="NAME=N", multiple=True, help="The size of a dynamic dim. Others are drawn.")
+@click.option("--locate", is_flag=True, help="Name the first node and line where MODULE and MODEL differ.")
 @generation_options
 @saying_options
 def verify(model: Path, module: Path | None, **given: Any) -> int:
@@ -127,17 +127,22 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
     ],
 )
 @click.argument("module", type=click.Path(path_type=Path))
-@click.option("--onnx", metavar="FILE", type=click.Path(path_type=Path), help="The original. Default: as recorded.")
+@click.option(
+    "--onnx",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The original ONNX file. Default: the recorded name.",
+)
 @click.option(
     "--weights",
     metavar="FILE.safetensors",
     type=click.Path(path_type=Path),
-    help="The trained weights. Default: the module's own.",
+    help="The trained weights. Default: those beside the module.",
 )
 @click.option("-o", "--output", "out", metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
-@click.option("--force", is_flag=True, help="Write over a file that is no earlier export of this model.")
-@click.option("--same-graph", is_flag=True, help="Leave out what the options of the generation changed in the graph.")
-@click.option("--no-verify", "verify", flag_value=False, default=True, help="Don't compare it with the module first.")
+@click.option("--force", is_flag=True, help="Overwrite any file, not only an earlier export of this model.")
+@click.option("--same-graph", is_flag=True, help="Keep the original graph, without what options changed in it.")
+@click.option("--no-verify", "verify", flag_value=False, default=True, help="Do not compare the file with the module.")
 @click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the inputs.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=1e-3, show_default=True, help="Relative tolerance.")
@@ -186,7 +191,12 @@ def inspect(model: Path, **given: Any) -> int:
 )
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.option("--data", metavar="DATA", help="A file, a folder, module:function, or digits (the default).")
-@click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Options by name; these here win.")
+@click.option(
+    "--config",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path),
+    help="A file with options by name. The command line overrules it.",
+)
 @train_options
 @saying_options
 @click.pass_context
@@ -226,8 +236,10 @@ def ops(**given: Any) -> int:
         ("onnxgen devices --no-test", "Only list them."),
     ],
 )
-@click.option("--import", "imports", metavar="MODULE", multiple=True, help="Import it first; it brings devices.")
-@click.option("--test/--no-test", default=True, help="Compare each with the CPU on a small network (default: do).")
+@click.option(
+    "--import", "imports", metavar="MODULE", multiple=True, help="Import this module first: it registers a device."
+)
+@click.option("--test/--no-test", default=True, help="Compare each with the CPU on a small network. Default: --test.")
 @saying_options
 def devices(**given: Any) -> int:
     """List the devices to train on: name, memory, what works, and whether results agree with the CPU's."""

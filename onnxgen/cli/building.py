@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("project", type=click.Path(path_type=Path), required=False)
-@click.option("--check", is_flag=True, help="Only tell whether all of it is fresh; writes nothing.")
-@click.option("--watch", is_flag=True, help="Go on, and build again whenever a file is saved; Ctrl-C ends it.")
-@click.option("--force", is_flag=True, help="Overwrite modules that were edited by hand.")
+@click.option("--check", is_flag=True, help="Write nothing. Exit with 1 if a model is not fresh.")
+@click.option("--watch", is_flag=True, help="Build again whenever a file is saved, until Ctrl-C.")
+@click.option("--force", is_flag=True, help="Overwrite modules even if they were edited by hand.")
 @saying_options
 def build(project: Path | None, check: bool, watch: bool, force: bool, **saying: bool) -> int:
     """Generate the models that [tool.onnxgen] of a pyproject.toml lists. Fresh ones are left alone.
