@@ -192,10 +192,10 @@ def test_nonsense_is_refused() -> None:
     def refused(**attrs: Any) -> str:
         return refusal("GroupQueryAttention", grouped(5, 0), HEADS | attrs, outputs=3, domain="com.microsoft")
 
-    assert "share 0" in refused(kv_num_heads=0)
-    assert "window is empty" in refused(local_window_size=0)
+    assert "kv_num_heads 0" in refused(kv_num_heads=0)
+    assert "local_window_size 0 is 0" in refused(local_window_size=0)
     assert "cos_cache" in refused(do_rotary=1)
-    assert "keeps the last keys" in refused(sliding_window_cache=1)
+    assert "sliding_window_cache needs past_key" in refused(sliding_window_cache=1)
 
 
 def test_gradients() -> None:
