@@ -209,4 +209,4 @@ def test_a_tensor_of_a_local_function_for_two_calls(tmp_path: Path) -> None:
     """Called twice it has one tensor for both: where they differ now, the network is exported anew, and says why."""
     done = Trained(calls("one", "two"), tmp_path)
     done.agrees()
-    assert done.report.road == ANEW and "for all its calls" in done.report.why
+    assert done.report.road == ANEW and "once for all calls" in done.report.why
