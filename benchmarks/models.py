@@ -34,7 +34,7 @@ VERDICTS = ("agrees", "ran", "differs", "refused", "failed")
 def judge(entry: dict[str, Any], refs: Any, folder: Path) -> dict[str, Any]:
     """One file down the whole road: its verdict, and how large the module is."""
     from onnxgen.errors import OnnxgenError
-    from tests.real import assert_finite_gradients, assert_same, assert_way_back, run
+    from tests.support.real import assert_finite_gradients, assert_same, assert_way_back, run
 
     path = SHARED / "models" / entry["file"]
     found: dict[str, Any] = {}

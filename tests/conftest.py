@@ -21,10 +21,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are impo
 
 # Tests whose graphs are many and unlike: every rewriting of them is computed before and after (`onnxgen.paranoid`).
 CHECKED = (
-    "tests.test_added_bias", "tests.test_dropout_pass", "tests.test_dynamic_batch", "tests.test_expand",
-    "tests.test_growing", "tests.test_idioms_", "tests.test_linear", "tests.test_nameless", "tests.test_random_graphs",
-    "tests.test_real_models", "tests.test_recurrent", "tests.test_restore_batchnorm", "tests.test_sequences_pass",
-    "tests.test_slices_pass", "tests.test_small_graphs", "tests.ops.", "tests.properties.", "tests.quantized.",
+    "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.", "tests.scopes.test_nameless",
+    "tests.whole.test_linear", "tests.whole.test_random_graphs", "tests.whole.test_real_models",
+    "tests.whole.test_small_graphs",
 )  # fmt: skip
 
 

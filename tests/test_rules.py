@@ -200,7 +200,9 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     operators are known, and what an export takes weights back with."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
-    shared = {f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators")}
+    shared = {
+        f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators", "traits")
+    }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
     shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}
@@ -381,3 +383,12 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     for source in sources:
         assert source.startswith('"""') and format_again(source) == source
         assert not re.search(r"\d{4}-\d\d-\d\d|/home/|/tmp/", source), "a time or a path"
+
+
+# ---- the tests' own rooms --------------------------------------------------------------------------------------------
+
+
+def test_tests_lie_in_rooms() -> None:
+    """Only what is about the whole project lies at the root of tests/."""
+    loose = {path.name for path in (ROOT / "tests").glob("*.py")}
+    assert loose == {"__init__.py", "conftest.py", "test_docs.py", "test_rules.py", "test_wheel.py"}

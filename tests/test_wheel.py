@@ -97,7 +97,7 @@ def test_an_editable_install_finds_the_moved_folders(tree: Path, tmp_path: Path)
         archive.extractall(tmp_path / "site")
     code = (
         f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
-        "import onnxgen, onnxgen.templates, onnxgen.build_hooks, onnxgen.paths\n"
+        "import onnxgen, onnxgen.templates, onnxgen.build_hooks, onnxgen.common.paths\n"
         "print(onnxgen.__file__, onnxgen.common.paths.templates_dir(), onnxgen.build_hooks.__file__, sep='\\n')"
     )
     # Without site-packages: this very project may be installed there in the same way, and would be found first.

@@ -10,7 +10,7 @@ import onnx
 
 from benchmarks.exporters.sources import sources
 
-REQUIREMENTS = ["onnxslim", "onnxruntime"]
+REQUIREMENTS = ["onnxslim", "onnxruntime", "onnxconverter-common"]
 
 
 def files(out: Path) -> Iterator[tuple[str, Callable[[Path], None]]]:

@@ -17,7 +17,7 @@ from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.verify.compare import Tolerance, compare
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights.provenance import rebuild
-from tests.clean_source import assert_safe
+from tests.support.clean_source import assert_safe
 
 TOLERANCE = Tolerance()
 LOOSE = Tolerance(1e-2, 1e-4)  # of gradients and statistics, sums of many terms, as a part of the largest

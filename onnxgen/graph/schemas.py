@@ -7,6 +7,11 @@ from typing import Any
 
 from onnx import defs
 
+NEWER_RUNTIME = (  # why a node of onnxruntime's may have what its function does not know
+    "a newer onnxruntime may have it: update onnxgen, or export the model without it "
+    "(or write a plugin for the operator: docs/EXTENDING.md)"
+)
+
 
 @cache
 def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:

@@ -15,12 +15,22 @@ import torch
 from torch import Tensor
 
 
-def row_places(lengths: Tensor, count: int, given: Tensor | None = None, total: Tensor | None = None) -> Tensor:
+def row_places(
+    lengths: Tensor,
+    count: int,
+    given: Tensor | None = None,
+    total: Tensor | None = None,
+    before: Tensor | None = None,
+) -> Tensor:
     """The places [batch, count] of a row's queries: the last of its `lengths` keys, or those that are `given`.
 
-    Of a prompt, which has as many queries as keys in `total`, only the first place is looked at.
+    Of a prompt, which has as many queries as keys in `total`, only the first place is looked at. If rows say how many
+    keys they had `before`, their queries are as many as there are new keys, and 0 is written for those behind them.
     """
     numbers = torch.arange(count, device=lengths.device)
+    if before is not None:
+        places = before[:, None] + numbers if given is None else given.reshape(-1, count)
+        return torch.where(numbers < (lengths - before)[:, None], places, 0)
     if given is None or total is None:
         return (lengths - count).clamp(min=0)[:, None] + numbers
     prompt = (given.flatten()[0] + numbers).expand(lengths.shape[0], count)
@@ -44,10 +54,19 @@ def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, int
     return torch.cat([parts, rest], -1)
 
 
-def append_cache(past: Tensor | None, new: Tensor, lengths: Tensor, length: int) -> Tensor:
-    """A cache of `length` with new entries at the end of the `lengths` [batch] of each row; zeros behind them."""
+def append_cache(
+    past: Tensor | None, new: Tensor, lengths: Tensor, length: int, before: Tensor | None = None
+) -> Tensor:
+    """A cache of `length` with new entries at the end of the `lengths` [batch] of each row; zeros behind them.
+
+    If rows say how many entries they had `before`, the last of `new` may be padding, which is left out.
+    """
     batch, heads, count, size = new.shape
-    before = (lengths - count).clamp(min=0)
+    if before is None:
+        before = (lengths - count).clamp(min=0)
+    else:
+        is_new = torch.arange(count, device=new.device) < (lengths - before)[:, None]
+        new = torch.where(is_new[:, None, :, None], new, torch.zeros_like(new))
     cache = new.new_zeros(batch, heads, length, size)
     if past is not None:
         kept = torch.arange(past.shape[2], device=new.device) < before[:, None]
@@ -112,6 +131,7 @@ def grouped_scores(
     softcap: float = 0.0,
     bias: Tensor | None = None,
     is_causal: bool = True,
+    before: Tensor | None = None,
 ) -> Tensor:
     """Scores [batch, heads, queries, keys], -inf where a query does not see a key. Arguments as below."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -123,7 +143,8 @@ def grouped_scores(
         scores = scores + torch.nn.functional.pad(bias, (0, k.shape[2] - bias.shape[3]))
     rows = (lengths - 1)[:, None]
     if is_causal:
-        places = (lengths - q.shape[2]).clamp(min=0)[:, None] + torch.arange(q.shape[2], device=q.device)
+        first = (lengths - q.shape[2]).clamp(min=0) if before is None else before
+        places = first[:, None] + torch.arange(q.shape[2], device=q.device)
         rows = torch.minimum(places, rows)
     rows = rows[:, None, :, None]
     columns = torch.arange(k.shape[2], device=q.device)
@@ -175,6 +196,7 @@ def group_query_attention(
     softcap: float = 0.0,
     bias: Tensor | None = None,
     is_causal: bool = True,
+    before: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
     """Each query attends to the keys of its row up to its own place, which counts from the end of the row.
@@ -187,9 +209,10 @@ def group_query_attention(
         softcap: a bound that scores approach, 0 is none.
         bias: [batch or 1, heads or 1, queries, keys], added to the scores; the last keys may be left out.
         is_causal: without, a query sees all keys of its row.
+        before: [batch], how many keys a row had before: queries behind its own are padding. None if none are.
         sink: [heads], a score for attending to nothing.
     """
-    scores = grouped_scores(q, k, lengths, scale, window, softcap, bias, is_causal)
+    scores = grouped_scores(q, k, lengths, scale, window, softcap, bias, is_causal, before)
     return grouped_values(sink_softmax(scores, sink), v)
 
 

@@ -18,7 +18,7 @@ from onnx import defs
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, CHECK, WRITER, OnnxgenError, counted
 from onnxgen.graph.operators import Operator
-from onnxgen.graph.schemas import plain, schema
+from onnxgen.graph.schemas import NEWER_RUNTIME, plain, schema
 from onnxgen.lowering.arg import Arg
 from onnxgen.reader.tables import NAMES
 from onnxgen.shapes.info import Info, info
@@ -77,9 +77,10 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
 
 
 def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
-    given = len(builder.node.inputs)
-    if operator.plugin is None or schema(operator.domain, operator.name, builder.opset) is not None:
-        return builder.error(f"the node has {counted(given, 'input')}, but the schema has {known}", WRITER)
+    given, has_schema = len(builder.node.inputs), schema(operator.domain, operator.name, builder.opset) is not None
+    if operator.plugin is None or has_schema:
+        way_out = NEWER_RUNTIME if operator.domain and not has_schema else WRITER
+        return builder.error(f"the node has {counted(given, 'input')}, but the schema has {known}", way_out)
     what = f"the node has {counted(given, 'input')}, but the function in plugin {operator.plugin.name} takes {known}"
     return builder.error(what, "give the function another parameter, or *more")
 
@@ -116,13 +117,16 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
 def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:
     """An attribute that the function does not know may only say what the default says.
 
-    Where this opset has no such operator there is nothing that an unknown attribute could mean: onnxruntime, which
-    runs it all the same, ignores such attributes, and so do we, saying so.
+    Where this opset of ai.onnx has no such operator there is nothing that an unknown attribute could mean: onnxruntime,
+    which runs it all the same, ignores such attributes, and so do we, saying so. Those of its own domains it refuses,
+    unless its schema has them: so they are of a newer one, and mean something.
     """
     if schema(operator.domain, operator.name, builder.opset) is None:
         if operator.plugin is not None:
             what = f"attribute {name!r} is no parameter of the function in plugin {operator.plugin.name}"
             raise builder.error(what, "give the function a keyword of that name (see renames=), or **attributes")
+        if operator.domain:
+            raise builder.error(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
         builder.note(f"attribute {printable(name)} of {operator.name} has no meaning at opset {builder.opset}: ignored")
         return
     default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)

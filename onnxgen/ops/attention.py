@@ -16,7 +16,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.passes.attention import default_scale
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import only_user
-from onnxgen.passes.views import LONGEST, VIEWS
+from onnxgen.passes.views import CHAINED, LONGEST
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.info import info
 
@@ -130,7 +130,7 @@ def _name(b: Builder, arg: Arg | None, name: str) -> None:
     b.role(arg, name)
     value = None if arg is None else arg.value
     for _ in range(LONGEST):
-        node = made_by(value, *VIEWS)
+        node = made_by(value, *CHAINED)
         value = None if node is None else node.inputs[0]
         if value is None or only_user(value) is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,12 @@ def group_query_attention(
     seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
     position_ids: Arg | None = None, attention_bias: Arg | None = None, head_sink: Arg | None = None,
     k_scale: Arg | None = None, v_scale: Arg | None = None, q_norm_weight: Arg | None = None,
-    k_norm_weight: Arg | None = None, *,
+    k_norm_weight: Arg | None = None, query_seqlens: Arg | None = None, *,
     num_heads: int, kv_num_heads: int, do_rotary: int = 0, rotary_interleaved: int = 0, scale: float = 0.0,
     local_window_size: int = -1, softcap: float = 0.0, smooth_softmax: int = -1, causal: int = 1,
     qk_output: int = 0, kv_cache_bit_width: int = 0, k_quant_type: str = "NONE", v_quant_type: str = "NONE",
-    qk_norm_epsilon: float = 1e-6, sliding_window_cache: int = 0,
+    qk_norm_epsilon: float = 1e-6, q_norm_epsilon: float | None = None, k_norm_epsilon: float | None = None,
+    sliding_window_cache: int = 0,
 ) -> list[ast.expr | None]:  # fmt: skip
     """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
     if kv_num_heads < 1 or num_heads % kv_num_heads:
@@ -38,28 +40,43 @@ def group_query_attention(
         raise b.error(
             f"local_window_size {local_window_size} is 0, or qk_output {qk_output} names no scores for output 3", WRITER
         )
+    pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
-    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    epsilons = [qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon)]
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), epsilons)
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
+    before = _before(b, (query, key, value), pasts, lengths, query_seqlens, causal)
     if do_rotary:
-        given = (OMIT, OMIT) if position_ids is None else (position_ids, total_sequence_length)
-        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *given), "positions")
+        given = [] if position_ids is None else [position_ids, *([total_sequence_length] if before is OMIT else [])]
+        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *given, before=before), "positions")
         q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
     types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
     k, v = stored(b, (k, v), types)
     bias: Any = OMIT if attention_bias is None else attention_bias
-    pasts = past_key, past_value
     if sliding_window_cache:
-        k, v, lengths, bias, *present = _slid(b, q, (k, v), pasts, lengths, bias, local_window_size)
+        k, v, lengths, before, bias, *present = _slid(b, q, (k, v), pasts, (lengths, before), bias, local_window_size)
     else:
-        k, v = present = appended(b, (k, v), pasts, lengths, total_sequence_length)
+        k, v = present = appended(b, (k, v), pasts, lengths, total_sequence_length, before)
     options = {"scale": scale or OMIT, "window": unless(local_window_size, -1), "softcap": softcap or OMIT}
-    options |= {"bias": bias, "is_causal": unless(bool(causal), True)}
+    options |= {"bias": bias, "is_causal": unless(bool(causal), True), "before": before}
     sink: Any = OMIT if head_sink is None else head_sink
     if head_sink is None and smooth_softmax > 0:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
     made = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
     return [made[0], *present, *made[1:]]
+
+
+def _before(
+    b: Builder, inputs: Sequence[Arg | None], pasts: Sequence[Arg | None], lengths: ast.expr, counts: Arg | None,
+    causal: int,
+) -> Any:  # fmt: skip
+    """How many keys each row had before, if the file counts the queries that are no padding."""
+    if counts is None:
+        return OMIT
+    sizes = {x.shape[1] for x in inputs if x is not None and x.shape is not None}
+    if not causal or None in pasts or len({size for size in sizes if isinstance(size, int)}) > 1:
+        raise b.error("query_seqlens needs causal=1, a cache, and as many new keys as queries", WRITER)
+    return b.let(b("n - c.flatten()", n=lengths, c=counts), "before")
 
 
 @op("SparseAttention", domain=MICROSOFT)
@@ -119,11 +136,13 @@ def split(
 
 
 def normalized(
-    b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilon: float
+    b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilons: Sequence[float]
 ) -> list[ast.expr]:
     """q and k over the root mean square of each head."""
     made = []
-    for x, weight, name in zip(operands, weights, "qk"):
+    for x, weight, epsilon, name in zip(operands, weights, epsilons, "qk"):
+        if weight is not None and not 0 <= epsilon < math.inf:
+            raise b.error(f"the epsilon for the norm of {name} must be a number from 0, not {epsilon}", WRITER)
         form = "F.rms_norm(x, x.shape[-1:], w, e)"
         made.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
     return made
@@ -144,36 +163,43 @@ def rotated(
 
 
 def appended(
-    b: Builder, new: Sequence[ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg
-) -> list[ast.expr]:
+    b: Builder, new: Sequence[ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr, total: Arg,
+    before: Any = OMIT,
+) -> list[ast.expr]:  # fmt: skip
     """The caches with what is new in them: as long as they were, or as there are keys if that is more."""
     length: Any = b("k.shape[2]", k=new[0])
     if pasts[0] is not None:
         length = b.let(b("max(p.shape[2], n)", p=pasts[0], n=total.as_int()), "length")
-    form = "append_cache(p, x, n, m)"
-    return [b.let(b(form, p=p, x=x, n=lengths, m=length), name) for p, x, name in zip(pasts, new, "kv")]
+    return [b.let(b.call("append_cache", p, x, lengths, length, before), name) for p, x, name in zip(pasts, new, "kv")]
 
 
 def _slid(
-    b: Builder, q: ast.expr, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None], lengths: ast.expr,
-    bias: Any, window: int,
-) -> list[ast.expr]:  # fmt: skip
+    b: Builder, q: ast.expr, new: tuple[ast.expr, ast.expr], pasts: tuple[Arg | None, Arg | None],
+    counts: tuple[ast.expr, Any], bias: Any, window: int,
+) -> list[Any]:  # fmt: skip
     """What the queries see of caches that keep the last keys only, how many keys that are, and the new caches.
 
-    Keys are numbered from the oldest that is still there, and so are the columns of the bias.
+    `counts`: how many keys rows have, and had before. Keys are numbered from the oldest that is still there, and so are
+    the columns of the bias.
     """
+    lengths, before = counts
     if pasts[0] is None or pasts[1] is None or window < 1:
         raise b.error("sliding_window_cache needs past_key, past_value and a positive local_window_size", WRITER)
     count, room = b("q.shape[2]", q=q), b("p.shape[2]", p=pasts[0])
-    inside = b.let(b("window_lengths(n, s, c, w)", n=lengths, s=count, c=room, w=window), "inside")
+    had: Any = OMIT
+    if before is OMIT:
+        inside = b.let(b("window_lengths(n, s, c, w)", n=lengths, s=count, c=room, w=window), "inside")
+    else:
+        had = b.let(b("resident_keys(p, c, w)", p=before, c=room, w=window), "had")
+        inside = b.let(b("h + n - p", h=had, n=lengths, p=before), "inside")
     kept = b.let(b("resident_keys(n, c, w)", n=lengths, c=room, w=window), "kept")
-    form = "append_cache(p, x, n, p.shape[2] + s)"
-    joined = [b.let(b(form, p=p, x=x, n=inside, s=count), name) for p, x, name in zip(pasts, new, "kv")]
+    both = b("c + s", c=room, s=count)
+    joined = [b.let(b.call("append_cache", p, x, inside, both, had), name) for p, x, name in zip(pasts, new, "kv")]
     form = "slide_cache(x, n, kept, c)"
     present = [b.let(b(form, x=x, n=inside, kept=kept, c=room), "cache") for x in joined]
     if bias is not OMIT:
         bias = b("slide_bias(x, n, m)", x=bias, n=b("n - m", n=lengths, m=inside), m=b("k.shape[2]", k=joined[0]))
-    return [*joined, inside, bias, *present]
+    return [*joined, inside, had, bias, *present]
 
 
 Quantised = tuple[Arg | ast.expr | None, str, int]

@@ -51,7 +51,7 @@ def paged_attention(
         )
     _check(b, num_heads, kv_num_heads, local_window_size)
     q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
-    q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
     at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
     if do_rotary:
         q, new[0] = at.rotated(b, (q, new[0]), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
@@ -92,7 +92,7 @@ def sparse_paged_attention(
     if not is_main and None in others:
         raise b.error("the auxiliary key, value or lengths are missing", WRITER)
     q, k, v = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
-    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
     at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
     if do_rotary:
         q, k = at.rotated(b, (q, k), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
@@ -220,7 +220,7 @@ def dynamic_sparse_attention(
     if b.wants(3):
         raise b.error("output validation_status (CUDA's checks) is not handled", "leave validation_status out")
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
-    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), qk_norm_epsilon)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
     places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q)), "positions")
     if do_rotary:

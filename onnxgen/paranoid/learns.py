@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.traits import VIEWS
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
@@ -24,7 +25,7 @@ SMOOTH = frozenset(
     "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
     "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
 )
-VIEWS = frozenset("FakeQuantize Transpose Reshape Unsqueeze Squeeze Identity".split())
+ALIKE = VIEWS | {"FakeQuantize"}
 WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 # what operators quantise: for each tensor of integers its place and that of its scale; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -152,6 +153,6 @@ def _as_weights(picture: Picture) -> set[ir.Value]:
         if (v := made.inputs[i]) is not None
     }  # fmt: skip
     for made in reversed(picture.nodes.values()):
-        if made.op in VIEWS and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
+        if made.op in ALIKE and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
             found.add(made.inputs[0])
     return found

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import Info, info
 
 STANDARD = ("", "ai.onnx")
 SIZES = ("Shape", "Size")  # what these make does not depend on the elements of a tensor
-RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 

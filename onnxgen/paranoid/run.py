@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.traits import RANDOM
 from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
-from onnxgen.paranoid.picture import RANDOM, Made, Picture
+from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes.dims import evaluate

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.traits import VIEWS
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import CONTROL, DOMAIN, Side, Values
@@ -37,7 +38,6 @@ CARRIES: dict[str, tuple[int, ...] | None] = {
     "Pad": (0, 2), "Where": (1, 2), "Concat": None, "Max": None, "Min": None,
 }  # fmt: skip
 WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # of whole numbers these are whole, too
-FLAT = frozenset("Reshape Transpose Flatten Squeeze Unsqueeze Identity".split())
 # layers that quantisers fuse a ReLU into; the last ones are some of them and quantisation in one
 FUSES = frozenset(
     "Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization MatMulNBits MatMulBnb4 "
@@ -267,7 +267,7 @@ class Stands(Side):
         """The operator that makes a value, whatever its shape."""
         while value is not None and value in self.picture.maker:
             step = self.picture.maker[value][0]
-            if step.op not in FLAT or step.domain:
+            if step.op not in VIEWS or step.domain:
                 return step.op
             value = step.inputs[0]
         return ""

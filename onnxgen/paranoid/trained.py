@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import NOWHERE
+from onnxgen.graph.traits import NORMS, PASSES_ON
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.scopes.origin import param_path
@@ -34,13 +35,11 @@ LAYERS = {
     "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
     **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),
 }  # fmt: skip
-NORMS = tuple(op for op in LAYERS if op.endswith("Normalization"))
-VIEWS = frozenset("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
 # what a layer measures, or sets once: a gradient may pass there, and none is followed
 SET = {
     "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
     "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
-    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9),
+    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9, 16),
     "SparseAttention": (5, 6, 7, 8, 9, 10), "PagedAttention": (5, 6, 7, 8, 9, 10, 16),
     "SparsePagedAttention": (5, 6, 7, 8, 9, 10, 13, 14, 15, 21),
     "DynamicSparseAttention": (7, 8, 9, 10, 11, 12, 13, 17), "MatMulNBits": (1, 2, 3, 4),
@@ -163,8 +162,8 @@ class Rules:
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[str, int]]) -> bool:
         """Whether it is a scale of ones or a bias of zeros that a layer without parameters was exported with."""
-        norms = NORMS if self.by_pytorch else ("InstanceNormalization",)
-        uses = [(op, i) for op, i in uses if op not in VIEWS]
+        norms = NORMS if self.by_pytorch else {"InstanceNormalization"}
+        uses = [(op, i) for op, i in uses if op not in PASSES_ON]
         if not uses or any(op not in norms or i not in (1, 2) for op, i in uses):
             return False
         numbers = set(np.unique(tensor.numpy()).tolist())
@@ -187,7 +186,7 @@ class Rules:
 def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
     for use in value.uses():
         yield _op(use.node), use.idx
-        if _op(use.node) in VIEWS and depth < 8:
+        if _op(use.node) in PASSES_ON and depth < 8:
             for output in use.node.outputs:
                 yield from _uses(output, depth + 1)
 

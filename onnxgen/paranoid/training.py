@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.traits import RANDOM, RECTIFIERS, VIEWS
 from onnxgen.options import Options
-from onnxgen.paranoid.picture import RANDOM, Made, Picture
+from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
 
 NORM = "BatchNormalization"
@@ -25,8 +26,7 @@ EPSILON = 1e-5
 FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")  # what exporters call what they folded
 NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
 LAYERS = frozenset("Conv ConvTranspose Gemm Linear MatMul LSTM GRU RNN DeformConv".split())
-ACTIVATIONS = frozenset("Relu LeakyRelu PRelu Clip HardSwish HardSigmoid Elu Selu Gelu Mish Swish".split())
-PASSED = frozenset("Add Transpose Reshape Flatten Squeeze Unsqueeze Identity Cast".split())
+PASSED = VIEWS | {"Add", "Cast"}
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)  # of channels; the bias is the layer's
@@ -159,7 +159,7 @@ def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
     while todo:
         made, is_near = todo.pop()
         for user in (user for value in made.outputs for user in users.get(value, ())):
-            if user.op in LAYERS or is_near and user.op in ACTIVATIONS:
+            if user.op in LAYERS or is_near and user.op in RECTIFIERS:
                 return True
             passes = is_near and user.op in PASSED
             seen = near if passes else far

@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import NORMS, RECTIFIERS, VIEWS
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
-from onnxgen.passes.trainable import NORMS
 from onnxgen.reader import param_path
 from onnxgen.scopes.origin import recorded_scope
 from onnxgen.shapes.info import Info, info, set_info
@@ -32,21 +32,8 @@ CONVOLUTIONS = {"Conv", "ConvTranspose"}
 EPSILON = 1e-5
 RESTORED = "restored"  # in `model.meta`: the `Restored`, in order
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
-# what follows a layer inside of a network, and not its last one
-_ACTIVATIONS = {
-    "Relu",
-    "LeakyRelu",
-    "PRelu",
-    "Clip",
-    "HardSwish",
-    "HardSigmoid",
-    "Elu",
-    "Selu",
-    "Gelu",
-    "Mish",
-    "Swish",
-}
-_LOOKED_THROUGH = {"Add", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast", *_ACTIVATIONS}
+# RECTIFIERS follow a layer inside of a network, and not its last one
+_LOOKED_THROUGH = VIEWS | {"Add", "Cast", *RECTIFIERS}
 _LAYERS = {*WEIGHTED, "MatMul", "LSTM", "GRU", "RNN", "DeformConv"}
 
 
@@ -165,7 +152,7 @@ def _lacks_norm(node: ir.Node, leads_on: set[ir.Value]) -> bool:
     following = list(_following(node))
     if any(n.op_type in NORMS for n in following):
         return False
-    return node.outputs[0] in leads_on or any(n.op_type in _ACTIVATIONS for n in following)
+    return node.outputs[0] in leads_on or any(n.op_type in RECTIFIERS for n in following)
 
 
 def _following(node: ir.Node) -> Iterator[ir.Node]:

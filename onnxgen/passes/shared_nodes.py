@@ -14,11 +14,12 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
+from onnxgen.graph.traits import VIEWS
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info
 
-VIEWS = frozenset("Unsqueeze Squeeze Expand Reshape Flatten Transpose".split())
+ARRANGES = VIEWS - {"Identity"} | {"Expand"}
 ARITHMETIC = frozenset(
     "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where".split()
 )
@@ -30,7 +31,7 @@ def shared_nodes(model: ir.Model, options: Options) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         layers = _Layers(graph)
         for node in reversed(list(graph)):
-            if node.meta.get("scope") and (node in layers.given or node.domain == "" and node.op_type in VIEWS):
+            if node.meta.get("scope") and (node in layers.given or node.domain == "" and node.op_type in ARRANGES):
                 layers.share_out(node)
 
 
@@ -98,7 +99,7 @@ def _given(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        if node.domain == "" and node.op_type in VIEWS | ARITHMETIC | {"Constant"}:
+        if node.domain == "" and node.op_type in ARRANGES | ARITHMETIC | {"Constant"}:
             if all(v is None or v in known or _is_constant(v) for v in node.inputs):
                 known.update(v for v in node.outputs if not _is_trained(v))
                 found.add(node)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -20,11 +22,15 @@ from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import NOWHERE
 from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.traits import NORMS, PASSES_ON
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_uniform, leading, stored
+
+COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 # nothing that training should follow flows through these, by name in whatever domain
 FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
@@ -43,7 +49,7 @@ FLAT_INPUTS = {
     "Where": {0},
     "If": {0},
     "RotaryEmbedding": {1, 2, 3},
-    "GroupQueryAttention": {5, 6, 7, 8, 9},
+    "GroupQueryAttention": {5, 6, 7, 8, 9, 16},
     "SparseAttention": {5, 6, 7, 8, 9, 10},
     "PagedAttention": {5, 6, 7, 8, 9, 10, 16},
     "SparsePagedAttention": {5, 6, 7, 8, 9, 10, 13, 14, 15, 21},
@@ -84,7 +90,6 @@ WEIGHT_INPUTS = {
     "TreeEnsembleRegressor": {1, 2},
     "TreeEnsembleClassifier": {1, 2},
 }
-NORMS = {"BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
@@ -92,7 +97,6 @@ STILL = "still"  # in `value.meta`: why nothing flows to a tensor that would be 
 KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 WRITTEN = re.compile(r"reorder|\w+_token_\d+|val_\d+")  # what onnxruntime, and the dynamo exporter, call what they make
-SAME_TENSOR = set("Identity Transpose Reshape Unsqueeze Squeeze Cast Concat Slice Split Expand FakeQuantize".split())
 
 
 def trainable(model: ir.Model, options: Options) -> None:
@@ -133,7 +137,7 @@ def _note_kept(graph: ir.Graph) -> None:
         if named and value.metadata_props.get(PERSISTENT) != "False":
             value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
     for node in all_nodes(graph):
-        if _op(node) in SAME_TENSOR and node.inputs and node.inputs[0] is not None:
+        if _op(node) in PASSES_ON and node.inputs and node.inputs[0] is not None:
             for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
                 output.meta[KEPT] = True
 
@@ -189,10 +193,28 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if op == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
             continue
         blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(op, ()))
-        reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked)
+        reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked and not _counts(v))
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
             _reach(subgraph, reached)
+
+
+def _counts(value: ir.Value) -> bool:
+    """Whether a value is no number of floating point: one that chooses what Gather takes hands on no gradient."""
+    if value.dtype is not None:
+        return value.dtype not in FLOATS | COMPLEX
+    node = value.producer()
+    return node is not None and value.index() in _counted("" if node.domain in STANDARD else node.domain, node.op_type)
+
+
+@cache
+def _counted(domain: str, op: str) -> frozenset[int]:
+    """The outputs that an operator's schema knows to be integers, truth values or text, as TopK's indices."""
+    try:
+        outputs = onnx.defs.get_schema(op, domain).outputs
+    except onnx.defs.SchemaError:
+        return frozenset()
+    return frozenset(i for i, output in enumerate(outputs) if not any(CONTINUOUS.search(t) for t in output.types))
 
 
 def _decide(
@@ -245,7 +267,7 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
         return False
     by_pytorch = graph.meta.get("producer") == "pytorch"
     norms = NORMS if by_pytorch else {"InstanceNormalization"}
-    slots = [(op, index) for op, index in _slots(value) if op not in SAME_TENSOR]
+    slots = [(op, index) for op, index in _slots(value) if op not in PASSES_ON]
     if not slots or not all(op in norms and index in (1, 2) for op, index in slots):
         return False
     return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
@@ -265,7 +287,7 @@ def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
     """(operator, input index) of every use of a tensor, also behind views of it."""
     for use in value.uses():
         yield _op(use.node), use.idx
-        if _op(use.node) in SAME_TENSOR and depth < 8:
+        if _op(use.node) in PASSES_ON and depth < 8:
             for output in use.node.outputs:
                 yield from _slots(output, depth + 1)
 

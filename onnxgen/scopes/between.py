@@ -12,15 +12,13 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.traits import ACTIVATIONS
 from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
 Scope = tuple[str, ...]
 
-ACTIVATIONS = frozenset(
-    "Relu LeakyRelu PRelu Elu Selu Celu Gelu Swish Mish HardSwish HardSigmoid Sigmoid Tanh Softplus Softsign Clip "
-    "Dropout Identity".split()
-)
+BESIDE = ACTIVATIONS | {"Dropout", "Identity"}
 
 
 def place_silent(model: ir.Model, options: Options) -> None:
@@ -94,7 +92,7 @@ class _Places:
 
     def _activation(self, node: ir.Node, before: Scope | None) -> Scope | None:
         """The numbered block that an activation ends."""
-        if node.op_type not in ACTIVATIONS or before is None:
+        if node.op_type not in BESIDE or before is None:
             return None
         for end in range(len(before), 0, -1):
             if before[end - 1].isdigit() and before[:end] not in self.layers:

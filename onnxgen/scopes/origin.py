@@ -24,6 +24,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import VIEWS
 from onnxgen.scopes.callnames import one_module
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
@@ -31,19 +32,7 @@ from onnxgen.weights.stored import folded_from
 Scope = tuple[str, ...]
 
 _MAX_PARTS = 64  # deeper paths are no module paths
-_PASSING = frozenset(
-    {
-        "Identity",
-        "Transpose",
-        "Cast",
-        "Reshape",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-        "QuantizeLinear",
-        "DequantizeLinear",
-    }
-)
+_PASSING = VIEWS | {"Cast", "QuantizeLinear", "DequantizeLinear"}
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # how Paddle numbers layers and their tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgen.graph.traits import BROADCASTING
 from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
 from onnxgen.shapes.info import Shape, info
 
@@ -87,15 +88,12 @@ def _dim(tree: ast.expr) -> Dim:
 
 # ---- what operators ask ----------------------------------------------------------------------------------------------
 
-BROADCASTING = set(
-    "Add Sub Mul Div Pow Mod Where Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Min Max Sum Mean PRelu "
-    "BitShift BitwiseAnd BitwiseOr BitwiseXor".split()
-)
+SAME_SHAPE = BROADCASTING | {"PRelu"}
 RECURRENT = ("LSTM", "GRU", "RNN")
 # the axes of each input of operators of onnxruntime: one letter, one size
 LETTERS = {
     "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
-    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", ""),
+    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", "", *[""] * 9, "b"),
     "SparseAttention": ("blq", "bld", "bld", "bnph", "bnph", "", "", "", "s"),
     "Attention": ("blq", "qv", "v"),
     "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
@@ -122,7 +120,7 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
         yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
         if node.op_type in CACHED:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
-    elif node.op_type in BROADCASTING and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
+    elif node.op_type in SAME_SHAPE and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
         yield from _broadcast([s for s in shapes if s is not None])
     elif node.op_type in RULES:
         for a, b in RULES[node.op_type](node, shapes):
@@ -142,7 +140,9 @@ def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     if whole(node, "sliding_window_cache"):
         yield past[2], whole(node, "local_window_size")  # room that is left has whatever lay in memory there
     elif node.op_type == "GroupQueryAttention" and total is not None:
-        yield from ((size, past[2] + x[1]) for size in total.reshape(-1)[:1])
+        has_room = len(shapes) > 16 and node.inputs[16] is not None  # for padding, so that it need not grow
+        sizes = total.reshape(-1).tolist()[:1]
+        yield from ((size, past[2] + x[1]) for size in sizes if not has_room or size != past[2])
 
 
 def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:

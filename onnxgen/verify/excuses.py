@@ -59,11 +59,14 @@ def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: lis
     for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
         if not output.why:
             continue
-        own = (name for name, a in answers if name != NOISE and check.output(output.name, a[i], g).agrees)
+        own = (name for name, a in answers if check.output(output.name, a[i], g).agrees)
         why = ""
         if (name := next(own, None)) is not None:
-            why = f"onnxruntime {name} computes the same"
-        elif (moved := explained(e, g, [a[i] for _, a in answers])) is not None and (moved <= HIDES or dtype):
+            noise = f" of one unit in the last place of every {dtype or 'result'}" if name == NOISE else ""
+            why = f"onnxruntime {name}{noise} computes the same"
+        elif (moved := explained(e, g, [a[i] for _, a in answers], check.tolerance)) is not None and (
+            moved <= HIDES or dtype
+        ):
             why = (
                 "the results of onnxruntime differ as much among themselves (optimisations, one thread, "
                 f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"

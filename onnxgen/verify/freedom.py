@@ -15,15 +15,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxgen.verify.compare import SLACK
+from onnxgen.verify.compare import SLACK, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
-UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same of the types that a module may compute in instead
+UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same in types of 16 bits
 RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
+_HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
 
 NOISE = "with noise"  # the name of the variants that no user would run
@@ -81,15 +82,11 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     """
     made = _copied(model)
     outputs = {value.name for value in made.graph.output}
-    unit = UNITS.get(dtype, UNIT)
     nodes: list[onnx.NodeProto] = []
 
-    def noised(exact: str, name: str) -> None:
-        noise = f"{name}/noise"
-        place = float(seed * 7919 + len(nodes))
-        how: dict[str, Any] = {"low": 1 - unit, "high": 1 + unit, "seed": place}
-        nodes.append(onnx.helper.make_node("RandomUniformLike", [exact], [noise], **how))
-        nodes.append(onnx.helper.make_node("Mul", [exact, noise], [name]))
+    def noised(exact: str, name: str, kind: int) -> None:
+        unit = max(UNITS.get(dtype, UNIT), UNITS.get(_HALVES.get(kind, ""), UNIT))
+        nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
     scales = {name for node in proto_nodes(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
     inputs = {value.name: value for value in made.graph.input}
@@ -99,25 +96,36 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
         if weight.name in inputs:  # before IR version 4 every initializer is listed as an input, too
             made.graph.input.remove(inputs[weight.name])
         name, weight.name = weight.name, f"{weight.name}/exact"
-        noised(weight.name, name)
+        noised(weight.name, name, weight.data_type)
     for node in made.graph.node:
         for i, name in enumerate(node.input if node.op_type in RECURRENT else ()):
             if types.get(name) in _FLOATS:
                 node.input[i] = f"{name}/into/{len(nodes)}"
-                noised(name, node.input[i])
+                noised(name, node.input[i], types[name])
         nodes.append(node)
         if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
             continue
         for i, name in enumerate(node.output):
-            if types.get(name) not in _FLOATS or name in scales:
+            if types.get(name) not in _FLOATS | _HALVES.keys() or name in scales:
                 continue
             node.output[i] = f"{name}/exact"
-            noised(node.output[i], name)
+            noised(node.output[i], name, types[name])
     del made.graph.node[:]
     made.graph.node.extend(nodes)
     for value in [value for value in made.graph.value_info if value.name in outputs]:
         made.graph.value_info.remove(value)
     return made
+
+
+def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> list[onnx.NodeProto]:
+    noise = f"{name}/noise"
+    wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
+    draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
+    nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
+    if kind not in _FLOATS:  # no random numbers of 16 bits, and their steps are too few around 1
+        nodes.insert(0, onnx.helper.make_node("Cast", [exact], [wide], to=onnx.TensorProto.FLOAT))
+        nodes.append(onnx.helper.make_node("Cast", [moved], [name], to=kind))
+    return nodes
 
 
 def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -126,14 +134,15 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def explained(expected: Any, got: Any, others: Sequence[Any]) -> float | None:
+def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
     """How far the oracle's answers differ among themselves, if `got` differs from the first of them no more than that.
 
     The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
     `compare.HIDES`.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK` times those of the answers, the largest first.
+    `SLACK` times those of the answers, the largest first. What is within the tolerance needs no explanation, however
+    still the answers are there.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
@@ -143,16 +152,19 @@ def explained(expected: Any, got: Any, others: Sequence[Any]) -> float | None:
         return None
     if expected.dtype.kind in "biu":
         return 0.0 if np.any([got == other for other in (expected, *others)], axis=0).all() else None
-    return _movement(expected, got, others) if expected.dtype.kind in "fV" else None
+    return _movement(expected, got, others, tolerance) if expected.dtype.kind in "fV" else None
 
 
-def _movement(expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]]) -> float | None:
+def _movement(
+    expected: NDArray[Any], got: NDArray[Any], others: Sequence[NDArray[Any]], tolerance: Tolerance
+) -> float | None:
     first = expected.astype(np.float64)
     if not np.array_equal(np.isfinite(first), np.isfinite(got.astype(np.float64))):
         return None
     with np.errstate(all="ignore"):
         differs = np.nan_to_num(np.abs(got.astype(np.float64) - first), nan=0.0)
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
+        differs[differs <= tolerance.atol + tolerance.rtol * np.abs(first)] = 0.0
     moved = np.max(moves, axis=0)
     if (np.sort(differs, axis=None) > SLACK * np.sort(moved, axis=None)).any():
         return None

@@ -11,17 +11,17 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.traits import COMPARISONS, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import Dim, Sym, substitute, symbols
 from onnxgen.shapes.info import Info, info
 from onnxgen.verify.equations import Equation, asked, named, solved, whole
-from onnxgen.verify.roles import Range, range_of
+from onnxgen.verify.roles import Range, counts_queries, most_keys, range_of
 from onnxgen.weights.stored import stored
 
 ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
-RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 PRODUCTS = re.compile(
     "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
 )
@@ -47,7 +47,6 @@ SIZES = {
     "CenterCropPad": {1},
 }
 MODES = {"Dropout": {2}}
-COMPARISONS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 
 
 @dataclass
@@ -226,6 +225,9 @@ def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
         total = info(node.inputs[6]).data  # a cache that is not full has whatever lay in memory behind its keys
         sizes = () if total is None else (n for n in total.flat if isinstance(n, Sym))
         yield from ((size, whole(node, "local_window_size")) for size in sizes)
+    if counts_queries(node) and (query := info(node.inputs[0]).shape) and info(node.inputs[3]).shape:
+        rest = most_keys(node, [info(value).shape for value in node.inputs]) - query[1]
+        yield from [(rest, 0)] if isinstance(rest, Sym) else []
     if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv", "ConvInteger"):
         return
     weight = info(node.inputs[1]).shape if node.op_type.startswith("Conv") else None
@@ -258,7 +260,7 @@ def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Valu
     return tainted
 
 
-COUNTS = {"GroupQueryAttention": 5, "SparseAttention": 8}  # inputs that say how many keys each row has
+COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs that say how many keys each row has
 
 
 def _role(value: ir.Value) -> Role:
@@ -271,7 +273,7 @@ def _role(value: ir.Value) -> Role:
         current = todo.pop()
         for use in current.uses():
             node, position = use.node, use.idx
-            if current in sums and COUNTS.get(node.op_type) == position:
+            if current in sums and position in COUNTS.get(node.op_type, ()):
                 role.counted = True
                 continue
             role.shape = role.shape or _shape_taken(node, position)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onnxgen.common.names import printable
+from onnxgen.graph.traits import VIEWS
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify import torch_side
@@ -32,7 +33,7 @@ from onnxgen.verify.report import Located
 
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
 SAME = 1e-4  # relative: results of a right module and of onnxruntime that are one
-ARRANGES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Split", "Expand"}
+ARRANGES = VIEWS | {"Split", "Expand"}
 Alike = Callable[[NDArray[Any], NDArray[Any], float], bool]
 DISTINCT = 3  # different numbers, up to which arrays are the same by chance
 PARTS = 1e-5  # relative: results of two modules that part; the same code gives the same bits

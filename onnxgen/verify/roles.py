@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Dim, dim_min
+from onnxgen.shapes.dims import Dim, Sym, dim_min
 from onnxgen.shapes.info import Shape, info
 from onnxgen.verify.equations import whole
 
@@ -67,18 +67,34 @@ def _reversed(node: ir.Node, shapes: list[Shape | None]) -> Range:
     return Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1)
 
 
-def _total(shapes: list[Shape | None]) -> Dim:
-    """The length of keys in GroupQueryAttention, those of the cache included."""
+def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
+    """How many keys a row of GroupQueryAttention has if its cache is full, and none of its queries is padding.
+
+    If there may be padding, the file says what the most is: perhaps the room of a cache that does not grow.
+    """
     past, length = shapes[3], _of(shapes, 0)[1]
-    return length if past is None else past[2] + length
+    total = length if past is None else past[2] + length
+    bound = info(node.inputs[6]).data if counts_queries(node) else None
+    said = [] if bound is None else [size for size in bound.reshape(-1).tolist()[:1] if isinstance(size, (int, Sym))]
+    return dim_min(total, *said)
+
+
+def counts_queries(node: ir.Node) -> bool:
+    """Whether a GroupQueryAttention is told how many of each row's queries are no padding."""
+    return node.op_type == "GroupQueryAttention" and len(node.inputs) > 16 and node.inputs[16] is not None
 
 
 def _seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(_total(shapes) - 1, _total(shapes))
+    return Range(most_keys(node, shapes) - 1, most_keys(node, shapes))
 
 
 def _total_length(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    return Range(_total(shapes), _total(shapes) + 1)
+    return Range(most_keys(node, shapes), most_keys(node, shapes) + 1)
+
+
+def _query_seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    """All queries: fewer are allowed, but for those behind them onnxruntime hands out whatever lay in memory."""
+    return Range(_of(shapes, 0)[1], _of(shapes, 0)[1] + 1)
 
 
 def _padding(node: ir.Node, shapes: list[Shape | None], at: int = 4) -> Range:
@@ -135,6 +151,7 @@ RULES: dict[tuple[str, int], Rule] = {
     ("ReverseSequence", 1): _reversed,
     ("GroupQueryAttention", 5): _seqlens,
     ("GroupQueryAttention", 6): _total_length,
+    ("GroupQueryAttention", 16): _query_seqlens,
     ("MultiHeadAttention", 4): _padding,
     ("Attention", 3): _mask_index,
     ("EmbedLayerNormalization", 0): _rows(2),

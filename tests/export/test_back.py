@@ -18,7 +18,7 @@ import onnxgen
 from onnxgen.export.report import BACK
 from tests.conftest import ROOT
 from tests.export.trained import blank, perturbed
-from tests.real import imported
+from tests.support.real import imported
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
 

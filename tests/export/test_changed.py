@@ -18,8 +18,8 @@ import onnxgen
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import DiffersError, back
 from onnxgen.export.report import ANEW, BACK
-from tests.exported import exported
-from tests.real import imported
+from tests.support.exported import exported
+from tests.support.real import imported
 
 
 class Net(nn.Module):

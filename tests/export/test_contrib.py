@@ -18,7 +18,7 @@ from onnxgen.export.report import BACK
 from tests.export.trained import perturbed
 from tests.ops.fuzz import floats
 from tests.ops.harness import tensor_proto
-from tests.real import imported
+from tests.support.real import imported
 
 MICROSOFT = "com.microsoft"
 

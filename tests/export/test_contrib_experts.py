@@ -18,7 +18,7 @@ from tests.export.trained import perturbed
 from tests.ops.fuzz import floats
 from tests.ops.harness import tensor_proto
 from tests.ops.kernels import needs
-from tests.real import imported
+from tests.support.real import imported
 
 STORED = {
     "router.weight": floats(8, 4), "experts.gate_up_proj": floats(4, 12, 8, seed=1) / 3,

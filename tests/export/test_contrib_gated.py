@@ -19,7 +19,7 @@ from tests.export.trained import perturbed
 from tests.ops.fuzz import floats
 from tests.ops.harness import tensor_proto
 from tests.ops.kernels import needs
-from tests.real import imported
+from tests.support.real import imported
 
 MICROSOFT = "com.microsoft"
 HEADS = {"q_num_heads": 2, "kv_num_heads": 2}

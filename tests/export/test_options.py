@@ -18,8 +18,8 @@ from onnxgen.export.report import BACK
 from onnxgen.options import Options
 from onnxgen.verify.convert import to_numpy
 from tests.export.trained import blank, stepped
-from tests.exported import exported
-from tests.real import imported
+from tests.support.exported import exported
+from tests.support.real import imported
 
 IMAGE = (2, 3, 8, 8)
 

@@ -19,7 +19,7 @@ from onnxgen.export import ExportReport, files
 from onnxgen.export.report import ANEW, BACK
 from onnxgen.options import Options
 from tests.export.trained import blank, perturbed
-from tests.real import imported
+from tests.support.real import imported
 
 FLOAT = TensorProto.FLOAT
 W = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)

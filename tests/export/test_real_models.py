@@ -24,8 +24,8 @@ from onnxgen.pipeline import build, generate
 from tests.conftest import shared_models
 from tests.export.trained import blank, perturbed
 from tests.ops.harness import unformatted
-from tests.real import Run, by_the_letter, computes_in_half, imported, tensor
-from tests.test_real_models import compare, refs
+from tests.support.real import Run, by_the_letter, computes_in_half, imported, tensor
+from tests.whole.test_real_models import compare, refs
 
 __all__ = ["refs"]
 # The collection's inputs for it are negative ids, which torch's embedding refuses.

@@ -17,8 +17,8 @@ import onnxgen
 from onnxgen.export import ExportReport
 from onnxgen.export.report import BACK
 from tests.export.trained import perturbed
-from tests.exported import exported
-from tests.real import imported
+from tests.support.exported import exported
+from tests.support.real import imported
 
 RANDOM = np.random.default_rng(0)
 

@@ -17,7 +17,7 @@ from torch import nn
 import onnxgen
 from onnxgen.export.report import BACK
 from tests.export.trained import blank, stepped
-from tests.real import imported
+from tests.support.real import imported
 from tests.zoo import ZOO
 from tests.zoo.export import Case, export
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import AttributeProto, TensorProto, helper
 
 from tests.fuzz.cases import LOCATIONS
-from tests.hostile import HOSTILE
+from tests.support.hostile import HOSTILE
 
 INTS = (
     0,

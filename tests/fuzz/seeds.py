@@ -12,9 +12,9 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.numpy_helper import from_array
 
-from tests import graph_layers
-from tests.hostile import HOSTILE, model_of
-from tests.reader_models import ADD, RELU, branch, conditional, model, node, value, weight
+from tests.support import graph_layers
+from tests.support.hostile import HOSTILE, model_of
+from tests.support.reader_models import ADD, RELU, branch, conditional, model, node, value, weight
 
 SMALL = 6_000  # bytes of a seed: what is mutated should be what matters
 SHARED = Path(__file__).parents[3] / "shared" / "models"

@@ -12,8 +12,8 @@ from onnxgen.options import Options
 from onnxgen.pipeline import generate, read_and_simplify
 from onnxgen.reader import read, skeleton
 from onnxgen.scopes import find_blocks
-from tests.clean_source import assert_safe
 from tests.fuzz.cases import Place
+from tests.support.clean_source import assert_safe
 
 VARIANTS = (
     Options(),

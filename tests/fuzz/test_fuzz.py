@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
-from tests.clean_source import assert_safe
 from tests.conftest import ROOT
 from tests.fuzz.seeds import few
 from tests.fuzz.targets import VARIANTS
 from tests.fuzz.valid import graphs, mutated
-from tests.graphs import Case
+from tests.support.clean_source import assert_safe
+from tests.support.graphs import Case
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in processes that are forked")
 SEEDS = few()

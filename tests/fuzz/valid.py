@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests import graph_layers
-from tests.graphs import Case
+from tests.support import graph_layers
+from tests.support.graphs import Case
 
 
 def graphs(most_steps: int = 12) -> st.SearchStrategy[Case]:

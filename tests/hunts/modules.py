@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.exported import exported
 from tests.hunts.judge import Case, Unmade
 from tests.hunts.layers import Draw, Recipe, recipe
+from tests.support.exported import exported
 
 SHAPES = ((2, 4), (2, 3, 4), (2, 4, 4), (2, 5, 6), (2, 2, 8), (2, 3, 6, 6), (2, 4, 5, 7), (2, 1, 8, 8), (2, 4, 4, 4))
 NAMES = ("conv", "fc", "norm", "body", "head", "proj", "sub", "act", "layer1", "layer2", "stem", "blocks")

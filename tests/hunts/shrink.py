@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx
 
 from tests.hunts.judge import Case, Verdict, judge
-from tests.test_random_graphs import _all_nodes
+from tests.whole.test_random_graphs import _all_nodes
 
 ATTEMPTS = 400
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.clean_source import assert_safe
 from tests.injection.attacks import MARK
+from tests.support.clean_source import assert_safe
 
 
 def hold(source: str, name: str) -> None:

@@ -15,10 +15,10 @@ from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
-from tests.clean_source import assert_safe
 from tests.conftest import ROOT
 from tests.injection.attacks import CODE, MARK, PLACES, PROJECT, TEXTS, attacks
 from tests.injection.holding import hold
+from tests.support.clean_source import assert_safe
 
 OPTIONS = Options(annotate=True, allow_unsupported=True)
 # Imports every module and builds it: what it opens, starts or writes meanwhile is told.
@@ -120,7 +120,7 @@ def projects() -> Iterator[tuple[str, str]]:
 def test_no_project_gets_code_into_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.reader_models import ADD, model, weight
+    from tests.support.reader_models import ADD, model, weight
 
     made = []
     for number, (name, text) in enumerate(projects()):

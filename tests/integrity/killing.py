@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
-from tests.test_weights import Fault
+from tests.weights.test_weights import Fault
 
 LAYOUTS = {"nothing": ONE, "one": ONE, "shards": SHARDS}
 CHANGING = ("write", "copy_file_range", "rename", "link", "unlink", "chmod", "fsync", "ftruncate", "mkdir", "rmdir")

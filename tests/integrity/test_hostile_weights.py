@@ -10,7 +10,7 @@ import pytest
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
 from onnxgen.weights.streamed import read_header
-from tests.reader_models import Write, model, node, weight, write
+from tests.support.reader_models import Write, model, node, weight, write
 
 __all__ = ["write"]  # a fixture
 

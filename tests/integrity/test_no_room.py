@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
 from tests.integrity.pairs import ONE, SHARDS, built, temporaries, which, write
-from tests.test_weights import Fault
+from tests.weights.test_weights import Fault
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="limits and rights of POSIX")
 BOTH = pytest.mark.parametrize("options", [ONE, SHARDS], ids=["one", "shards"])

@@ -33,7 +33,7 @@ from onnxgen.output.compose import Generated
 from onnxgen.pipeline import build
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
-from tests.defaults import given_defaults
+from tests.support.defaults import given_defaults
 
 DEFAULTS = Options()
 OBSERVERS: list[Callable[[onnx.ModelProto, Ran], None]] = []  # are shown what is about to be compared with onnxruntime

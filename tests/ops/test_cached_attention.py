@@ -106,6 +106,95 @@ def test_drawn(seed: int) -> None:
         assert_same(a, e, 1e-5, 1e-5)
 
 
+# ---- chunks whose ends are padding -----------------------------------------------------------------------------------
+
+
+def some_cache(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> list[Any]:
+    """Keys and values: floats (0 bits), or integers of so many bits."""
+    if not bits:
+        return [rng.standard_normal(shape).astype(F) for _ in "kv"]
+    shape = (*shape[:-1], shape[-1] * bits // 8)
+    return [rng.integers(0, 256, shape).astype(np.uint8).view("int8" if bits == 8 else "uint8") for _ in "kv"]
+
+
+def drawn_counts(draw: random.Random) -> tuple[int, int, int, list[tuple[int, int]], dict[str, Any]]:
+    """New tokens, padding included; room; a bound of the keys in all; of each row its keys before, and its new ones."""
+    new, is_sliding = draw.choice([1, 2, 4, 5]), draw.random() < 0.4
+    rows = []
+    for _ in range(draw.choice([1, 2, 3])):
+        before = draw.choice([0, draw.randint(0, 12)])
+        rows.append((before, draw.choice([new, draw.randint(0 if before else 1, new)])))
+    attrs: dict[str, Any] = {}
+    if draw.random() < 0.6 or is_sliding:
+        attrs = {"local_window_size": draw.choice([1, 2, 3, 5])}
+    most = max(new, max(map(sum, rows)))
+    if is_sliding:
+        room = attrs["local_window_size"] + draw.choice([0, 1, 4])
+        return new, room, most + draw.choice([0, 3]), rows, attrs | {"sliding_window_cache": 1}
+    needed = new + max(before for before, _ in rows)
+    if draw.random() < 0.5:  # a cache that has the room, or grows
+        return new, needed + draw.choice([0, 3]), most, rows, attrs
+    return new, max(1, needed - new) + draw.choice([0, 1]), needed + draw.choice([0, 2]), rows, attrs
+
+
+def drawn_chunk(draw: random.Random) -> tuple[list[Any], dict[str, Any], list[tuple[int, int]]]:
+    """Inputs, whose padding means nothing, attributes, and of each row the keys before and the new ones."""
+    new, room, total, rows, attrs = drawn_counts(draw)
+    batch, size, (heads, shared) = len(rows), draw.choice([16, 32]), draw.choice([(4, 2), (4, 4), (4, 1)])
+    rng, bits = np.random.default_rng(draw.randrange(10**6)), draw.choice([0, 0, 0, 8, 4])
+    size = 32 if bits == 4 else size  # that a cache of the last keys asks for
+    query: list[Any] = [rng.standard_normal((batch, new, n * size)).astype(F) for n in (heads, shared, shared)]
+    for row, (_, count) in enumerate(rows):
+        for x in query:
+            x[row, count:] = np.nan
+    query = draw.choice([query, [np.concatenate(query, -1), None, None]])
+    lengths = [sum(row) for row in rows]
+    inputs = [*query, *some_cache(rng, (batch, shared, room, size), bits), np.array(lengths, I32) - 1]
+    inputs.append(np.array(total, I32).reshape(draw.choice([(), (1,)])))
+    attrs |= {"num_heads": heads, "kv_num_heads": shared}
+    if not bits and draw.random() < 0.6:  # angles that differ in the last place would round to another integer
+        places = rng.integers(0, total, (batch, new))
+        for row, (_, count) in enumerate(rows):
+            places[row, count:] = draw.choice([0, -1, 99])
+        inputs += [*caches(total, draw.choice([8, size // 2])), draw.choice([None, places])]
+        attrs |= {"do_rotary": 1, "rotary_interleaved": draw.randint(0, 1)}
+    inputs += [None] * (10 - len(inputs))
+    bias = rng.standard_normal((draw.choice([1, batch]), draw.choice([1, heads]), new, total)).astype(F)
+    inputs += [bias if draw.random() < 0.3 else None, floats(heads) if draw.random() < 0.2 else None]
+    if bits:
+        kind = draw.choice(["PER_TENSOR", "PER_CHANNEL"])
+        shape = (1, shared, 1, size) if kind == "PER_CHANNEL" else (1,)
+        inputs += [rng.uniform(0.1, 0.4, shape).astype(F) for _ in "kv"]
+        attrs |= {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
+    options = {"softcap": 2.0, "scale": 0.3, "smooth_softmax": 1}
+    attrs |= {name: value for name, value in options.items() if draw.random() < 0.3}
+    if "sliding_window_cache" not in attrs and not bits and draw.random() < 0.2:
+        attrs["qk_output"] = draw.choice([1, 2])
+    return [*inputs, *[None] * (16 - len(inputs)), np.array([count for _, count in rows], I32)], attrs, rows
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_padded_chunks(seed: int) -> None:
+    """Of each row what is specified: results of its own queries, and the keys that there are."""
+    inputs, attrs, rows = drawn_chunk(random.Random(seed))
+    count = 4 if "qk_output" in attrs else 3
+    model = node_model("GroupQueryAttention", inputs, attrs, outputs=count, domain="com.microsoft")
+    feeds = {f"i{n}": v for n, v in enumerate(inputs) if v is not None}
+    expected, made = run_onnxruntime(model, feeds), run_model(model, feeds).outputs
+    room, window = inputs[3].shape[2], attrs.get("local_window_size", 0)
+    for a, e in zip(made, expected):
+        assert a.shape == e.shape
+    for row, (before, new) in enumerate(rows):
+        kept = length = before + new
+        if "sliding_window_cache" in attrs and length > room:
+            kept -= (room - window + 1) * -(-(length - room) // (room - window + 1))
+        assert_same(made[0][row, :new], expected[0][row, :new], 1e-4, 1e-4)
+        for a, e in zip(made[1:3], expected[1:3]):
+            assert_same(a[row, :, :kept], e[row, :, :kept], *((0, 0) if a.dtype != F else (1e-5, 1e-5)))
+        if count == 4:
+            assert_same(made[3][row, :, :new, :length], expected[3][row, :, :new, :length], 1e-4, 1e-4)
+
+
 # ---- one at a time ---------------------------------------------------------------------------------------------------
 
 
@@ -172,19 +261,29 @@ def test_a_cache_of_the_last_keys(window: int, room: int, biased: bool) -> None:
                 assert_same(made[row, :, :kept], wanted[row, :, :kept], 0, 0)
 
 
-def test_norms_of_heads() -> None:
+EPSILONS = [
+    ({"qk_norm_epsilon": 1e-3}, (1e-3, 1e-3)),
+    ({"qk_norm_epsilon": 1e-3, "q_norm_epsilon": 0.1}, (0.1, 1e-3)),
+    ({"qk_norm_epsilon": 1e-3, "k_norm_epsilon": 0.1}, (1e-3, 0.1)),
+    ({"k_norm_epsilon": 0.1}, (1e-6, 0.1)),
+    ({"q_norm_epsilon": 0.1, "k_norm_epsilon": 0.2}, (0.1, 0.2)),
+]
+
+
+@pytest.mark.parametrize("said, meant", EPSILONS)
+def test_norms_of_heads(said: dict[str, float], meant: tuple[float, float]) -> None:
     """The CPU kernel has none: SimplifiedLayerNormalization before it, of each head, is the oracle."""
     inputs, weights = grouped(5, 0), [floats(16, seed=5), floats(16, seed=6)]
     normed = []
-    for x, weight in zip(inputs, weights):
+    for x, weight, epsilon in zip(inputs, weights, meant):
         heads = x.reshape(2, 5, -1, 16)
-        attrs = {"epsilon": 1e-3, "axis": -1}
+        attrs = {"epsilon": epsilon, "axis": -1}
         ran = run_node("SimplifiedLayerNormalization", [heads, weight], attrs, rtol=1e-4, atol=1e-5)
         normed.append(ran.expected[0].reshape(x.shape))
     rotary = {"do_rotary": 1}
     expected = run([*normed, *inputs[2:], *caches()], rotary).expected
     whole = [*inputs, *caches(), *[None] * 5, *weights]
-    ran = run(whole, rotary | {"qk_norm_epsilon": 1e-3}, expected=expected, initializers={14, 15})
+    ran = run(whole, rotary | said, expected=expected, initializers={14, 15})
     assert len(list(ran.model.parameters())) == 2
 
 
@@ -196,6 +295,24 @@ def test_nonsense_is_refused() -> None:
     assert "local_window_size 0 is 0" in refused(local_window_size=0)
     assert "cos_cache" in refused(do_rotary=1)
     assert "sliding_window_cache needs past_key" in refused(sliding_window_cache=1)
+    norms = [*grouped(5, 0), *[None] * 7, floats(16), floats(16)]
+    for epsilon in (-1.0, float("inf"), float("nan")):
+        text = refusal("GroupQueryAttention", norms, HEADS | {"k_norm_epsilon": epsilon}, domain="com.microsoft")
+        assert f"norm of k must be a number from 0, not {epsilon}" in text
+
+
+def test_padding_that_cannot_be() -> None:
+    """onnxruntime refuses these, too, when it runs them."""
+
+    def refused(inputs: list[Any], **attrs: Any) -> str:
+        whole = [*inputs, *[None] * 9, np.array([2, 1], I32)]
+        return refusal("GroupQueryAttention", whole, HEADS | attrs, outputs=3, domain="com.microsoft")
+
+    assert "causal=1, a cache" in refused(grouped(2, 5), causal=0)
+    assert "causal=1, a cache" in refused(grouped(2, 0))
+    inputs = grouped(2, 5)
+    inputs[1:3] = [x[:, :1] for x in inputs[1:3]]
+    assert "as many new keys as queries" in refused(inputs)
 
 
 def test_gradients() -> None:

@@ -5,14 +5,18 @@ Where its CPU provider has no kernel, the text of docs/ContribOperators.md is th
 
 from __future__ import annotations
 
+import inspect
+import keyword
 from typing import Any
 
 import numpy as np
 import pytest
 
+from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
+from onnxgen.passes.contrib.writer import BODIES
 from tests.ops.fuzz import floats
-from tests.ops.harness import Ran, refusal
+from tests.ops.harness import Ran, generate, node_model, refusal, run_onnxruntime
 from tests.ops.harness import run_node as run
 
 MICROSOFT = "com.microsoft"
@@ -167,9 +171,31 @@ def test_fused_conv(activation: str, parameters: list[float], added: bool) -> No
 def test_an_unknown_activation_is_refused() -> None:
     attrs = {"activation": "Swirl"}
     assert "activation" in refusal("FusedConv", [floats(1, 1, 4, 4), floats(1, 1, 3, 3)], attrs, domain=MICROSOFT)
-    assert "attribute 'strange' is not handled" in refusal("Gelu", [floats(2)], {"strange": 1}, domain=MICROSOFT)
     assert "must be of type FLOAT, not STRING" in refusal("QuickGelu", [floats(2)], {"alpha": "one"}, domain=MICROSOFT)
     assert "W is missing" in refusal("FusedConv", [floats(1, 1, 4, 4)], domain=MICROSOFT)
+
+
+@pytest.mark.parametrize("name, inputs", [("Gelu", 1), ("CDist", 2)])
+def test_what_a_newer_onnxruntime_may_have_is_refused(name: str, inputs: int) -> None:
+    """Of an operator that is written out, and of one that has a function: onnxruntime refuses the same nodes."""
+    attrs = {"metric": "euclidean"} if name == "CDist" else {}
+    given = [floats(2, 2, seed=s) for s in range(inputs)]
+    run_node(name, given, attrs)
+    for more, kwargs, what in (
+        ([], {"strange": 1}, "attribute 'strange' is not handled"),
+        ([floats(1)], {}, "but the schema has"),
+    ):
+        text = refusal(name, given + more, attrs | kwargs, domain=MICROSOFT)
+        assert f"node node (com.microsoft.{name}-1)" in text and what in text and "update onnxgen" in text
+        with pytest.raises(Exception, match="INVALID_GRAPH"):
+            run_onnxruntime(node_model(name, given + more, attrs | kwargs, domain=MICROSOFT), {})
+
+
+def test_what_onnxruntime_ignores_is_noted() -> None:
+    """It has no version of its own of a standard operator's schema that would name attributes."""
+    model = node_model("LayerNormalization", [floats(2, 8), floats(8)], {"axis": -1, "strange": 1}, opset=13)
+    assert any("strange of LayerNormalization" in note for note in generate(model).report.notes)
+    run("LayerNormalization", [floats(2, 8), floats(8)], {"axis": -1, "strange": 1}, opset=13)
 
 
 def test_other_domains_say_why() -> None:
@@ -321,23 +347,45 @@ def test_given_tensor_fill() -> None:
 
 def test_bodies_know_onnxruntimes_schemas() -> None:
     """Every input and attribute of every schema that this onnxruntime has for them, by name."""
-    import inspect
-    import keyword
-
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    from onnxgen.passes.contrib.writer import BODIES
-
     known = bodies()
+    names = {key: parameters(BODIES[key]) for key in known}
     missing, found = [], set()
-    for schema in state.get_all_operator_schema():
-        key = schema.domain, schema.name
-        if key not in known:
-            continue
-        found.add(key)
-        names = {name.rstrip("_") for name in inspect.signature(BODIES[key]).parameters}  # `global_`
-        wanted = [*(i.name for i in schema.inputs), *schema.attributes]
-        wanted = [f"{name}_" if keyword.iskeyword(name) else name for name in wanted]
-        missing += [f"{schema.name}: {name}" for name in wanted if name not in names]
+    for schema in onnxruntimes_schemas():
+        if (key := (schema.domain, schema.name)) in known:
+            found.add(key)
+            wanted = [*(i.name for i in schema.inputs), *schema.attributes]
+            missing += [f"{schema.name}: {name}" for name in map(as_parameter, wanted) if name not in names[key]]
     assert missing == []
     assert len(found) > 20
+
+
+def test_functions_know_onnxruntimes_schemas() -> None:
+    """The same of those that are no bodies; and their inputs have the schema's order, by which they are given."""
+    own = operators()
+    missing, found = [], set()
+    for schema in onnxruntimes_schemas():
+        if schema.domain != MICROSOFT or (schema.domain, schema.name) not in own:
+            continue
+        for operator in own[schema.domain, schema.name]:
+            found.add(schema.name)
+            names = [operator.renames.get(i.name, as_parameter(i.name)) for i in schema.inputs]
+            attributes = [operator.renames.get(name, as_parameter(name)) for name in schema.attributes]
+            missing += [f"{schema.name}: {n}" for n in [*names, *attributes] if n not in operator.parameters]
+            assert list(operator.parameters)[: len(names)] == names, schema.name
+    assert missing == []
+    assert found == {name for domain, name in own if domain == MICROSOFT}
+
+
+def onnxruntimes_schemas() -> list[Any]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return list(state.get_all_operator_schema())
+
+
+def as_parameter(name: str) -> str:
+    """What a body or a function calls an input or an attribute."""
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def parameters(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import onnxgen
 from onnxgen.export.report import BACK
 from tests.export.trained import perturbed
-from tests.exported import exported
 from tests.ops.harness import assert_same, run_model, run_onnxruntime
-from tests.real import imported
+from tests.support.exported import exported
+from tests.support.real import imported
 
 
 class Convolutions(nn.Module):

@@ -11,8 +11,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxgen import generated, pipeline
+from onnxgen import pipeline
 from onnxgen.options import Options
+from onnxgen.output import compose as generated
 from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes.folded import folds
 from onnxgen.weights.provenance import way_back

@@ -13,7 +13,7 @@ from onnx import helper
 from onnxgen import OnnxgenError, Options
 from onnxgen.pipeline import build, generate
 from tests.plugins.nets import model, net, one, saved, written
-from tests.real import Run, assert_way_back, imported
+from tests.support.real import Run, assert_way_back, imported
 
 LAYERS = '''\
 import math

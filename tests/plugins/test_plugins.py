@@ -23,7 +23,7 @@ from onnxgen.code.own_code import FRAME
 from onnxgen.lowering.builder import KNOWN
 from onnxgen.pipeline import build, check, generate
 from tests.plugins.nets import SWISH, model, net, one, saved, written
-from tests.real import Run, assert_way_back, imported
+from tests.support.real import Run, assert_way_back, imported
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
 from onnxgen.pipeline import build, generate
 from tests.conftest import ROOT
-from tests.real import imported
+from tests.support.real import imported
 
 SAMPLE = ROOT / "samples" / "plugin"
 PLUGIN = Options(plugins=[str(SAMPLE / "ops")])

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgen import EditedError, OnnxgenError, Options
 from onnxgen.cli import run as command
 from onnxgen.pipeline import build, generate
-from tests.clean_source import assert_safe
-from tests.hostile import HOSTILE
 from tests.plugins.nets import model, net, one, saved
-from tests.real import imported
+from tests.support.clean_source import assert_safe
+from tests.support.hostile import HOSTILE
+from tests.support.real import imported
 
 OPEN = Options(allow_unsupported=True)
 

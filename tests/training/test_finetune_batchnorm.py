@@ -15,7 +15,7 @@ from onnxgen import OnnxgenError, Options
 from onnxgen.pipeline import generate
 from onnxgen.training import Settings, calibrate_batchnorm, open_model
 from onnxgen.training.data.opening import open_data
-from tests.test_restore_batchnorm import NETS, NORM, _assert_exported, exported
+from tests.passes.test_restore_batchnorm import NETS, NORM, _assert_exported, exported
 from tests.training.test_finetune import Tower, images, mnist, step
 
 __all__ = ["mnist"]  # a fixture

@@ -27,8 +27,8 @@ from onnxgen import pipeline
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.validate import Specification, validate
-from tests.graph_layers import make
-from tests.real import tensor
+from tests.support.graph_layers import make
+from tests.support.real import tensor
 
 Feeds = list[dict[str, Any]]
 Change = Callable[[], None]

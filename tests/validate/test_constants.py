@@ -12,7 +12,7 @@ import pytest
 from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.validate import WrongTranslation
 from onnxgen.validate.constants import checked
-from tests.test_literals import FORMS
+from tests.code.test_literals import FORMS
 
 ARRAYS = [array for array, form in FORMS if form is not None]
 

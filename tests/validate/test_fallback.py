@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onnxgen import dropout, generated
 from onnxgen.cli import BUG, run
 from onnxgen.code.quote import call
+from onnxgen.lowering import dropout
 from onnxgen.options import Options
+from onnxgen.output import compose as generated
 from onnxgen.pipeline import generate
 from onnxgen.structure import runs
 from onnxgen.validate import STRICT, WrongTranslation

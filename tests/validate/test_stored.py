@@ -17,14 +17,16 @@ import torch.nn.functional as F
 from onnx import numpy_helper, parser
 from torch import Tensor, nn
 
-from onnxgen import generated, lower, pipeline
+from onnxgen import pipeline
 from onnxgen.code import copied
 from onnxgen.code.module_def import Member
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.errors import WrongTranslation
+from onnxgen.lowering import lower
 from onnxgen.options import Options
+from onnxgen.output import compose as generated
 from onnxgen.weights.provenance import way_back
-from tests.exported import exported
+from tests.support.exported import exported
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 17]>

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.pipeline import generate
-from tests.real import imported
+from tests.support.real import imported
 from tests.zoo import ZOO, Entry
 from tests.zoo.export import export
 

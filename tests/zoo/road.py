@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from onnxgen.output.compose import Generated
 from onnxgen.pipeline import generate
-from tests.defaults import given_defaults
-from tests.real import ATOL, RTOL, Run, assert_finite_gradients, assert_way_back, imported
+from tests.support.defaults import given_defaults
+from tests.support.real import ATOL, RTOL, Run, assert_finite_gradients, assert_way_back, imported
 from tests.zoo import Entry
 from tests.zoo.export import Case
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, INFER, WRITER
-from onnxgen.graph.schemas import plain
+from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.trainable import BLOCKED
 from onnxgen.shapes.info import info, set_info
@@ -191,7 +191,7 @@ def _inputs(node: ir.Node, function: Body) -> list[ir.Value | None]:
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     found = list(node.inputs) + [None] * (len(positional) - len(node.inputs))
     if not variadic and any(v is not None for v in found[len(positional) :]):
-        raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", WRITER)
+        raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", NEWER_RUNTIME)
     hints = get_type_hints(function)
     for parameter, value in zip(positional, found):
         if value is None and hints[parameter.name] == ir.Value:
@@ -206,7 +206,7 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in taken:
-            raise Refused(f"attribute {printable(name)!r} is not handled", BUG)
+            raise Refused(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
         wanted = KINDS[next(kind for kind in KINDS if kind == hints[name] or kind | None == hints[name])]
         if attribute.type != wanted:
             raise Refused(f"attribute {name!r} must be of type {wanted.name}, not {attribute.type.name}", WRITER)

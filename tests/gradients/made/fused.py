@@ -135,10 +135,24 @@ def _grouped() -> Iterator[Case]:
     yield fused("GroupQueryAttention", q, k, v, *past, *counts, smooth_softmax=1, outputs=3, **attrs)
     norms = [*[None] * 7, floats(2, seed=5), floats(2, seed=6)]
     yield fused("GroupQueryAttention", q, k, v, *past, *counts, *norms, qk_output=2, outputs=4, **attrs)
+    epsilons = {"q_norm_epsilon": 0.1, "k_norm_epsilon": 0.2}
+    yield fused("GroupQueryAttention", q, k, v, *past, *counts, *norms, outputs=3, **epsilons, **attrs)
+    yield from _padded(attrs)
     past = [integers("int8", 1, 2, 3, 2, seed=s) for s in (3, 4)]
     scales = [*[None] * 5, np.array([0.02], np.float32), np.array([0.03], np.float32)]
     quantised = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
     yield fused("GroupQueryAttention", q, k, v, *past, *counts, *scales, outputs=3, **quantised, **attrs)
+
+
+def _padded(attrs: dict[str, Any]) -> Iterator[Case]:
+    """Chunks of 2 tokens, of which one row has both, one only the first; caches of all keys, or of the last."""
+    x = [floats(2, 2, size, seed=s) for s, size in enumerate((8, 4, 4))]
+    caches = [np.cos(between(0, 6, 8, 1)), np.sin(between(0, 6, 8, 1))]
+    counts = [ints(4, 2, dtype="int32"), ints(6, dtype="int32").reshape(()), *caches, *[None] * 7]
+    new = ints(2, 1, dtype="int32")
+    for past, more in ((4, {}), (3, {"sliding_window_cache": 1, "local_window_size": 2})):
+        cache = [floats(2, 2, past, 2, seed=s) for s in (3, 4)]
+        yield fused("GroupQueryAttention", *x, *cache, *counts, new, outputs=3, do_rotary=1, **more, **attrs)
 
 
 def _blocks() -> Iterator[Case]:

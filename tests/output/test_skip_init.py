@@ -1,0 +1,44 @@
+"""Loading builds the network without first weights; what has data keeps its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from onnxgen import generate
+from onnxgen.helpers.skip_init import SkipInit
+from tests.support.reader_models import model, value
+
+
+def test_no_compiler_for_an_embedding(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    nodes = [onnx.helper.make_node("Gather", ["embed.weight", "ids"], ["y"])]
+    ids = value("ids", ["N"], onnx.TensorProto.INT64)
+    onnx.save(model(nodes, [numpy_helper.from_array(table, "embed.weight")], [ids]), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    code = """
+import sys, torch, net
+made = net.Model.from_pretrained()
+assert isinstance(made.embed, torch.nn.Embedding)
+print(made(torch.tensor([3, 4])).sum().item(), "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    total, imported = done.stdout.split()
+    assert abs(float(total) - table[3:5].sum()) < 1e-5 and imported == "False"
+
+
+def test_only_what_has_no_data() -> None:
+    with SkipInit():
+        real = nn.Embedding(3, 4)
+        with torch.device("meta"):
+            empty, linear = nn.Embedding(3, 4), nn.Linear(4, 4)
+            filled = nn.init.constant_(torch.empty(2, device="cpu"), 7.0)
+    assert empty.weight.is_meta and linear.weight.is_meta
+    assert float(real.weight.detach().std()) > 0 and filled.tolist() == [7.0, 7.0]

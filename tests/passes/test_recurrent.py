@@ -1,0 +1,135 @@
+"""Recurrent modules of PyTorch, exported and back: one module again, its keys and weights those of the original."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ops.harness import Ran, assert_same, run_model
+from tests.support.exported import exported as exported_module
+from tests.zoo.export import quiet
+
+
+class Net(nn.Module):
+    """A recurrent module and a linear layer behind it; `result` says what of it is the output."""
+
+    def __init__(self, kind: str, result: str, dropout: float = 0.0, **options: Any) -> None:
+        super().__init__()
+        self.net = getattr(nn, kind)(3, 4, **options)
+        self.fc = nn.Linear(8 if options.get("bidirectional") else 4, 2)
+        self.result = result
+
+    def forward(self, x: Tensor, *states: Tensor) -> Any:
+        given = () if not states else ((states,) if isinstance(self.net, nn.LSTM) else states)
+        y, h = self.net(x, *given)
+        if self.result == "all":
+            return self.fc(y), h
+        return self.fc(y) if self.result == "y" else self.fc(y[:, -1]) if self.result == "last" else self.fc(h[-1])
+
+
+class Two(nn.Module):
+    """Two modules, not two layers of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LSTM(3, 4), nn.LSTM(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)[0])[0]
+
+
+def exported(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str) -> onnx.ModelProto:
+    file, names = io.BytesIO(), [f"i{k}" for k in range(len(inputs))]
+    with quiet():
+        if exporter == "dynamo":
+            torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, input_names=names)
+        else:
+            axes = {name: {0: "a", 1: "b"} for name in names[:1]}
+            torch.onnx.export(
+                model, inputs, file, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes,
+                do_constant_folding=exporter == "folded",
+            )  # fmt: skip
+    return onnx.load_from_string(file.getvalue())
+
+
+def check(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str) -> Ran:
+    """Same outputs, same keys, same weights."""
+    proto = exported(model.eval(), inputs, exporter)
+    ran = run_model(proto, {f"i{k}": t.numpy() for k, t in enumerate(inputs)})
+    with torch.no_grad():
+        expected = model(*inputs)
+    flat = [t for part in (expected if isinstance(expected, tuple) else (expected,)) for t in _tensors(part)]
+    for actual, wanted in zip(ran.outputs, flat, strict=True):
+        assert_same(actual, wanted.numpy())
+    made, original = ran.model.state_dict(), model.state_dict()
+    assert made.keys() == original.keys()
+    assert all(torch.equal(made[key], original[key]) for key in made)
+    return ran
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    return list(part) if isinstance(part, tuple) else [part]
+
+
+X = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("exporter", ["folded", "plain"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize(
+    "layers,bidirectional,batch_first", [(1, False, True), (1, True, False), (3, True, True), (3, False, False)]
+)
+def test_modules(exporter: str, kind: str, layers: int, bidirectional: bool, batch_first: bool) -> None:
+    options: dict[str, Any] = {"num_layers": layers, "bidirectional": bidirectional, "batch_first": batch_first}
+    ran = check(Net(kind, "all", **options), (X,), exporter)
+    assert ran.source.count(f"nn.{kind}(") == 1
+    assert ("batch_first=True" in ran.source) == batch_first
+    assert "permute" not in ran.forward and "reshape" not in ran.forward and "transpose" not in ran.forward
+
+
+@pytest.mark.parametrize("result", ["y", "h"])
+def test_what_is_not_used_is_not_named(result: str) -> None:
+    ran = check(Net("LSTM" if result == "y" else "GRU", result, num_layers=2), (X,), "folded")
+    assert "_" in ran.forward.split("=")[0] and "(" not in ran.forward.split("=")[0]
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("exporter", ["folded", "plain"])
+def test_initial_states(kind: str, exporter: str) -> None:
+    """The exporter cuts the states up by layer; the module takes them whole."""
+    states = [torch.randn(2, 5, 4) for _ in range(2 if kind == "LSTM" else 1)]
+    ran = check(Net(kind, "all", num_layers=2), (X, *states), exporter)
+    assert "torch.cat" not in ran.forward and "[:" not in ran.forward and "[1:" not in ran.forward
+
+
+def test_without_biases() -> None:
+    check(Net("LSTM", "last", batch_first=True, num_layers=2, bias=False), (X,), "folded")
+
+
+def test_two_modules_stay_two() -> None:
+    for exporter in ("folded", "plain"):
+        assert check(Two(), (X,), exporter).source.count("nn.LSTM(") == 2
+
+
+def test_the_dynamo_exporter() -> None:
+    ran = check(Net("LSTM", "all", num_layers=2, batch_first=True), (X,), "dynamo")
+    assert ran.source.count("nn.LSTM(") == 1
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_dropout_between_layers(kind: str) -> None:
+    """Training exports of the dynamo exporter keep it; it is the module's own again."""
+    model = Net(kind, "y", dropout=0.0, num_layers=3, batch_first=True).train()
+    model.net.dropout = 0.25
+    ran = run_model(exported_module(model, [X], "dynamo-18-train"), {"i0": X.numpy()})
+    assert ran.source.count(f"nn.{kind}(") == 1 and "num_layers=3" in ran.source and "dropout=0.25" in ran.source
+    assert "nn.Dropout" not in ran.source
+    assert ran.model.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        assert_same(ran.outputs[0], model.eval()(X).numpy())
+    assert not torch.equal(ran.model.train()(X), ran.model(X))

@@ -1,0 +1,51 @@
+"""Slices along several axes, one after another: one index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ops.harness import generate as _generate
+from tests.ops.harness import run_model
+from tests.whole.test_random_graphs import hold
+from tests.whole.test_small_graphs import case
+
+TWO = """
+    (float[N, 4, L] x) => (float[] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] last = {-1}>
+    { %s }"""
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("a = Slice(x, one, three, one) y = Slice(a, one, last, two)", "x[:, 1:3, 1:-1]"),
+        (
+            "n = Shape<start = 1, end = 2>(x) a = Slice(x, zero, n, two, two) y = Slice(a, one, n, one)",
+            "x[:, 1:, :4:2]",
+        ),
+        (
+            "n = Shape<start = 2>(x) m = Sub(n, one) a = Slice(x, zero, m, two) y = Slice(a, one, two, one)",
+            "x[:, 1:2, : ",
+        ),
+    ],
+)
+def test_one_index(body: str, text: str, tmp_path: Path) -> None:
+    graph = case(TWO % body)
+    assert hold(graph, tmp_path)
+    assert text in _generate(graph.model, pretty=True).source
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Slice(x, one, three, one) y = Slice(a, zero, one, one)",  # the same axis again
+        "a = Slice(x, one, three, one) b = Slice(a, one, last, two) c = ReduceMax(a) y = Add(b, c)",  # used twice
+    ],
+)
+def test_slices_that_stay(body: str, tmp_path: Path) -> None:
+    graph = case(TWO % body)
+    assert hold(graph, tmp_path)
+    feeds = graph.feeds[0]
+    assert "x[:, 1:3]" in run_model(graph.model, feeds).source

@@ -1,0 +1,180 @@
+"""Unusual files that are read right, fixed input shapes, and every real file at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto
+from onnx import helper as oh
+from onnx.numpy_helper import from_array
+
+from onnxgen.options import Options
+from onnxgen.reader import read
+from tests.conftest import shared_models
+from tests.support.reader_models import (
+    ADD,
+    RELU,
+    Write,
+    X,
+    branch,
+    conditional,
+    model,
+    no_import,
+    node,
+    refusal,
+    run,
+    same_as_before,
+    untyped,
+    value,
+    weight,
+    write,
+)
+
+__all__ = ["write"]  # a fixture
+
+
+def old_style() -> onnx.ModelProto:
+    return model([ADD], [weight("w", 4)], inputs=["x", value("w", [4])], ir_version=3)
+
+
+UNUSUAL: dict[str, onnx.ModelProto] = {
+    "unsorted": model([node("Relu", ["a"]), node("Add", ["x", "b"], ["a"]), node("Neg", ["x"], ["b"])]),
+    "unsorted, through a branch": conditional(
+        branch([node("Neg", ["z"], ["q"])], "q"), after=[node("Abs", ["x"], ["z"])]
+    ),
+    "same names in both branches": conditional(branch([node("Abs", ["x"], ["other"])], "other")),
+    "inner initializer hides": conditional(
+        branch([node("Add", ["x", "z"], ["q"])], "q", [weight("z", 4)]), [node("Abs", ["x"], ["z"])]
+    ),
+    "inner name of a later node": conditional(
+        branch([node("Neg", ["x"], ["z"])], "z"), after=[node("Abs", ["x"], ["z"])]
+    ),
+    "input as output": model([], outputs=["x"]),
+    "initializer as output": model([], [weight("w", 4)], outputs=["w"]),
+    "output twice": model([RELU], outputs=["y", "y"]),
+    "unused initializer": model([RELU], [weight("w", 4)]),
+    "empty initializer": model([node("Concat", ["x", "w"], axis=0)], [weight("w", 0, 3, 4)]),
+    "negative declared dim": model([RELU], inputs=[value("x", [-1, 3, 4])]),
+    "ai.onnx spelt out": model([oh.make_node("Softmax", ["x"], ["y"], domain="ai.onnx")], opsets={"ai.onnx": 12}),
+    "optional inputs": model([node("Clip", ["x", "", "w"])], [weight("w")]),
+    "sparse": model([ADD]),
+}
+UNUSUAL["sparse"].graph.sparse_initializer.append(
+    oh.make_sparse_tensor(from_array(np.float32([5, 7]), "w"), from_array(np.int64([1, 3])), [4])
+)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual(write: Write, name: str) -> None:
+    found = read(write(UNUSUAL[name]), Options())
+    same_as_before(UNUSUAL[name], found)
+
+
+def test_unsorted_branch_and_nodes_of_one_name(write: Write) -> None:
+    """Fine by the standard, or plain enough; onnxruntime refuses both."""
+    inside = [node("Neg", ["r"], ["q"], name="n"), node("Abs", ["x"], ["r"], name="n")]
+    found = read(write(conditional(branch(inside, "q"))), Options())
+    for i, step in enumerate(found.graph.all_nodes()):
+        step.name = str(i)
+    np.testing.assert_array_equal(run(ir.to_proto(found))[0], -np.abs(X))
+
+
+def test_inputs_with_an_initializer_are_weights(write: Write) -> None:
+    found = read(write(old_style()), Options())
+    assert [v.name for v in found.graph.inputs] == ["x"]
+    assert list(found.graph.initializers) == ["w"] and found.graph.initializers["w"].is_initializer()
+    same_as_before(model([ADD], [weight("w", 4)]), found)
+
+
+def test_branch_returns_an_outer_value(write: Write) -> None:
+    """onnxruntime refuses this, and onnx_ir would return a value that nothing makes."""
+    found = read(write(conditional(branch([], "z"), [node("Abs", ["x"], ["z"])])), Options())
+    np.testing.assert_array_equal(run(ir.to_proto(found))[0], np.abs(X))
+
+
+def test_attribute_without_a_type(write: Write) -> None:
+    found = read(write(model([untyped(i=1)])), Options())
+    same_as_before(model([node("Softmax", axis=1)]), found)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_sparse_tensors(write: Write, pairs: bool) -> None:
+    dense = np.zeros((3, 4), np.float32)
+    dense[0, 1], dense[2, 3] = 5, 7
+    indices = np.int64([[0, 1], [2, 3]]) if pairs else np.int64([1, 11])
+    sparse = oh.make_sparse_tensor(from_array(np.float32([5, 7]), "w"), from_array(indices), [3, 4])
+    constant = node("Constant", [], ["w"], sparse_value=sparse)
+    found = read(write(model([constant, ADD])), Options())
+    np.testing.assert_array_equal(run(ir.to_proto(found))[0], X + dense)
+    for bad in (np.int64([1, 12]), np.int64([-1, 2]), np.int64([[0, 1], [3, 3]]), np.int64([1, 2, 3])):
+        sparse.indices.CopyFrom(from_array(bad))
+        assert "indices" in refusal(write(model([node("Constant", [], ["w"], sparse_value=sparse), ADD])))
+    sparse.dims[:] = [2**40, 4]
+    assert "elements when it is dense; the limit is" in refusal(
+        write(model([node("Constant", [], ["w"], sparse_value=sparse), ADD]))
+    )
+
+
+def test_no_import_before_ir_version_3_is_opset_1(write: Write) -> None:
+    assert read(write(no_import(2)), Options()).opset_imports[""] == 1
+
+
+def test_map_outputs_are_left_to_the_operators(write: Write) -> None:
+    proto = model([oh.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml")], opsets={"ai.onnx.ml": 1})
+    kind = oh.make_map_type_proto(TensorProto.INT64, oh.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output[0].type.CopyFrom(oh.make_sequence_type_proto(kind))
+    assert read(write(proto), Options()).graph.outputs[0].type is None
+
+
+@pytest.mark.parametrize(
+    "dtype", ["FLOAT16", "BFLOAT16", "INT4", "UINT4", "FLOAT8E4M3FN", "COMPLEX64", "BOOL", "STRING"]
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_every_way_to_store_a_tensor(write: Write, dtype: str, raw: bool) -> None:
+    if raw and dtype == "STRING":
+        pytest.skip("strings are never raw")
+    number = TensorProto.DataType.Value(dtype)
+    content: Any = [b"a", b"b", b"c"] if dtype == "STRING" else np.array([0, 1, 1], oh.tensor_dtype_to_np_dtype(number))
+    tensor = from_array(content, "w") if raw else oh.make_tensor("w", number, [3], content)
+    read(write(model([RELU], [tensor])), Options())
+
+
+def test_input_shapes(write: Write) -> None:
+    proto = model([node("Add", ["x", "m"])], inputs=[value("x", ["n", 3, None]), value("m", ["n", 1, 1])])
+    proto.graph.output[0].CopyFrom(value("y", ["n", 3, "k"]))
+    found = read(write(proto), Options(input_shapes={"x": (5, -1, 4)}))
+    shapes = [list(v.shape or ()) for v in (*found.graph.inputs, *found.graph.outputs)]
+    assert shapes[0] == [5, 3, 4] and shapes[1] == [5, 1, 1]  # n is 5 wherever it is named
+    assert shapes[2][:2] == [5, 3] and not isinstance(shapes[2][2], int)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ({"z": (1,)}, "no input z -> its inputs are: x, m"),
+        ({"x": (1, 3)}, "it has 3 dims, not 2"),
+        ({"x": (1, 4, 4)}, "the file fixes dim 1 at 3, not 4"),
+        ({"x": (1, 3, -2)}, "a negative dim"),
+        ({"x": (1, 3, 4), "m": (2, 1, 1)}, "dim 0 is n, which is 1 elsewhere, not 2"),
+    ],
+)
+def test_wrong_input_shapes(write: Write, shapes: dict[str, tuple[int, ...]], says: str) -> None:
+    path = write(model([node("Add", ["x", "m"])], inputs=[value("x", ["n", 3, None]), value("m", ["n", 1, 1])]))
+    assert says in refusal(path, Options(input_shapes=shapes))
+
+
+@pytest.mark.parametrize("entry", shared_models())
+def test_every_real_file_is_read(entry: dict[str, Any]) -> None:
+    """All of them, "broken" ones too: those break rules of single operators, not of the file."""
+    found = read(entry["path"], Options())
+    made = {v for n in found.graph.all_nodes() for v in n.outputs}
+    assert all(v in made or v.is_graph_input() or v.is_initializer() for v in found.graph.outputs)
+    assert all(isinstance(n.meta.get("scope", ()), tuple) for n in found.graph.all_nodes())
+    seen = {*found.graph.inputs, *found.graph.initializers.values()}
+    for step in found.graph:  # several files are not sorted
+        assert all(v is None or v in seen for v in step.inputs)
+        seen.update(step.outputs)

@@ -1,0 +1,90 @@
+"""Nodes that say nothing of where they were written: PyTorch before 1.13 named parameters only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnxgen.options import Options
+from onnxgen.reader import read
+from onnxgen.scopes.between import place_silent
+from tests.support.reader_models import Write, model, node, weight, write
+from tests.zoo import ZOO
+from tests.zoo.export import Case, export
+from tests.zoo.road import Road
+
+__all__ = ["write"]  # a fixture
+
+
+def placed(write: Write, nodes: Sequence[onnx.NodeProto], weights: Sequence[str]) -> dict[str, str]:
+    """Dotted scopes by node name."""
+    read_model = read(write(model(nodes, [weight(name, 4, 4) for name in weights])), Options())
+    place_silent(read_model, Options())
+    return {n.name or "": ".".join(n.meta["scope"]) for n in read_model.graph}
+
+
+def layer(name: str, source: str, result: str) -> onnx.NodeProto:
+    return node("MatMul", [source, f"{name}.weight"], [result], name=name)
+
+
+def test_between_two_layers_of_a_module(write: Write) -> None:
+    nodes = [
+        layer("body.fc1", "x", "a"),
+        node("Neg", ["a"], ["b"], name="inside"),
+        layer("body.fc2", "b", "c"),
+        node("Neg", ["c"], ["d"], name="outside"),
+        layer("head", "d", "y"),
+    ]
+    found = placed(write, nodes, ["body.fc1.weight", "body.fc2.weight", "head.weight"])
+    assert found["inside"] == "body" and found["outside"] == ""
+
+
+def test_a_skip_connection_ends_where_it_began(write: Write) -> None:
+    nodes = [layer("stem", "x", "x0")]
+    for i in (0, 1):
+        nodes += [
+            layer(f"blocks.{i}.fc1", f"x{i}", f"a{i}"),
+            node("Neg", [f"a{i}"], [f"b{i}"], name=f"neg{i}"),
+            layer(f"blocks.{i}.fc2", f"b{i}", f"c{i}"),
+            node("Add", [f"x{i}", f"c{i}"], [f"s{i}"], name=f"add{i}"),
+            node("Relu", [f"s{i}"], [f"x{i + 1}"], name=f"relu{i}"),
+        ]
+    nodes.append(layer("head", "x2", "y"))
+    found = placed(write, nodes, [f"{n.name}.weight" for n in nodes if n.op_type == "MatMul"])
+    for i in (0, 1):
+        assert [found[f"{name}{i}"] for name in ("neg", "add", "relu")] == [f"blocks.{i}"] * 3
+
+
+def test_activations_between_layers_of_a_list_are_not_the_layers(write: Write) -> None:
+    nodes = [layer("fcs.0", "x", "a"), node("Relu", ["a"], ["b"], name="relu"), layer("fcs.1", "b", "y")]
+    assert placed(write, nodes, ["fcs.0.weight", "fcs.1.weight"])["relu"] == ""
+
+
+def test_sizes_may_be_read_of_any_value(write: Write) -> None:
+    nodes = [
+        layer("stem", "x", "a"),
+        layer("body.fc1", "a", "b"),
+        node("Shape", ["a"], ["size"], name="shape"),
+        node("Reshape", ["b", "size"], ["c"], name="reshape"),
+        layer("body.fc2", "c", "y"),
+    ]
+    found = placed(write, nodes, ["stem.weight", "body.fc1.weight", "body.fc2.weight"])
+    assert found["reshape"] == "body"
+
+
+@pytest.mark.parametrize(("name", "classes"), [("resnet18", 3), ("vit", 5), ("bert", 9)])
+def test_files_without_node_names_have_the_classes_of_those_with(name: str, classes: int, tmp_path: Path) -> None:
+    entry, case, path = ZOO[name], Case("legacy", 17, True), tmp_path / "model.onnx"
+    original = export(entry, path, case.exporter, case.opset, case.training)
+    proto = onnx.load(path)
+    for n in proto.graph.node:
+        n.name = ""
+    onnx.save(proto, path)
+    made = Road(name, entry, case, path, original, tmp_path)
+    made.check()
+    assert set(made.model.state_dict()) == set(original.state_dict())
+    found = {type(m).__name__ for m in made.model.modules() if not type(m).__module__.startswith("torch")}
+    assert len(found) <= classes, found

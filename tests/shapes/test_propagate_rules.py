@@ -1,0 +1,331 @@
+"""Rules of propagation on small models with symbolic dims: the expression they give, and its truth in onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from onnxgen.options import Options
+from onnxgen.shapes import propagate
+from onnxgen.shapes.info import Info, info
+from tests.shapes.test_propagate import Bindings, agree
+
+# name, opset, inputs, body (its last value is `y`), the expected shape of y as text
+CASES: list[tuple[str, int, str, str, str]] = [
+    ("to the end", 13, "float[n, 4] x", "y = Slice(x, {1}, {9223372036854775807}, {0})", "max(0, n - 1), 4"),
+    ("all but one", 13, "float[n, 4] x", "y = Slice(x, {0}, {-1}, {0})", "max(0, n - 1), 4"),
+    ("the last two", 13, "float[n, 4] x", "y = Slice(x, {-2}, {9223372036854775807}, {0})", "min(2, n), 4"),
+    ("every third", 13, "float[n] x", "y = Slice(x, {1}, {2147483647}, {0}, {3})", "(max(0, n - 1) + 2)//3"),
+    ("reversed", 13, "float[n] x", "y = Slice(x, {-1}, {-9223372036854775807}, {0}, {-1})", "n"),
+    ("some in reverse", 13, "float[n] x", "y = Slice(x, {-2}, {-9223372036854775807}, {0}, {-2})", "y.0"),
+    ("old", 9, "float[n, 4] x", "y = Slice<starts=[0, 1], ends=[3, 3]>(x)", "min(3, n), 2"),
+    (
+        "cut to another's length",
+        13,
+        "float[n] x, float[m] z",
+        "e = Shape(z) y = Slice(x, {0}, e)",
+        "min(m, n)",
+    ),
+    (
+        "cut to its own length less one",
+        13,
+        "float[n] x",
+        "s = Shape(x) e = Sub(s, {1}) y = Slice(x, {0}, e)",
+        "max(0, n - 1)",
+    ),
+    ("heads", 13, "float[n, m, 12] x", "y = Reshape(x, {0, -1, 3, 4})", "n, m, 3, 4"),
+    ("rows", 13, "float[n, m, 12] x", "y = Reshape(x, {-1, 12})", "m*n, 12"),
+    ("halves", 13, "float[n, 4] x", "y = Reshape(x, {2, -1})", "2, 2*n"),
+    (
+        "flat by arithmetic",
+        13,
+        "float[n, 3, 4] x",
+        "s = Shape(x) b = Gather(s, {0}) t = Concat<axis=0>(b, {-1}) y = Reshape(x, t)",
+        "n, 12",
+    ),
+    (
+        "heads by arithmetic",
+        15,
+        "float[n, m, 12] x",
+        "s = Shape<start=0, end=2>(x) d = Shape<start=-1>(x) h = Div(d, {4}) t = Concat<axis=0>(s, h, {4})"
+        " r = Reshape(x, t) y = Transpose<perm=[0, 2, 1, 3]>(r)",
+        "n, 3, m, 4",
+    ),
+    (
+        "middle by int division",
+        13,
+        "float[n] x",
+        "s = Shape(x) h = Div(s, {2}) y = Slice(x, h, {9223372036854775807})",
+        "max(0, n - n//2)",
+    ),
+    ("expanded", 13, "float[1, n] x, float[m] z", "s = Shape(z) t = Concat<axis=0>(s, {1}) y = Expand(x, t)", "m, n"),
+    ("tiled", 13, "float[n, 2] x", "y = Tile(x, {2, 3})", "2*n, 6"),
+    ("padded", 13, "float[n, 2] x", "y = Pad(x, {1, 0, 2, 3})", "n + 3, 5"),
+    ("padded along one axis", 18, "float[n, 2] x", "y = Pad(x, {1, 2}, , {-2})", "n + 3, 2"),
+    ("joined", 13, "float[n, 2] x, float[m, 2] z", "y = Concat<axis=0>(x, z, x)", "m + 2*n, 2"),
+    ("split in two", 18, "float[2, h] x", "a, y = Split<axis=1, num_outputs=2>(x)", "2, h - (h + 1)//2"),
+    ("split by sizes", 13, "float[n, 7] x", "a, y = Split<axis=1>(x, {3, 4})", "n, 4"),
+    ("broadcast", 13, "float[n, 1, 4] x, float[m, 1] z", "y = Add(x, z)", "n, m, 4"),
+    ("broadcast of two unknowns", 13, "float[n] x, float[k] z", "y = Add(x, z)", "y.0"),
+    ("matrix product", 13, "float[n, 1, m, 3] x, float[5, 3, 2] z", "y = MatMul(x, z)", "n, 5, m, 2"),
+    ("vector product", 13, "float[n, 3] x, float[3] z", "y = MatMul(x, z)", "n"),
+    ("einsum", 13, "float[n, m, 3] x, float[3, 2] z", 'y = Einsum<equation="...i, ij -> ...j">(x, z)', "n, m, 2"),
+    (
+        "convolution",
+        13,
+        "float[n, 1, h, h] x, float[2, 1, 3, 3] z",
+        "y = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, z)",
+        "n, 2, (h + 1)//2, (h + 1)//2",
+    ),
+    (
+        "pooling that rounds up",
+        13,
+        "float[n, 1, h] x",
+        "y = MaxPool<kernel_shape=[3], strides=[2], pads=[1, 1], ceil_mode=1>(x)",
+        "n, 1, (h + 2)//2",
+    ),
+    ("means", 18, "float[n, m, 3] x", "y = ReduceMean<keepdims=0>(x, {1, -1})", "n"),
+    ("all means", 13, "float[n, m] x", "y = ReduceMean(x)", "1, 1"),
+    ("old sums", 11, "float[n, m] x", "y = ReduceSum<axes=[-1], keepdims=0>(x)", "n"),
+    ("count", 13, "float[n, m] x", "s = Size(x) r = Reshape(s, {1}) y = ConstantOfShape(r)", "m*n"),
+    (
+        "positions",
+        13,
+        "float[n, m] x",
+        "s = Shape(x) z = Gather(s, one) zero = Constant<value_int=0>() y = Range(zero, z, one)",
+        "m",
+    ),
+    ("lookup", 13, "float[7, 3] x, int64[n, m] z", "y = Gather(x, z)", "n, m, 3"),
+    ("best", 13, "float[n, 7] x", "v, y = TopK(x, {3})", "n, 3"),
+    ("twice as large", 13, "float[n, 1, h] x", "y = Resize(x, , scales)", "n, 1, 2*h"),
+    ("squeezed", 11, "float[n, 1, m] x", "y = Squeeze<axes=[-2]>(x)", "n, m"),
+    ("unsqueezed", 13, "float[n] x", "y = Unsqueeze(x, {0, -1})", "1, n, 1"),
+    ("one hot", 13, "int64[n] x", "d = Constant<value_int=5>() y = OneHot(x, d, {0, 1})", "n, 5"),
+    ("mask", 13, "float[n, n] x", "y = NonZero(x)", "2, y.1"),
+    (
+        "scaled in float32",
+        13,
+        "float[n, 1, h] x",
+        "s = Shape(x) i = Constant<value_int=2>() z = Gather(s, i) f = Cast<to=1>(z) c = Constant<value_float=0.7>()"
+        " p = Mul(c, f) q = Floor(p) t = Cast<to=7>(q) u = Unsqueeze(t, {0}) y = ConstantOfShape(u)",
+        "scale_size(h, 0.699999988079071)",
+    ),
+    (
+        "minimum in arithmetic",
+        13,
+        "float[n] x, float[m] z",
+        "s = Shape(x) t = Shape(z) u = Min(s, t) y = ConstantOfShape(u)",
+        "min(m, n)",
+    ),
+    (
+        "a decided choice",
+        13,
+        "float[n, 4] x",
+        "s = Shape(x) o = ConstantOfShape<value = int64[1] {-1}>({2}) e = Equal(s, o) t = Where(e, {9, 9}, s)"
+        " y = ConstantOfShape(t)",
+        "n, 4",
+    ),
+]
+
+CONSTANTS = "int64 one = {1}, float[3] scales = {1., 1., 2.}"
+
+
+def parse(opset: int, inputs: str, body: str) -> onnx.ModelProto:
+    """A model from text; `{1, 2}` in the body is an int64 constant."""
+    made: list[str] = []
+    text = ""
+    for i, part in enumerate(body.split("{")):
+        if i == 0 or text.rstrip().endswith("]"):  # the value of a tensor attribute
+            text += part if i == 0 else "{" + part
+            continue
+        numbers, _, rest = part.partition("}")
+        made.append(f"int64[{len(numbers.split(','))}] c{i} = {{{numbers}}}")
+        text += f"c{i}{rest}"
+    domain = f'<ir_version: 7, opset_import: ["" : {opset}]>'
+    initializers = ", ".join([CONSTANTS, *made])
+    lines = text.replace(") ", ")\n ")
+    return onnx.parser.parse_model(f"{domain} g ({inputs}) => (y) <{initializers}> {{ {lines} }}")
+
+
+def infos(proto: onnx.ModelProto) -> dict[str, Info]:
+    model = ir.serde.deserialize_model(proto)
+    propagate(model.graph, Options())
+    return {v.name or "": info(v) for v in (*model.graph.inputs, *(o for n in model.graph for o in n.outputs))}
+
+
+def run(proto: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(proto)
+    del exposed.graph.output[:]
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=o) for n in proto.graph.node for o in n.output)
+    feeds = {}
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in dims]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feeds[value.name] = (np.arange(np.prod(shape)) % 3).reshape(shape).astype(dtype)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {**feeds, **dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))}
+
+
+@pytest.mark.parametrize(("name", "opset", "inputs", "body", "expected"), CASES, ids=[c[0] for c in CASES])
+def test_rule(name: str, opset: int, inputs: str, body: str, expected: str) -> None:
+    proto = parse(opset, inputs, body)
+    facts = infos(proto)
+    shape = facts["y"].shape
+    assert shape is not None and ", ".join(map(str, shape)) == expected
+    for n, m, h in ((5, 3, 9), (1, 1, 3), (8, 2, 4), (2, 7, 5)):
+        actual = run(proto, {"n": n, "m": m, "h": h, "k": n})
+        bindings = Bindings()
+        for value in (*(i.name for i in proto.graph.input), *(o for node in proto.graph.node for o in node.output)):
+            agree(value, facts[value], actual[value], bindings)
+
+
+def test_integer_arithmetic_is_that_of_onnx() -> None:
+    """Division truncates, Mod follows the divisor or (fmod) the dividend, int32 wraps: all folded, all as computed."""
+    body = """
+        a = Constant<value_ints=[-7, 7, -7, 7]>()
+        b = Constant<value_ints=[2, -2, -2, 2]>()
+        q = Div(a, b)
+        r = Mod(a, b)
+        f = Mod<fmod=1>(a, b)
+        big = Constant<value = int32[2] {2147483647, 2}>()
+        w = Add(big, big)
+        x2 = Constant<value_floats=[0.1, 0.7, 10.0]>()
+        t = Mul(x2, x2)
+        u = Cast<to=7>(x2)
+        y = Add(x, x)
+    """
+    proto = onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["" : 13]> g (float[n] x) => (y) {{ {body} }}')
+    facts = infos(proto)
+    actual = run(proto, {"n": 2})
+    for name in ("q", "r", "f", "w", "t", "u"):
+        assert facts[name].data is not None and facts[name].data.dtype == actual[name].dtype
+        np.testing.assert_array_equal(facts[name].data, actual[name])
+
+
+def test_undecidable_comparisons_stay_unknown() -> None:
+    facts = infos(parse(13, "float[n] x", "s = Shape(x) y = Equal(s, {3})"))
+    assert facts["s"].data is not None and facts["y"].data is None
+    facts = infos(parse(13, "float[n] x", "s = Shape(x) y = Equal(s, {-1})"))
+    assert facts["y"].data is not None and not facts["y"].data.any()
+
+
+def test_contradictions_are_not_recorded() -> None:
+    facts = infos(parse(13, "float[3] x, float[4] z", "y = Add(x, z)"))
+    assert facts["y"].shape is None
+
+
+def test_trainable_values_have_no_elements() -> None:
+    model = ir.serde.deserialize_model(parse(13, "float[3] x", "y = Mul(x, scales)"))
+    scales = model.graph.initializers["scales"]
+    propagate(model.graph, Options())
+    assert info(scales).data is not None
+    scales.meta["trainable"] = (True, "a test says so")
+    propagate(model.graph, Options())
+    assert info(scales).data is None and info(scales).shape == (3,)
+
+
+def test_names_of_symbols_do_not_collide() -> None:
+    facts = infos(parse(13, "float[n] x, float[k] z", "y = NonZero(x) "))
+    proto = parse(13, "float[n] x", "y = NonZero(x)")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "y.1"
+    clash = infos(proto)
+    assert str(facts["y"].shape and facts["y"].shape[1]) == "y.1"
+    assert clash["x"].shape is not None and clash["y"].shape is not None
+    assert clash["x"].shape[0] != clash["y"].shape[1]
+
+
+LOOP = """
+    <ir_version: 8, opset_import: ["" : 16]>
+    g (float[n, 2] x, int64 count) => (last, sums) <bool go = {1}> {
+        start = Constant<value = float[1, 2] {0., 0.}>()
+        last, seen, sums = Loop<body = step (int64 i, bool c, float[a, 2] state, float[b, 2] all) =>
+            (c2, next, longer, sum) {
+            c2 = Identity(c)
+            next = Add(state, state)
+            longer = Concat<axis=0>(all, x)
+            sum = ReduceSum<keepdims=0>(all)
+        }>(count, go, x, start)
+    }
+"""
+
+
+def test_loops_keep_what_never_changes() -> None:
+    proto = onnx.parser.parse_model(LOOP)
+    model = ir.serde.deserialize_model(proto)
+    propagate(model.graph, Options())
+    last, seen, sums = (info(v) for v in model.graph.node(1).outputs)
+    assert [str(d) for d in last.shape or ()] == ["n", "2"]
+    assert [str(d) for d in seen.shape or ()] == ["seen.0", "2"]
+    assert [str(d) for d in sums.shape or ()] == ["sums.0"]
+
+
+def test_branches_agree_on_what_both_say() -> None:
+    text = """
+        <ir_version: 8, opset_import: ["" : 16]>
+        g (bool c, float[n, 4] x) => (y) {
+            y = If(c) <then_branch = t () => (a) { a = Concat<axis=1>(x, x) },
+                       else_branch = e () => (b) { z = Relu(x) b = Concat<axis=1>(x, z, z) }>
+        }
+    """
+    model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
+    propagate(model.graph, Options())
+    assert [str(d) for d in info(model.graph.outputs[0]).shape or ()] == ["n", "y.1"]
+
+
+def test_a_chain_of_ten_thousand_nodes() -> None:
+    nodes = [onnx.helper.make_node("Conv", ["x", "w"], ["v0"], pads=[1, 1, 1, 1])]
+    for i in range(10_000):
+        op, count = (("Relu", 1), ("Add", 2), ("Sigmoid", 1))[i % 3]
+        nodes.append(onnx.helper.make_node(op, [f"v{i}"] * count, [f"v{i + 1}"]))
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [value("x", 1, ["n", 3, "h", "w"])],
+        [value("v10000", 1, None)],
+        [onnx.helper.make_tensor("w", 1, [3, 3, 3, 3], np.zeros(81, np.float32))],
+    )
+    model = ir.serde.deserialize_model(onnx.helper.make_model(graph))
+    propagate(model.graph, Options())
+    assert [str(d) for d in info(model.graph.outputs[0]).shape or ()] == ["n", "3", "h", "w"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'y = Einsum<equation="ij->k">(x)',
+        "y = Transpose<perm=[0, 5]>(x)",
+        "y = Reshape(x, {-1, -1})",
+        "y = If(x)",
+        "y = Slice(x, {0}, {1}, {9})",
+        "y = Add(x)",
+        "y = Cast<to=999>(x)",
+        "y = Expand(x, {4611686018427387904, 4611686018427387904})",
+        "y = Conv<strides=[0]>(x, x)",
+    ],
+)
+def test_nonsense_is_not_recorded_and_does_not_fail(body: str) -> None:
+    assert infos(parse(16, "float[n, 4] x", body))["y"].data is None
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = Scan<num_scan_inputs=1000000000000, body = b (float p) => (q) { q = Identity(p) }>(x)",
+        "y = Loop<body = b () => (q) { q = Identity(x) }>(x, , x)",
+        "y = Loop<body = b () => () { q = Identity(x) }>(x, , x)",
+    ],
+)
+def test_subgraphs_of_the_wrong_arity_do_not_fail(node: str) -> None:
+    proto = onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["" : 16]> g (float[n] x) => (y) {{ {node} }}')
+    assert infos(proto)["y"].shape is None

@@ -1,0 +1,88 @@
+"""Networks of numbered layers alone: the class is an `nn.Sequential`, as its author's was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.structure.test_structure import LEGACY, images, made
+from tests.zoo import Entry
+from tests.zoo.export import Case, export
+from tests.zoo.road import Road
+
+
+def plain() -> nn.Module:
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4 * 7 * 7, 5), nn.LogSoftmax(dim=1))
+
+
+@pytest.mark.parametrize("case", [LEGACY, Case("legacy", 17, True), Case("dynamo", 18, False)], ids=str)
+def test_a_chain(case: Case, tmp_path: Path) -> None:
+    source = made(plain, tmp_path, case=case)
+    assert "(nn.Sequential):" in source and "return super().forward(x)" in source
+    assert source.count("nn.Linear(196, 5)") == 1 and "nn.MaxPool2d(2)" in source and "nn.LogSoftmax(dim=1)" in source
+
+
+class Reads(nn.Sequential):
+    """Numbered layers with a forward of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self[0](x))
+        x = x + self[1](x)
+        return self[2](x.mean((2, 3)))
+
+
+def test_a_forward_of_its_own(tmp_path: Path) -> None:
+    source = made(Reads, tmp_path)
+    assert "class Net(nn.Sequential):" in source and "self[2](" in source and "get_submodule" not in source
+
+
+class Mixed(nn.Module):
+    """A numbered name beside others is no list's item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("0", nn.Conv2d(3, 4, 3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.get_submodule("0")(x).mean((2, 3)))
+
+
+def test_a_number_among_names(tmp_path: Path) -> None:
+    assert "nn.Sequential" not in made(Mixed, tmp_path)
+
+
+def test_activations_at_the_end_belong_to_their_sequence(tmp_path: Path) -> None:
+    """A file without names of nodes: each block's last activation is its own, not the caller's."""
+    blocks = [
+        nn.Sequential(nn.Conv2d(3 if i == 0 else 4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for i in (0, 1)
+    ]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*blocks)
+            self.head = nn.Conv2d(4, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks(x))
+
+    axes = {0: "batch"}
+    entry, case = Entry(Net, images, ("x",), ("y",), {"x": axes, "y": axes}), Case("legacy", 17, True)
+    original = export(entry, tmp_path / "net.onnx", case.exporter, case.opset, case.training)
+    proto = onnx.load(tmp_path / "net.onnx")
+    for node in proto.graph.node:
+        node.name = ""
+    onnx.save(proto, tmp_path / "net.onnx")
+    road = Road("net", entry, case, tmp_path / "net.onnx", original, tmp_path)
+    road.check()
+    assert [type(m) for m in road.model.blocks[1]] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
+    assert isinstance(road.model.blocks, nn.Sequential)

@@ -1,0 +1,62 @@
+"""The mutation test of the product itself, on one file."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+
+from benchmarks.mutation.mutants import by_statement, drawn
+from onnxgen.options import Options
+from tests.conftest import ROOT
+from tests.support.idioms import spelled
+
+FILE = "structure/naming.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of one file."""
+    made = tmp_path_factory.mktemp("corpus")
+    place = made / "pool" / "one"
+    place.mkdir(parents=True)
+    onnx.save(spelled("s = Sigmoid(x)  t = Mul(s, x)  u = Sub(t, s)  y = Sub(u, x)"), place / "net.onnx")
+    (place / "options.pickle").write_bytes(pickle.dumps(("one", Options())))
+    return made
+
+
+def tried(folder: Path, file: str, text: str) -> str:
+    """What the command prints of all mutants of the first line that has the text."""
+    lines = (ROOT / "onnxgen" / file).read_text(encoding="utf-8").splitlines()
+    number = next(i for i, line in enumerate(lines, 1) if text in line)
+    command = [sys.executable, "-m", "benchmarks.mutation", "--folder", str(folder), "--at", f"{file}:{number}"]
+    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_mistakes_in_a_condition(folder: Path) -> None:
+    """Of all that can be wrong in one condition some make a wrong module, some other names, some nothing."""
+    text = tried(folder, FILE, "if name not in self.busy and name not in self.reserved")
+    found = Counter(line.partition(" ")[0] for line in text.splitlines() if f" {FILE}:" in line)
+    assert found["stopped"] == 3 and found["equal"] == 1 and found["cosmetic"] == 4, text
+
+
+def test_every_mistake_is_python() -> None:
+    """A mutant of a file compiles, and is another tree; the same ones are drawn for a seed."""
+    text, lines = (ROOT / "onnxgen" / FILE).read_text(encoding="utf-8"), set(range(1, 1000))
+    before, found = ast.dump(ast.parse(text)), [m for _, group in by_statement(FILE, text) for m in group]
+    for mutant in found[::10]:
+        tree = mutant.tree(text)
+        compile(tree, FILE, "exec")
+        assert ast.dump(tree) != before, mutant
+    again = [list(itertools.islice(drawn(ROOT / "onnxgen", {FILE: lines}, 3), 20)) for _ in range(2)]
+    assert again[0] == again[1] and {m for m, _ in again[0]} <= set(found)
