@@ -172,7 +172,7 @@ def test_an_unknown_activation_is_refused() -> None:
     attrs = {"activation": "Swirl"}
     assert "activation" in refusal("FusedConv", [floats(1, 1, 4, 4), floats(1, 1, 3, 3)], attrs, domain=MICROSOFT)
     assert "must be of type FLOAT, not STRING" in refusal("QuickGelu", [floats(2)], {"alpha": "one"}, domain=MICROSOFT)
-    assert "W is missing" in refusal("FusedConv", [floats(1, 1, 4, 4)], domain=MICROSOFT)
+    assert "input 'W' is missing" in refusal("FusedConv", [floats(1, 1, 4, 4)], domain=MICROSOFT)
 
 
 @pytest.mark.parametrize("name, inputs", [("Gelu", 1), ("CDist", 2)])
