@@ -37,9 +37,7 @@ def group_query_attention(
     if kv_num_heads < 1 or num_heads % kv_num_heads:
         raise b.error(f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}", WRITER)
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
-        raise b.error(
-            f"local_window_size {local_window_size} is 0, or qk_output {qk_output} names no scores for output 3", WRITER
-        )
+        raise b.error(f"local_window_size is {local_window_size}, or qk_output {qk_output} names no scores", WRITER)
     pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     epsilons = [qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon)]
