@@ -111,7 +111,7 @@ def digest(path: Path, cache: Cache) -> str:
     name = os.path.abspath(path)
     found = os.stat(name)
     if not stat.S_ISREG(found.st_mode):  # a pipe would never end
-        raise OSError(0, "it is no regular file", name)
+        raise OSError(0, "not a regular file", name)
     known = None if found.st_size < SMALL else cache.get("digests", name)
     if isinstance(known, list) and known[:-1] == _facts(found):
         return str(known[-1])

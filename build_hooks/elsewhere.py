@@ -41,7 +41,7 @@ def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
         if path is None:
             continue
         if not path.is_relative_to(base):
-            what = f"{entry.at(name)}: {entry.shown(path)} lies outside {entry.shown(base)}, which is what is built"
+            what = f"{entry.at(name)}: {entry.shown(path)} lies outside {entry.shown(base)}, the folder that is built"
             raise OnnxgenError(Problem(what, help="put module and weights into the package"))
         moved[name] = Path(os.path.abspath(to)) / path.relative_to(base)
     return replace(entry, output=moved["output"], options=replace(entry.options, weights=moved.get("weights")))

@@ -70,11 +70,11 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         from .settings import FILE, read_project
 
         if unknown := sorted(set(self.config) - set(COMMON)):
-            what = f"{FILE}: {TABLE}.{unknown[0]}: there is no such key"
-            raise OnnxgenError(Problem(what, help="models and their options belong to [tool.onnxgen]"))
+            what = f"{FILE}: {TABLE}.{unknown[0]}: unknown key"
+            raise OnnxgenError(Problem(what, help="put models and their options into [tool.onnxgen]"))
         project = read_project(self.root)
         if project is None:
-            what = f"{FILE}: {TABLE}: there is no [tool.onnxgen], which says what to build"
+            what = f"{FILE}: {TABLE}: the file has no [tool.onnxgen] table, so nothing is built"
             raise OnnxgenError(Problem(what, help="add [[tool.onnxgen.models]] with source and output"))
         return project
 
@@ -129,13 +129,13 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
 
     def _check_places(self, entry: Entry) -> None:
         if not self._is_selected(entry.output):
-            what = f"{entry.at('output')}: {entry.shown(entry.output)} lies in no package of this project"
+            what = f"{entry.at('output')}: {entry.shown(entry.output)} is not in a package of this project"
             place = f"tool.hatch.build.targets.{self.target_name}.packages"
             raise OnnxgenError(Problem(what, help=f"put it into one, or name its folder in {place}"))
         weights = entry.weights or entry.output  # in the module itself
         here, there = (os.path.dirname(place(entry.output)) for place in (str, self._inside))
         if os.path.relpath(weights, here) != os.path.relpath(self._inside(weights), there):
-            what = f"{entry.at('weights')}: {entry.shown(weights)} would not lie where the module looks for it"
+            what = f"{entry.at('weights')}: {entry.shown(weights)} would not be where the module looks for it"
             raise OnnxgenError(Problem(what, help="put the weights into the module's package"))
 
     def _inside(self, path: Path) -> str:

@@ -46,7 +46,7 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
             if generated.report.status == "kept":
                 settle(entry.output, content.key, cache)
             return generated.report.status
-    what = f"{entry.at('source')}: {entry.shown(entry.source)} changes while it is read"
+    what = f"{entry.at('source')}: {entry.shown(entry.source)} changed while it was read"
     raise OnnxgenError(Problem(what, help="build again when it is complete"))
 
 
@@ -99,7 +99,7 @@ def carry(
 
 def restore_weights(entry: Entry, moved: Entry, content: Content, progress: Progress | None) -> str:
     """Write the sidecar that an adopted module lacks where `moved` has it; returns why it can't be, if so."""
-    lacks = f"{entry.shown(entry.output)} is adopted and lacks its weights, and"
+    lacks = f"{entry.shown(entry.output)} is adopted and its weights are missing, and"
     try:
         generated = in_memory(entry, content, progress)
     except OnnxgenError as error:

@@ -196,7 +196,7 @@ class ModelGen:
         """`run`, with paths relative to the folder of the script that calls this, wherever the process is."""
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
-            what = f"{NAME}.run_from_script() is called by no script, so there is no folder that paths are relative to"
+            what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"
             raise OnnxgenError(Problem(what, help=f"call {NAME}(folder)...run()"))
         self._root = os.path.dirname(os.path.abspath(script))
         return self.run(force=force, progress=progress)

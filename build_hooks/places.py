@@ -40,7 +40,7 @@ class Paths:
         found = os.path.normpath(os.path.join(self.root, text))
         if self.inside:
             if text.startswith("/") or re.match(r"[A-Za-z]:", text):
-                raise ValueError(f"{shown(text)} is absolute, and must be relative to the project")
+                raise ValueError(f"{shown(text)} is absolute, but must be relative to the project")
             if not Path(found).is_relative_to(self.root):
                 raise ValueError(f"{shown(text)} lies outside the project ({self.root})")
         return found
@@ -60,7 +60,7 @@ class Paths:
         if odd := [name for name in found if not name.isprintable()]:
             raise ValueError(f"{shown(odd[0])} has a character that no path should have")
         if not files:
-            raise ValueError(f"no file is like {shown(text)}")
+            raise ValueError(f"no file matches {shown(text)}")
         return files, True
 
     def output(self, text: object, source: Path, is_glob: bool) -> Path:
@@ -73,22 +73,22 @@ class Paths:
         if text.endswith("/"):
             return Path(path) / name
         if not path.endswith(".py") or Path(path).name == ".py":
-            raise ValueError(f"{shown(text)} is not the name of a .py file, nor a folder, which ends in /")
+            raise ValueError(f"{shown(text)} must be the name of a .py file, or of a folder with / at the end")
         if is_glob and STEM not in text:
-            raise ValueError(f"{shown(text)} is one file, and source may find several: write {STEM} in it")
+            raise ValueError(f"{shown(text)} is one file, but source may match several: write {STEM} in it")
         return Path(path)
 
     def weights(self, text: object, source: Path) -> Path:
         """The sidecar of a source."""
         if isinstance(text, str) and text.endswith("/"):
-            raise ValueError(f"{shown(text)} is a folder, and the weights need the name of a file")
+            raise ValueError(f"{shown(text)} is a folder, but the weights need the name of a file")
         return Path(self._absolute(_filled(text, source)))
 
     def folder(self, text: object, source: Path) -> Path:
         """A folder that is there."""
         path = self._absolute(text)
         if not os.path.isdir(path):
-            raise ValueError(f"{shown(text)} is no folder")
+            raise ValueError(f"{shown(text)} is not a folder")
         return Path(path)
 
     def plugins(self, names: Sequence[str], source: Path) -> tuple[str, ...]:

@@ -37,8 +37,9 @@ def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
         return [name]
     files = files_of(place)
     if entry.output in files:
-        what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {entry.shown(entry.output)}, which is made by it"
-        raise OnnxgenError(Problem(what, help="name the file that has the operators"))
+        held = entry.shown(entry.output)
+        what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {held}, which is generated with it"
+        raise OnnxgenError(Problem(what, help="name only the file with the operators"))
     try:
         found = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
     except OSError as error:

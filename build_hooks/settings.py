@@ -129,7 +129,7 @@ def read_project(root: Path | str) -> Project | None:
     defaults = found.defaults(table)
     models = table.get("models", [])
     if isinstance(models, dict):
-        found.wrong(f"{TABLE}.models", "is one table, and models are a list", "write [[tool.onnxgen.models]]")
+        found.wrong(f"{TABLE}.models", "must be a list of tables", "write [[tool.onnxgen.models]]")
         models = []
     found.models(models, f"{TABLE}.models", defaults)
     return Project(root, root / FILE, found.finish(), _missing(document))
@@ -178,7 +178,7 @@ def _document(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise OnnxgenError(f"{file} is no TOML file: {error}") from None
+        raise OnnxgenError(f"{file} is not a TOML file: {error}") from None
 
 
 def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -305,7 +305,7 @@ class _Found:
             name = str(written).replace("_", "-")
             key = f"{where}.{values.key(written)}"
             if name not in names:
-                self.wrong(key, "there is no such key", _near(name, [*names, *besides]) + aside)
+                self.wrong(key, "unknown key", _near(name, [*names, *besides]) + aside)
                 continue
             target = OPTIONS[name][0] if name in OPTIONS else name.replace("-", "_")
             if target in found:

@@ -78,8 +78,8 @@ def models(distribution: Distribution) -> tuple[Entry, ...]:
         if given is None:
             return () if project is None else project.entries
         if project is not None and project.entries:
-            what = f"setup.py: {KEYWORD}: pyproject.toml has [tool.onnxgen], too"
-            raise OnnxgenError(Problem(what, help="name the models in one of them"))
+            what = f"setup.py: {KEYWORD}: pyproject.toml has [tool.onnxgen] too"
+            raise OnnxgenError(Problem(what, help="name the models in only one of them"))
         return entries_from(root, given, KEYWORD, file="setup.py")
 
 

@@ -66,11 +66,11 @@ def place_of_output(distribution: Distribution, entry: Entry) -> Place:
     place = place_of(distribution, entry.output, entry.root)
     if place is None:
         packages = ", ".join(sorted(distribution.packages or ())) or "there are none"
-        what = f"{entry.at('output')}: {entry.shown(entry.output)} lies in no package of this project ({packages})"
+        what = f"{entry.at('output')}: {entry.shown(entry.output)} is not in a package of this project ({packages})"
         raise OnnxgenError(Problem(what, help="put it into one"))
     if entry.weights is not None and not entry.weights.is_relative_to(place.base):
         what = f"{entry.at('weights')}: {entry.shown(entry.weights)} lies outside {entry.shown(place.base)}"
-        raise OnnxgenError(Problem(what, help="put the weights where the module's packages lie"))
+        raise OnnxgenError(Problem(what, help="put the weights into the package of the module"))
     return place
 
 

@@ -52,7 +52,7 @@ def shards(weights: Path) -> list[Path]:
     index = weights.with_name(weights.name + INDEX)
     names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     if any(Path(name).name != name for name in names):
-        raise ValueError("it names files that are no shards of it")
+        raise ValueError("the index names files that are not its shards")
     return [weights.with_name(name) for name in names]
 
 
@@ -62,13 +62,13 @@ def _header(path: Path) -> Mapping[str, str]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER, size):
-            raise ValueError("its header is cut short")
+            raise ValueError("the header is cut short")
         header: dict[str, Any] = json.loads(file.read(length))
     metadata: Mapping[str, str] = header.pop("__metadata__")
     if any(type(at) is not int for tensor in header.values() for at in tensor["data_offsets"]):
-        raise ValueError("a tensor has no place")
+        raise ValueError("a tensor has no offsets")
     if size != 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0):
-        raise ValueError("it is cut short")
+        raise ValueError("the file is cut short")
     return metadata
 
 

@@ -60,7 +60,7 @@ class OnnxgenBackend(Backend):
     @classmethod
     def run_node(cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", *args: Any, **kwargs: Any) -> Any:
         """A node is no file: there is nothing to generate from it. Raises `NotImplementedError`."""
-        raise NotImplementedError("make a model of the node: onnx.helper.make_model")
+        raise NotImplementedError("run_node is not supported: make a model of the node with onnx.helper.make_model")
 
 
 class OnnxgenRep(BackendRep):

@@ -13,7 +13,13 @@ from pathlib import Path
 
 from onnxgen.common.names import visible
 
-BUG = "if other tools run the model, please report it"
+# Ways out that many messages share: the `help` of a `Problem`.
+BUG = "if onnxruntime runs the model, report this as a bug in onnxgen"
+WRITER = "report the file to the tool that wrote it, or cut the node off with --inputs/--outputs"
+CHECK = "run onnx.checker.check_model on the file; if it fails, export the model again or report the file to its tool"
+INFER = "run onnx.shape_inference.infer_shapes on the file first"
+FIX_SHAPE = "fix the shape of the inputs with --input-shape"
+FOR_CPU = "optimise the model again for onnxruntime's CPUExecutionProvider"
 _HERE = Path(__file__).resolve().parent
 
 
@@ -90,7 +96,7 @@ def failed(error: BaseException) -> str:
     """What to say of a part of a model that onnxgen's own code failed on: its inputs or attributes make no sense."""
     places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
     where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
-    return f"its inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
+    return f"the inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
 
 
 def counted(number: int, noun: str) -> str:

@@ -81,9 +81,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise OnnxgenError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+            raise OnnxgenError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.quantized not in QUANTIZED:
-            raise OnnxgenError(f"quantized {self.quantized!r} is not one of {', '.join(QUANTIZED)}")
+            raise OnnxgenError(f"--quantized must be one of {', '.join(QUANTIZED)}, not {self.quantized!r}")
         for name in ("trainable", "frozen"):
             pattern = getattr(self, name)
             try:
@@ -92,22 +92,26 @@ class Options:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
         for name in ("plugins", "inputs", "outputs"):
             if isinstance(given := getattr(self, name), (str, os.PathLike)):
-                raise OnnxgenError(f"{name} are a list: [{os.fspath(given)!r}]")
+                raise OnnxgenError(f"{name} must be a list: [{os.fspath(given)!r}]")
         if self.nchwc_block not in (None, 8, 16):
-            raise OnnxgenError(f"--nchwc-block {self.nchwc_block} is neither 8 nor 16")
+            raise OnnxgenError(f"--nchwc-block must be 8 or 16, not {self.nchwc_block}")
         if self.batch_axes and not self.dynamic_batch:
-            raise OnnxgenError("--batch-axis belongs to --dynamic-batch")
+            raise OnnxgenError("--batch-axis needs --dynamic-batch")
         for scope, p in self.dropout.items():
             if not scope or not 0 <= p < 1:
                 raise OnnxgenError(
-                    f"--dropout {scope}={p:g}: a module path, and a probability from 0 up to 1, are needed"
+                    f"--dropout {scope}={p:g}: give a module path and a probability of at least 0 and below 1"
                 )
         if self.weights is not None and self.embed:
             raise OnnxgenError(
-                "--embed puts the weights into the module itself, and --weights elsewhere: leave one out"
+                "--embed and --weights contradict each other: --embed puts the weights into the module; leave one out"
             )
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
         if self.class_name is not None and not is_class_name(self.class_name):
-            why = "is not a Python identifier" if not self.class_name.isidentifier() else "means something else already"
+            why = (
+                "is not a Python identifier"
+                if not self.class_name.isidentifier()
+                else "has another meaning in a generated file"
+            )
             raise OnnxgenError(f"class name {self.class_name!r} {why}")

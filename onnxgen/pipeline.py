@@ -160,7 +160,7 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
 
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:
     if options.class_name in helper_names():
-        raise OnnxgenError(f"class name {options.class_name!r} means something else already")
+        raise OnnxgenError(f"class name {options.class_name!r} has another meaning in a generated file")
     return options.class_name or model.meta.get("classes", {}).get((), "") or network_name(path.stem)
 
 

@@ -133,22 +133,28 @@ class OwnCode:
         module, part = found
         full = ".".join(filter(None, found))
         if module.startswith("."):
-            raise _error(plugin, f"{name} is imported from {module}", "a copy stands alone: put it into the same file")
+            raise _error(
+                plugin, f"{name} is imported from {module}", "a copied helper stands alone: put both into the same file"
+            )
         if module.split(".")[0] == "onnxgen":
-            raise _error(plugin, f"{name} is onnxgen's, which generated code never imports", "leave it out")
+            raise _error(plugin, f"{name} is part of onnxgen, which generated code never imports", "leave it out")
         if FRAME.get(name) == full:
             return
         if name in FRAME or self.imports.get(name, found) != found or name in self._homes:
-            raise _error(plugin, f"{full} would be called {name}, which means something else", "import it by another")
+            raise _error(
+                plugin, f"{full} would be called {name}, which has another meaning there", "import it by another"
+            )
         if not part and module != name and module.split(".")[0] == name:
             raise _error(plugin, f"import {module} can't be copied", f"import {module} as another name")
         if name in RESERVED or name in helper_names():
-            raise _error(plugin, f"{full} would be called {name}, which means something else", "import it by another")
+            raise _error(
+                plugin, f"{full} would be called {name}, which has another meaning there", "import it by another"
+            )
         self.imports[name] = found
 
     def _refuse_taken(self, plugin: Plugin, name: str, home: Path) -> None:
         if name in RESERVED or name in helper_names() or name in self.imports or self._homes.get(name, home) != home:
-            raise _error(plugin, f"a generated file has another {name}", "call it otherwise")
+            raise _error(plugin, f"the generated file already has another {name}", "give it another name")
 
 
 def _files(plugin: Plugin) -> list[Path]:
@@ -163,10 +169,10 @@ def _source_of(plugin: Plugin, name: str) -> Source:
         if name in source.definitions and not source.definitions[name].is_operator
     ]
     if not found:
-        raise _error(plugin, f"there is no function or class {name} at the top level of its files")
+        raise _error(plugin, f"the plugin has no function or class {name} at the top level of its files")
     if len(found) > 1:
         names = " and ".join(source.path.name for source in found)
-        raise _error(plugin, f"{names} have a {name} each", "call one otherwise")
+        raise _error(plugin, f"{names} each define {name}", "rename one of them")
     return found[0]
 
 

@@ -112,7 +112,9 @@ def render(
         return source, _held(source, meant, templates)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
-        notes.append(f"over {LONGEST:,} lines that black would see: long lines stay long (`black` wraps them)")
+        notes.append(
+            f"the file has over {LONGEST:,} lines to format: long lines are left long (run `black` to wrap them)"
+        )
     source = settled.restored(_formatted(_rendered({**values, "classes": settled.classes}, None), None))
     return source, _held(source, meant, None)
 
@@ -133,7 +135,7 @@ def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
     except Refused as error:
         if templates is None:
             raise
-        what = f"the templates in {templates} change what they can only add to: {error}"
+        what = f"the templates in {templates} change text that they may only add to: {error}"
         raise OnnxgenError(Problem(what, help="docs/TEMPLATES.md has the blocks for code of your own")) from error
 
 
@@ -151,9 +153,8 @@ def _rendered(values: dict[str, Any], templates: Path | None) -> str:
         build = {line for line in values["summary"] if line.startswith("Build ")}  # what a build records there
         left_out += ["the summary's Build line"] if build - set(text.splitlines()) else []
         if left_out:
-            raise OnnxgenError(
-                f"the templates in {templates} leave out {' and '.join(left_out)}, by which files are told"
-            )
+            what = f"the templates in {templates} leave out {' and '.join(left_out)}"
+            raise OnnxgenError(Problem(what, help="keep them: onnxgen recognises its own files by them"))
     return text
 
 

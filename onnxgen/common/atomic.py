@@ -37,7 +37,7 @@ class Replacing:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file", str(target))
+            raise OSError(errno.EINVAL, "not a regular file", str(target))
         temporary = _temporary(target)
         self._new.append((temporary, target))
         with open(temporary, "xb") as file:
@@ -48,7 +48,7 @@ class Replacing:
     def take(self, ready: Path, target: Path) -> None:
         """A file of the same file system that lies ready to become `target`."""
         if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "it is no regular file", str(target))
+            raise OSError(errno.EINVAL, "not a regular file", str(target))
         if target.exists():
             shutil.copymode(target, ready)
         self._new.append((ready, target))

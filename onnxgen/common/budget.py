@@ -30,4 +30,4 @@ def past(size: int, most: int, what: str) -> str | None:
     """What to say if `size` bytes are more than may be written, else None; `what` says what has them."""
     if size <= most:
         return None
-    return f"{what} {size:,} bytes; what was read allows {most:,} (--limit written={size} raises it)"
+    return f"{what} {size:,} bytes; the size of the file allows {most:,} (raise it with --limit written={size})"

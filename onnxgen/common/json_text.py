@@ -11,7 +11,7 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (RecursionError, TypeError) as error:
-        raise ValueError("it is nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
+        raise ValueError("the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("the JSON is not an object")
     return found

@@ -41,16 +41,16 @@ class Limits:
     def __post_init__(self) -> None:
         for name, limit in vars(self).items():
             if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
-                raise OnnxgenError(f"--limit {name}={limit}: a whole number from 1 to {2**63 - 1} is needed")
+                raise OnnxgenError(f"--limit {name}={limit}: the number must be whole, from 1 to {2**63 - 1}")
         if self.depth > DEEPEST:
-            raise OnnxgenError(f"--limit depth={self.depth}: {DEEPEST} is the most that can be read")
+            raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {DEEPEST}")
 
     def past(self, name: str, found: int, what: str) -> str | None:
         """What to say if `found` passes the limit `name`, else None; `what` tells it in words ("it has 70 dims")."""
         limit: int = getattr(self, name)
         if found <= limit:
             return None
-        return f"{what}; the limit is {limit:,} (--limit {name}={found} raises it)"
+        return f"{what}; the limit is {limit:,} (raise it with --limit {name}={found})"
 
 
 NAMES = tuple(f.name for f in fields(Limits))

@@ -97,7 +97,7 @@ class FileText:
         return f"FileText({self._text!a})"
 
     def __str__(self) -> str:
-        raise TypeError("text of a file is no part of other text: ask for its identifier, or what is printable of it")
+        raise TypeError("text of a file can't be part of other text: use identifier() or printable() of it")
 
     def __format__(self, how: str) -> str:
         return str(self)
@@ -244,9 +244,18 @@ def printable(text: str | bytes, limit: int = 80) -> str:
         text = text.decode("utf-8", "replace")
     if len(text) <= limit and _PLAIN.fullmatch(text):
         return text
+    return _replaced(text, limit, r"[^ -~]|['\"\\`]")
+
+
+def sentence(text: str, limit: int = 400) -> str:
+    """A message that may quote text of a file: like `printable`, but quotes stay, since no file is made of it."""
+    return _replaced(text, limit, r"[^ -~]|\\")
+
+
+def _replaced(text: str, limit: int, hidden: str) -> str:
     plain = unicodedata.normalize("NFKD", text[: 4 * limit])
     plain = "".join(c for c in plain if not unicodedata.combining(c))
-    shown = re.sub(r"[^ -~]|['\"\\`]", "?", plain)
+    shown = re.sub(hidden, "?", plain)
     if len(shown) > limit or len(text) > 4 * limit:
         return shown[: limit - 3] + "..."
     return shown

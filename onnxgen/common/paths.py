@@ -23,7 +23,7 @@ def templates_dir() -> Path:
     for folder in (_HERE / "templates", _HERE.parent / "templates"):
         if (folder / "__init__.py").is_file():
             return folder
-    raise OnnxgenError("onnxgen's templates are missing; install onnxgen again")
+    raise OnnxgenError("the templates of onnxgen are missing; install onnxgen again")
 
 
 def helpers_dir() -> Path:
@@ -34,6 +34,6 @@ def helpers_dir() -> Path:
 def python_file(path: Path) -> Path:
     """The path of a module, as it is. Raises `OnnxgenError` if Python would not import a file of that name."""
     if path.suffix != ".py":
-        way_out = f"a module's name ends in .py: {path.with_suffix('.py')}"
-        raise OnnxgenError(Problem(f"{path} is no Python file", help=way_out))
+        way_out = f"name a file that ends in .py: {path.with_suffix('.py')}"
+        raise OnnxgenError(Problem(f"{path} is not a Python file", help=way_out))
     return path

@@ -49,14 +49,14 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
             except Exception as error:  # exporters fail in every way
                 reasons.append(f"the {name} exporter: {type(error).__name__}: {printable(str(error), 200)}")
                 continue
-            note = "" if version == opset else f", which does not write the original's opset {opset}"
+            note = "" if version == opset else f", since it can't write the original opset {opset}"
             report.notes.append(f"exported by torch's {name} exporter at opset {version}{note}")
             return
     finally:
         for module, mode in modes.items():
             module.training = mode
     what = f"the changed module can't be exported ({'; '.join(reasons)})"
-    raise OnnxgenError(Problem(what, help="keep its architecture, or export it with torch.onnx.export yourself"))
+    raise OnnxgenError(Problem(what, help="keep the architecture, or call torch.onnx.export yourself"))
 
 
 _Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]

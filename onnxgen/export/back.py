@@ -124,7 +124,9 @@ class _Writer:
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
         if any(not same(self._value(name, before), value) for name in names[1:]):
-            raise NoWayBack(f"a local function has {printable(place.name)} for all its calls, which now differ")
+            raise NoWayBack(
+                f"a local function stores {printable(place.name)} once for all calls, but the values now differ"
+            )
         entries = self.record.tensors[names[0]]
         for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
             self._add(name, other, original.dtype, place.is_external)
@@ -137,7 +139,7 @@ class _Writer:
             return original
         self.report.changed.append(place.name)
         if not place.is_external and not place.write(value):
-            self.report.notes.append(f"{printable(place.name)} was sparse, and is no longer")
+            self.report.notes.append(f"{printable(place.name)} was sparse and is now dense")
         return ir.tensor(np.ascontiguousarray(value), original.dtype)
 
     def _is_lossy(self, name: str, before: Array) -> bool:
@@ -155,7 +157,7 @@ class _Writer:
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)
         if value.shape != before.shape:
-            raise NoWayBack(f"{printable(name)} is {list(before.shape)} and would be {list(value.shape)}")
+            raise NoWayBack(f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}")
         return value
 
     def _add(self, name: str, value: Array, dtype: ir.DataType, external: bool) -> None:

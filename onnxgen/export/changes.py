@@ -29,10 +29,10 @@ from onnxgen.verify.stacked import freed_of
 SIZES, BATCH, NORMS, DTYPE = "sizes", "batch", "norms", "dtype"
 ALL = frozenset((SIZES, BATCH, NORMS, DTYPE))
 LEFT_OUT = {
-    BATCH: "the batch stays fixed: with a free one the original graph computes something else",
-    NORMS: "the BatchNorms are folded in again: as nodes they compute something else",
-    DTYPE: "the floating point types are the original's: in the module's own the graph can't be run, or differs",
-    SIZES: "the declared sizes are the original's",
+    BATCH: "the batch stays fixed: the original graph gives other results with a free batch",
+    NORMS: "the BatchNorms are folded in again: as nodes they give other results",
+    DTYPE: "the floating-point types are the original ones: with the module's the graph fails or gives other results",
+    SIZES: "the declared sizes are the original ones",
 }
 _Changes = frozenset[str]
 
@@ -75,7 +75,7 @@ class Changed:
         try:
             return retyped_file(self.origin.onnx, DTYPES[name], self.options, folder)
         except NoWayBack as reason:
-            report.notes.append(f"the floating point types are the original's: {reason}")
+            report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
     def _write(self, source: Path, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
@@ -124,7 +124,7 @@ class Changed:
         apart = len(norms.layers) - len(norms.folded)
         if norms.folded:
             report.notes.append(
-                f"{counted(len(norms.folded), 'BatchNorm')} folded in again: no convolution has it alone"
+                f"{counted(len(norms.folded), 'BatchNorm')} folded in again: not each has a convolution of its own"
             )
         if not apart:
             return False

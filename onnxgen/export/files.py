@@ -52,13 +52,13 @@ def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: b
     for target in (out, data_path(out)):
         for path in kept:
             if is_same_file(target, path):
-                what = f"cannot write {target}: it is the original, or belongs to the module"
+                what = f"cannot write {target}: it is the original file or a file of the module"
                 raise OnnxgenError(Problem(what, help="name another file with -o"))
     there = next((path for path in (out, data_path(out)) if path.exists()), None)
     if force or there is None or (out.is_file() and _ends(out) == _ends(original)):
         return
-    what = f"cannot write {out}: {'it' if there == out else there} is there, and is no earlier export of this model"
-    raise OnnxgenError(Problem(what, help="name another file with -o, or use --force"))
+    what = f"cannot write {out}: {'it' if there == out else there} exists and is not an earlier export of this model"
+    raise OnnxgenError(Problem(what, help="name another file with -o, or overwrite it with --force"))
 
 
 def _ends(path: Path) -> tuple[list[str], list[str]] | None:

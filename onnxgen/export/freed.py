@@ -77,7 +77,7 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
     """
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     if opset < OLDEST:
-        raise NoWayBack(f"opset {opset} is before {OLDEST} (onnx.version_converter makes it newer)")
+        raise NoWayBack(f"opset {opset} is older than {OLDEST} (upgrade it with onnx.version_converter)")
     with plugged(options):
         proven = read(source, options)
         for step in PASSES[: PASSES.index(dynamic_batch)]:
@@ -86,7 +86,7 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         dynamic_batch(proven, options)
     found: Freed = proven.meta[FREED]
     if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
-        raise NoWayBack("the batch would be on other axes")
+        raise NoWayBack("the batch would move to other axes")
     _Writer(model, proven.graph, before).run()
 
 
@@ -191,7 +191,7 @@ class _Writer:
             shape = info(node.inputs[0]).shape if node.op_type == "Reshape" and i == 1 else None
             self.new[value] = self._known(name, facts, shape, node.op_type == "Reshape")
         else:
-            raise NoWayBack(f"{printable(name)} is no value of the file")
+            raise NoWayBack(f"{printable(name)} is not a value of the file")
         return self.new[value]
 
     def _fresh(self, wanted: str) -> str:
@@ -243,7 +243,7 @@ class _Writer:
     def _symbol(self, atom: object) -> str:
         """The size that an input has, as a tensor of one element."""
         if not isinstance(atom, Symbol) or atom.source is None or atom.source[0] not in self.inputs:
-            raise NoWayBack(f"the size {printable(str(atom))} is none of an input")
+            raise NoWayBack(f"no input has the size {printable(str(atom))}")
         if atom.name not in self.sizes:
             value, axis = atom.source
             shape = self._op("Shape", [value], f"{value}.shape", self.first)

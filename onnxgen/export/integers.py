@@ -61,7 +61,7 @@ class Integers:
         values = [self._value(name) for name in names]
         if not all(same(value, values[0]) for value in values[1:]):
             tensor = printable(self.floats[names[0]].tensor)
-            raise NoWayBack(f"the file stores {tensor} once for tensors of several scales, which now differ")
+            raise NoWayBack(f"the file stores {tensor} once for tensors with several scales, but the values now differ")
         return values[0]
 
     def _value(self, name: str) -> Array:
@@ -71,7 +71,9 @@ class Integers:
         entries = self.tensors[name]
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
-                raise NoWayBack(f"the file stores {printable(how.tensor)} once for several tensors, which now differ")
+                raise NoWayBack(
+                    f"the file stores {printable(how.tensor)} once for several tensors, but the values now differ"
+                )
         if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):
             self.moved.add(name)
         try:

@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-AGAIN = "generate both again (keep trained weights under another name, and give them with --weights)"
+AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     signature = recorded(metadata)
     found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
     if signature is None or "wayback" not in metadata:
-        what = f"the weights of {module} do not say which ONNX file they came from"
+        what = f"the weights of {module} do not name the ONNX file that they came from"
         raise OnnxgenError(Problem(what, help=AGAIN))
     path = onnx or _found(module, signature.source)
     if not path.is_file():
         raise OnnxgenError(f"there is no file {path}")
     if file_sha256(path) != signature.sha256:
-        what = f"{path} is not the file that {module} was generated from (its SHA-256 is another)"
-        way_out = "generate from it again, or name the original with --onnx"
+        what = f"{path} is not the file that {module} was generated from (the SHA-256 differs)"
+        way_out = "generate the module from this file again, or name the original with --onnx"
         raise OnnxgenError(Problem(what, help=way_out))
     return Origin(module, space, path, signature, Record(*found.values()))
 
@@ -75,7 +75,7 @@ def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         return json_object(metadata.get(key, "{}"))
     except ValueError:
-        raise OnnxgenError(Problem(f"what the weights record as {key!r} is broken", help=AGAIN)) from None
+        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=AGAIN)) from None
 
 
 def _found(module: Path, name: str) -> Path:
@@ -86,7 +86,7 @@ def _found(module: Path, name: str) -> Path:
     found = _configured(module.absolute())
     if found is not None and found.is_file():
         return found
-    what = f"{module} was generated from {printable(name)}, which is not beside it"
+    what = f"{module} was generated from {printable(name)}, which is not in the same folder"
     raise OnnxgenError(Problem(what, help="name the file with --onnx"))
 
 

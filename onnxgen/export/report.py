@@ -70,6 +70,6 @@ class DiffersError(OnnxgenError):
         self.report = report
         found = report.verified.problems() if report.verified is not None else []
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = f"{report.out} was not written: it would differ from the module: {found[0] if found else ''}{more}"
-        way_out = "please report this model" if report.road == BACK else "export it with torch.onnx.export yourself"
-        super().__init__(Problem(what, help=f"{way_out}; --no-verify writes the file all the same"))
+        what = f"{report.out} was not written, since it would differ from the module: {found[0] if found else ''}{more}"
+        way_out = "please report this as a bug in onnxgen" if report.road == BACK else "call torch.onnx.export yourself"
+        super().__init__(Problem(what, help=f"{way_out}; or write the file unchecked with --no-verify"))

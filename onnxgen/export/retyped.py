@@ -34,10 +34,10 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     try:
         model = ir.load(source)
     except Exception as error:  # what onnxgen's reader makes usual first, such as types of maps
-        raise NoWayBack("onnx_ir does not read the file as it is") from error
+        raise NoWayBack("onnx_ir can't read the file") from error
     is_external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
     if model.functions:
-        raise NoWayBack("it has local functions")
+        raise NoWayBack("the file has local functions")
     opset = model.opset_imports.get("", 1)
     model.graph.sort()  # not all files are, and what comes before its inputs has no known type
     propagate(model.graph, options)
@@ -64,7 +64,7 @@ class _Casting:
         names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
         self.namer = Namer(name for name in names if name)
         if not _takes(onnx.defs.get_schema("Cast", opset, "").outputs[0], dtype):
-            raise NoWayBack(f"opset {opset} has no {dtype.name.lower()} (onnx.version_converter makes it newer)")
+            raise NoWayBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
 
     def fit(self, node: ir.Node) -> None:
         """Cast what a node takes and makes, where it has to be single precision."""

@@ -44,7 +44,7 @@ class Verification:
             how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.road == ANEW}
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
-            way_out = "--no-verify writes it all the same"
+            way_out = "write the file unchecked with --no-verify"
             raise OnnxgenError(
                 *(replace(p, what=p.what.replace(str(made), done.out), help=way_out) for p in error.problems)
             ) from error
@@ -69,8 +69,8 @@ class Road:
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
-            what = "verifying what is exported needs onnxruntime"
-            raise OnnxgenError(Problem(what, help="pip install onnxruntime, or leave it out with --no-verify"))
+            what = "verifying an export needs onnxruntime"
+            raise OnnxgenError(Problem(what, help="pip install onnxruntime, or skip the check with --no-verify"))
         with imported(self.module) as file:
             origin = origin_of(self.module, vars(file), self.onnx)
             out = self.out or self.module.with_name(f"{origin.onnx.stem}-tuned.onnx")
@@ -137,7 +137,7 @@ class Road:
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if self.same_graph else choices():
             report.forget()
-            report.road, report.why = BACK, "the network is as it was generated"
+            report.road, report.why = BACK, "the network has not changed since it was generated"
             try:
                 done = changed.write(made, report, changes)
             except NoWayBack as reason:
@@ -148,7 +148,7 @@ class Road:
             tried.append(done)
             if wanted is None:
                 if is_changed:
-                    report.why = "keys and shapes are as they were generated"
+                    report.why = "keys and shapes have not changed"
                     report.notes.append("the network was changed: the original graph may compute something else")
                 return ""
             try:
@@ -162,7 +162,7 @@ class Road:
                 return ""
         if not is_changed:
             raise DiffersError(report)
-        return "the network was changed: it no longer computes what the original graph does"
+        return "the network was changed: it no longer computes the same as the original graph"
 
     def _is_changed(self, network: nn.Module, origin: Origin) -> bool:
         """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""
@@ -173,7 +173,7 @@ class Road:
 def _without_kernels(verified: VerifyReport) -> list[str]:
     """A note if onnxruntime can't run a file in the module's floating point type on this machine."""
     reason = next((note for note in verified.notes if note.startswith("onnxruntime can't load it")), "")
-    return [f"{reason}; --same-graph writes the original's types"] if reason else []
+    return [f"{reason}; keep the original types with --same-graph"] if reason else []
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:

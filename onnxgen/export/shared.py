@@ -74,7 +74,9 @@ class Sharing:
                 self._rewire(site, name, self._added(added, name, here))
         for part in found:
             if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
-                raise NoWayBack(f"the file stores {printable(name)} once for several tensors, which now differ")
+                raise NoWayBack(
+                    f"the file stores {printable(name)} once for several tensors, but the values now differ"
+                )
         return added
 
     def _value(self, name: str, found: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
@@ -86,7 +88,7 @@ class Sharing:
 
         made = of(found, value)
         if any(not same(of([part], made), made) for part in found):
-            raise NoWayBack(f"one node takes {printable(name)} for several tensors, which now differ")
+            raise NoWayBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
         return made
 
     def _added(self, added: dict[str, Array], name: str, value: Array) -> str:
@@ -101,7 +103,7 @@ class Sharing:
         output, index = site
         node = self.nodes.get(output)
         if node is None or index >= len(node.input) or node.input[index] != old:
-            raise NoWayBack(f"the graph has no node that makes {printable(output)} of {printable(old)}")
+            raise NoWayBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
         node.input[index] = new
 
 

@@ -34,8 +34,8 @@ def read_state(path: Path) -> dict[str, Array]:
             head = file.read(9)
         # A safetensors file begins with the length of its header, which may be any two bytes, and then the header.
         if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
-            what = f"{path} is a checkpoint of PyTorch or Lightning, not safetensors"
-            way_out = "take best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
+            what = f"{path} is a PyTorch or Lightning checkpoint, not a safetensors file"
+            way_out = "use best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
             raise OnnxgenError(Problem(what, help=way_out))
     return read_tensors(path)
 
@@ -63,7 +63,7 @@ def bare_model(origin: Origin) -> nn.Module:
     kind = origin.space.get("Model")
     if not isinstance(kind, type):
         what = f"{origin.module} has no class Model"
-        raise OnnxgenError(Problem(what, help="is it a file that onnxgen generated?"))
+        raise OnnxgenError(Problem(what, help="name a module that onnxgen generated"))
     with torch.device("meta"):
         model: nn.Module = kind()
     return model

@@ -7,16 +7,16 @@ and truth values have no derivatives, and need no row as inputs. `docs/OPERATORS
 
 from __future__ import annotations
 
-STEPS = "piecewise constant: the derivative is 0 wherever there is one"
-INTEGERS = "its results are integers or truth values"
-TEXT = "what goes in is text or an encoded image"
-COUNTED = "no number of floating point goes into its result"
-DRAWN = "its numbers are drawn, whatever goes in"
-BITS = "it reads bits as another type: no smooth function of the number"
-SIZES = "it sets the size of the result, a whole number"
-REFUSED = "a node that has it is refused"
-TYPE = "only its type counts"
-ROUNDS = "it says to which numbers is rounded, and no more"
+STEPS = "the operator is piecewise constant: its derivative is 0 wherever there is one"
+INTEGERS = "the results are integers or booleans"
+TEXT = "the input is text or an encoded image"
+COUNTED = "the result depends on no floating-point input"
+DRAWN = "the numbers are random and depend on no input"
+BITS = "the operator reads the bits as another type, which is not smooth"
+SIZES = "the input sets the size of the result, an integer"
+REFUSED = "onnxgen refuses a node with this input"
+TYPE = "only the type of the input counts"
+ROUNDS = "the input only sets the numbers to round to"
 UNREAD = "nothing reads it"
 
 # operators through which none flows, whatever goes in

@@ -8,8 +8,8 @@ from typing import Any
 from onnx import defs
 
 NEWER_RUNTIME = (  # why a node of onnxruntime's may have what its function does not know
-    "it may be what a newer onnxruntime has: update onnxgen, or export the model without it "
-    "(or write a function for the operator: docs/EXTENDING.md)"
+    "a newer onnxruntime may have it: update onnxgen, or export the model without it "
+    "(or write a plugin for the operator: docs/EXTENDING.md)"
 )
 
 

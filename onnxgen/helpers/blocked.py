@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def unpack_bits(packed: Tensor, bits: int) -> Tensor:
-    """The unsigned numbers of `bits` bits that bytes hold along their last axis, lowest bits first, as uint8.
+    """Unpack bytes into unsigned numbers of `bits` bits along the last axis, lowest bits first, as uint8.
 
     Where `bits` does not divide 8 (3, 5, ...), numbers cross from one byte to the next.
     """
@@ -24,7 +24,7 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
 def dequantize_blocks(
     packed: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, groups: Tensor | None = None
 ) -> Tensor:
-    """onnxruntime's blocked weights as a matrix [rows, size] of the scales' type: `(number - zero) * scale`.
+    """Dequantise onnxruntime's blocked weights to [rows, size]: `(number - zero) * scale`, in the scales' type.
 
     Args:
         packed: [rows, blocks, bytes a block], uint8.
@@ -58,7 +58,7 @@ def gather_blocks(
     block: int = 128,
     bits: int = 0,
 ) -> Tensor:
-    """Slices of a table along `axis`, as `(number - zero) * scale`; an index that the table has not gives zeros.
+    """Gather slices of a block-quantised table: `(number - zero) * scale`; an index out of range gives zeros.
 
     Args:
         data: numbers, or bytes that hold several of `bits` bits along the last axis (0: one number each).
@@ -87,7 +87,7 @@ def gather_blocks(
 
 
 def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple[int, int], block: int) -> Tensor:
-    """bitsandbytes' weights of 4 bits as a matrix: `table[number] * scale`, one scale for each `block` elements.
+    """Dequantise bitsandbytes' 4-bit weights to a matrix: `table[number] * scale`, one scale for each `block` elements.
 
     Args:
         packed: two numbers a byte, the first in the high bits; uint8.
@@ -102,7 +102,7 @@ def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple
 
 
 def dequantize_blob(blob: Tensor, shape: tuple[int, int], has_zeros: bool) -> Tensor:
-    """onnxruntime's matrix of 4 bits in one blob, as float32 [rows, columns]: `(number - zero) * scale`.
+    """Dequantise onnxruntime's 4-bit matrix in one blob to float32 [rows, columns]: `(number - zero) * scale`.
 
     Args:
         blob: uint8. Each block of 32 elements of a row is the four bytes of its scale, its zero point if there are

@@ -22,7 +22,7 @@ def row_places(
     total: Tensor | None = None,
     before: Tensor | None = None,
 ) -> Tensor:
-    """The places [batch, count] of a row's queries: the last of its `lengths` keys, or those that are `given`.
+    """Return the positions [batch, count] of each row's queries: the last of its `lengths` keys, or those `given`.
 
     Of a prompt, which has as many queries as keys in `total`, only the first place is looked at. If rows say how many
     keys they had `before`, their queries are as many as there are new keys, and 0 is written for those behind them.
@@ -38,7 +38,7 @@ def row_places(
 
 
 def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
-    """`x` [batch, heads, length, size] turned by the angles of positions [batch, length]; caches [positions, half].
+    """Rotary embedding of `x` [batch, heads, length, size] at positions [batch, length]; caches [positions, half].
 
     Halves of the first `2 * half` elements are turned with each other, or neighbours if `interleaved`.
     """
@@ -57,7 +57,7 @@ def rotate_positions(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, int
 def append_cache(
     past: Tensor | None, new: Tensor, lengths: Tensor, length: int, before: Tensor | None = None
 ) -> Tensor:
-    """A cache of `length` with new entries at the end of the `lengths` [batch] of each row; zeros behind them.
+    """Write new entries at the end of each row's `lengths` [batch] in a cache of size `length`; zeros after them.
 
     If rows say how many entries they had `before`, the last of `new` may be padding, which is left out.
     """
@@ -77,19 +77,19 @@ def append_cache(
 
 
 def resident_keys(lengths: Tensor, capacity: int, window: int) -> Tensor:
-    """How many of a row's keys a cache of the last keys has: room is made for `capacity - window + 1` at once."""
+    """Count the keys of a row in a sliding cache, which makes room for `capacity - window + 1` keys at once."""
     step = capacity - window + 1
     return lengths - ((lengths - capacity).clamp(min=0) + step - 1) // step * step
 
 
 def window_lengths(lengths: Tensor, count: int, capacity: int, window: int) -> Tensor:
-    """How many keys a row has in such a cache, and of `count` new ones behind it."""
+    """Count the keys of a row in a sliding cache and among the `count` new ones after it."""
     before = (lengths - count).clamp(min=0)
     return resident_keys(before, capacity, window) + lengths - before
 
 
 def slide_cache(cache: Tensor, lengths: Tensor, kept: Tensor, capacity: int) -> Tensor:
-    """The last `kept` [batch] entries of each row's first `lengths` in a cache of `capacity`; zeros behind them."""
+    """Keep the last `kept` [batch] of each row's first `lengths` entries in a cache of `capacity`; zeros after them."""
     numbers = torch.arange(capacity, device=cache.device)
     places = ((lengths - kept)[:, None] + numbers).clamp(max=cache.shape[2] - 1)[:, None, :, None]
     moved = cache.gather(2, places.expand(*cache.shape[:2], -1, cache.shape[3]))
@@ -97,7 +97,7 @@ def slide_cache(cache: Tensor, lengths: Tensor, kept: Tensor, capacity: int) -> 
 
 
 def slide_bias(bias: Tensor, start: Tensor, count: int) -> Tensor:
-    """Of each row of the batch the `count` columns from its `start` [batch] on; zeros behind the last."""
+    """Take `count` columns of each batch row, from its `start` [batch] on; zeros after the last."""
     places = start[:, None] + torch.arange(count, device=bias.device)
     shape = (start.shape[0], *bias.shape[1:3], count)
     bias = torch.nn.functional.pad(bias, (0, 1))
@@ -106,7 +106,7 @@ def slide_bias(bias: Tensor, start: Tensor, count: int) -> Tensor:
 
 
 def quantize_cache(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Keys or values as int8, or two numbers of 4 bits in each byte."""
+    """Quantise keys or values to int8, or to two numbers of 4 bits in each byte."""
     half = 2 ** (bits - 1)
     rounded = torch.round(x / scale).clamp(-half, half - 1)
     if bits == 8:
@@ -116,7 +116,7 @@ def quantize_cache(x: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def dequantize_cache(cache: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """The way back."""
+    """Dequantise keys or values that `quantize_cache` quantised."""
     if bits == 4:
         cache = torch.stack([cache & 15, cache >> 4], -1).flatten(-2).float() - 8
     return cache * scale
@@ -133,7 +133,7 @@ def grouped_scores(
     is_causal: bool = True,
     before: Tensor | None = None,
 ) -> Tensor:
-    """Scores [batch, heads, queries, keys], -inf where a query does not see a key. Arguments as below."""
+    """Attention scores [batch, heads, queries, keys], -inf where a query may not see a key. Arguments as below."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-1, -2)).to(wide) * (scale or 1 / math.sqrt(q.shape[-1]))
@@ -155,7 +155,7 @@ def grouped_scores(
 
 
 def block_bias(rows: Tensor, columns: Tensor, lengths: Tensor, count: int, keys: int, heads: int, block: int) -> Tensor:
-    """A bias [batch, heads, count, keys]: 0 for keys whose block a query sees, the least number for the others.
+    """Build a bias [batch, heads, count, keys]: 0 for keys whose block a query sees, the lowest number for the others.
 
     Which those are, a matrix of blocks says, in compressed rows: `columns` [layouts, entries] has where the entries of
     a row are, `rows` [layouts, blocks + 1] where a row begins. Heads take the layouts in turn.
@@ -174,7 +174,7 @@ def block_bias(rows: Tensor, columns: Tensor, lengths: Tensor, count: int, keys:
 
 
 def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
-    """Softmax over the keys and, with a sink [heads], over a key of that score and no value."""
+    """Softmax over the keys and, with a sink [heads], over one more key with that score and no value."""
     if sink is None:
         return scores.softmax(-1)
     nothing = sink.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -182,7 +182,7 @@ def sink_softmax(scores: Tensor, sink: Tensor | None = None) -> Tensor:
 
 
 def grouped_values(weights: Tensor, v: Tensor) -> Tensor:
-    """Sums of values [batch, key heads, keys, size], whose heads are shared."""
+    """Sum values [batch, key heads, keys, size] by their weights; query heads share key heads."""
     return weights.to(v.dtype) @ v.repeat_interleave(weights.shape[1] // v.shape[1], 1)
 
 
@@ -199,7 +199,7 @@ def group_query_attention(
     before: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Each query attends to the keys of its row up to its own place, which counts from the end of the row.
+    """Grouped-query attention: each query sees the keys of its row up to its own place, counted from the row's end.
 
     Args:
         q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose heads are shared.
@@ -217,24 +217,24 @@ def group_query_attention(
 
 
 def token_rows(starts: Tensor, count: int) -> Tensor:
-    """Of which sequence each of `count` tokens is."""
+    """Return the index of the sequence that each of `count` tokens belongs to."""
     tokens = torch.arange(count, device=starts.device)
     return (tokens[:, None] >= starts[1:]).sum(1)
 
 
 def token_places(starts: Tensor, past: Tensor, rows: Tensor) -> Tensor:
-    """The place of each token in its sequence, of which `past` [batch] keys were there before."""
+    """Return the position of each token in its sequence, after the `past` [batch] keys that it had before."""
     return (past - starts[:-1])[rows] + torch.arange(rows.shape[0], device=starts.device)
 
 
 def page_slots(table: Tensor, rows: Tensor, places: Tensor, entries: int) -> Tensor:
-    """Where tokens are written, counted in entries of all pages; -1 where there is no page."""
+    """Return the slot of each token, counted over the entries of all pages; -1 where there is no page."""
     pages = table[rows, places // entries].long()
     return torch.where(pages < 0, -1, pages * entries + places % entries)
 
 
 def write_slots(cache: Tensor, slots: Tensor, new: Tensor) -> Tensor:
-    """The pages with new entries [1, heads, tokens, size] at their slots; those of slot -1 are left out."""
+    """Write new entries [1, heads, tokens, size] into the pages at their slots; entries with slot -1 are left out."""
     flat = cache.flatten(0, 1)
     flat = torch.cat([flat, flat.new_zeros(1, *flat.shape[1:])])
     written = flat.index_copy(0, slots.long() % flat.shape[0], new.squeeze(0).transpose(0, 1).to(cache.dtype))
@@ -242,7 +242,7 @@ def write_slots(cache: Tensor, slots: Tensor, new: Tensor) -> Tensor:
 
 
 def read_pages(cache: Tensor, table: Tensor) -> Tensor:
-    """The entries of all sequences' pages, one sequence after the other: [1, heads, entries, size]."""
+    """Read the entries of all pages, one sequence after the other: [1, heads, entries, size]."""
     return cache[table.clamp(min=0).flatten().long()].flatten(0, 1).transpose(0, 1).unsqueeze(0)
 
 
@@ -256,7 +256,7 @@ def page_mask(
     window: int = -1,
     is_causal: bool = True,
 ) -> Tensor:
-    """Which entries that `read_pages` reads each token sees: [tokens, entries]."""
+    """Mask of the entries from `read_pages` that each token sees: [tokens, entries]."""
     number = torch.arange(table.numel() * entries, device=table.device)
     row, place = number // (table.shape[1] * entries), number % (table.shape[1] * entries)
     last = places if is_causal else (past + starts.diff())[rows] - 1
@@ -265,13 +265,13 @@ def page_mask(
 
 
 def window_mask(places: Tensor, keys: int, window: int = -1) -> Tensor:
-    """Which keys queries at `places` [batch, queries] see: those up to their own, perhaps the last ones only."""
+    """Mask of the keys that queries at `places` [batch, queries] see: those up to their own, or the last `window`."""
     columns, rows = torch.arange(keys, device=places.device), places[:, None, :, None]
     return (columns <= rows) & (columns > rows - window) if window > 0 else columns <= rows
 
 
 def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) -> Tensor:
-    """Which keys were selected, [batch, 1, queries, keys]: of each query the first `counts` of its `indices`."""
+    """Mask of the selected keys, [batch, 1, queries, keys]: the first `counts` of each query's `indices`."""
     chosen = torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
     at = torch.where(chosen & (indices >= 0) & (indices < keys), indices.long(), keys)
     seen = torch.zeros(at.shape[0], keys + 1, dtype=torch.bool, device=at.device).scatter(1, at, True)
@@ -279,7 +279,7 @@ def selected_mask(indices: Tensor, counts: Tensor, places: Tensor, keys: int) ->
 
 
 def row_mask(mask: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """A mask [tokens, 1, keys] for the keys of all rows, one row after the other: a token sees those of its own."""
+    """Turn a mask [tokens, 1, keys] into one over the keys of all rows: a token sees only the keys of its own row."""
     own = torch.arange(batch, device=rows.device)[:, None] == rows[:, None, None]
     return (mask & own).flatten(1)
 
@@ -293,7 +293,7 @@ def shown_attention(
     softcap: float = 0.0,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Each query attends to the keys that it is shown; one that is shown none gives zeros.
+    """Attention of each query to the keys that `shown` lets it see; a query that sees none gives zeros.
 
     Args:
         q: [batch, heads, queries, size]; k, v: [batch, key heads, keys, size], whose heads are shared.
@@ -314,7 +314,7 @@ def shown_attention(
 def merge_selections(
     base: Tensor, counts: Tensor, rows: Tensor, more: Tensor, more_counts: Tensor, room: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each query the first `counts` indices of a row of `base`, then those of `more`, each index once.
+    """Merge two selections a query: the first `counts` indices of a row of `base`, then those of `more`, each once.
 
     Returns:
         indices [queries, room], -1 behind the last; how many there are; and 0, or 1 where something given is out of
@@ -339,7 +339,7 @@ def merge_selections(
 
 
 def index_ranges(starts: Tensor, ends: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """The numbers from starts to ends, and how many they are: one more than there is room for stands for all others.
+    """List the numbers from starts to ends and count them; a count of `room + 1` means that they do not fit.
 
     A count of -1 says that a start is negative.
     """

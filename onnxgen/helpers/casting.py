@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def float4(x: Tensor) -> Tensor:
-    """The nearest numbers of float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), ties to even, as float32.
+    """Round to float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), ties to even, as float32.
 
     What is larger saturates (https://onnx.ai/onnx/technical/float4.html); NaN, which the type lacks, becomes -0.
     """
@@ -18,7 +18,7 @@ def float4(x: Tensor) -> Tensor:
 
 
 def float8_e8m0(x: Tensor, rounding: str = "up", saturate: bool = True) -> Tensor:
-    """Powers of two from 2**-127 to 2**127, as float32: the type float8e8m0 has nothing else but NaN.
+    """Round to float8e8m0, as float32: its only values are the powers of two from 2**-127 to 2**127, and NaN.
 
     Args:
         x: float32.

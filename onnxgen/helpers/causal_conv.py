@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def inputs_at(x: Tensor, starts: Tensor, state: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-    """The inputs of `x` [tokens, channels] at `places`, of the sequences `rows` that begin at `starts`.
+    """Gather inputs of `x` [tokens, channels] at `places` of the sequences `rows`, which begin at `starts`.
 
     Before a sequence's first input stand the last ones of its `state` [rows, channels, length].
     """
@@ -19,7 +19,7 @@ def inputs_at(x: Tensor, starts: Tensor, state: Tensor, rows: Tensor, places: Te
 def packed_causal_conv(
     x: Tensor, weight: Tensor, starts: Tensor, state: Tensor, bias: Tensor | None = None, dilation: int = 1
 ) -> Tensor:
-    """A convolution of each channel for itself that sees nothing that comes later.
+    """Causal depthwise convolution over packed sequences.
 
     Args:
         x: [tokens, channels], sequence behind sequence.
@@ -39,7 +39,7 @@ def packed_causal_conv(
 
 
 def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
-    """The last inputs of each sequence, as many as `state` has, and laid out as that; arguments as above."""
+    """Return the last inputs of each sequence, as many as `state` has and in its layout; arguments as above."""
     starts = starts.long()
     numbers = torch.arange(state.shape[2], device=x.device) - state.shape[2]
     rows = torch.arange(state.shape[0], device=x.device).unsqueeze(-1)
@@ -47,7 +47,7 @@ def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
 
 
 def leading_inputs(x: Tensor, starts: Tensor, counts: Tensor, capacity: int) -> Tensor:
-    """The first inputs of each sequence, at most `counts` [sequences] of them; zeros behind them, to `capacity`."""
+    """Return the first `counts` [sequences] inputs of each sequence; zeros after them, up to `capacity`."""
     numbers = torch.arange(capacity, device=x.device)
     kept = numbers < torch.minimum(counts, starts.diff())[:, None]
     first = x[(starts[:-1, None] + numbers).clamp(max=x.shape[0] - 1)]

@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def text_at(texts: Sequence[str], index: Tensor) -> np.ndarray:
-    """The texts with these numbers, as an object array of the index's shape."""
+    """Look up strings by index, as an object array of the index's shape."""
     found = np.empty(tuple(index.shape), dtype=object)
     found[...] = np.array(texts, dtype=object)[index.cpu().numpy()]
     return found
 
 
 def softmax_zero(x: Tensor) -> Tensor:
-    """Softmax over columns of those scores that are not 0 (to 1e-7); the others stay about 0."""
+    """Softmax over the columns whose score is not 0 (to 1e-7); the other scores stay about 0."""
     largest = x.amax(1, keepdim=True)
     is_zero = x.abs() <= 1e-7
     powers = (x - largest).exp()
@@ -41,20 +41,20 @@ def or_one(norm: Tensor) -> Tensor:
 
 
 def row_maxima(x: Tensor) -> Tensor:
-    """The largest number of each row (not NaN), as a column."""
+    """Return the largest number of each row, ignoring NaN, as a column."""
     lowest = torch.finfo(x.dtype).min
     return x.masked_fill(x.isnan(), lowest).amax(-1, keepdim=True).clamp(min=lowest)
 
 
 def fill_missing(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
-    """x with `replaced` (NaN for NaN) changed to the value of its column, or to the first if there are not as many."""
+    """Replace `replaced` (may be NaN) by the value of its column, or by the first if there is not one a column."""
     found = x.isnan() if replaced != replaced else x == replaced
     columns = x.shape[-1] if x.dim() < 3 else -1
     return torch.where(found, values if values.numel() == columns else values[0], x)
 
 
 def places_of(x: Tensor, keys: Tensor) -> Tensor:
-    """For each element its place among sorted keys, `len(keys)` for what is none of them; NaN is equal to NaN."""
+    """Return the index of each element among sorted keys, `len(keys)` if it is not a key; NaN equals NaN."""
     at = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
     found = keys[at] == x
     if x.dtype.is_floating_point:
@@ -63,19 +63,19 @@ def places_of(x: Tensor, keys: Tensor) -> Tensor:
 
 
 def text_places(x: np.ndarray, keys: Sequence[str]) -> Tensor:
-    """For each text its place among the keys, `len(keys)` for what is none of them."""
+    """Return the index of each string among the keys, `len(keys)` if it is not a key."""
     found = {key: place for place, key in enumerate(keys)}
     return torch.tensor([found.get(text, len(keys)) for text in x.flat], dtype=torch.int64).reshape(x.shape)
 
 
 def is_known(place: Tensor, count: int) -> Tensor:
-    """The places, if all are below `count`. Raises `ValueError` otherwise."""
+    """Return the places if all are below `count`; otherwise raise `ValueError`."""
     if bool((place == count).any()):
         raise ValueError("an element is none of the encoder's categories")
     return place
 
 
 def feature_rows(x: Tensor, count: int | None) -> Tensor:
-    """x as float32 rows of `count` numbers: cut, or filled up with zeros."""
+    """Turn x into float32 rows of `count` numbers, cut or padded with zeros."""
     x = x.float().unsqueeze(0) if x.dim() == 1 else x.float().flatten(1)
     return x if count is None else torch.nn.functional.pad(x[:, :count], (0, max(count - x.shape[1], 0)))

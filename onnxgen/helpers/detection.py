@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def box_corners(boxes: Tensor, centered: bool) -> Tensor:
-    """Boxes [..., 4] as the lower corner, then the upper one.
+    """Convert boxes [..., 4] to the lower corner, then the upper one.
 
     Args:
         centered: boxes are x, y, width, height; else two opposite corners in any order.
@@ -40,7 +40,7 @@ def select_boxes(
     score_threshold: float | None = None,
     centered: bool = False,
 ) -> Tensor:
-    """ONNX NonMaxSuppression (11): of each class the boxes of the highest scores that overlap no better one.
+    """ONNX NonMaxSuppression (11): keep the best boxes of each class that overlap no better one.
 
     Args:
         boxes: [batch, boxes, 4], see `corners`.

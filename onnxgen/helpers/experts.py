@@ -9,7 +9,7 @@ from torch import Tensor
 def route_by_groups(
     logits: Tensor, bias: Tensor, count: int, groups: int = 1, kept: int = 1, best: int = 2, sentinel: float = -10000.0
 ) -> Tensor:
-    """Log scores [tokens, experts] of the experts that are chosen for each token, as DeepSeek-V3 chooses them.
+    """Choose experts for each token as DeepSeek-V3 does, and return their log scores [tokens, experts].
 
     Experts compete by `sigmoid(logits) + bias`, within the groups whose best experts are the strongest; the bias counts
     for the choice only (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", 2.1.2).
@@ -43,7 +43,7 @@ def best_experts(
     epsilon: float = 0.0,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The best experts of each token and their weights, both [tokens, count], the best first.
+    """Return the best experts of each token and their weights, both [tokens, count], the best first.
 
     Among equals the first is better, and every number is better than NaN.
 

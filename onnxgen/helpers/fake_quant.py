@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high: int) -> Tensor:
-    """`x` in whole steps of `scale`, half to even, saturated to what integers from `low` to `high` stand for.
+    """Quantise and dequantise `x`: round `x / scale` half to even, saturate to `low` ... `high`, multiply by `scale`.
 
     The gradient of `x` is that of a clamp. A scale that is trained gets LSQ's (Esser et al. 2020, arXiv 1902.08153).
     """
@@ -25,14 +25,14 @@ def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high
 
 
 def fake_quantize_dynamic(x: Tensor) -> Tensor:
-    """`x` in 255 steps over its own range and 0, as ONNX's DynamicQuantizeLinear rounds it."""
+    """Quantise and dequantise `x` over its own range and 0, in 255 steps, as ONNX's DynamicQuantizeLinear rounds."""
     low, high = x.detach().amin().clamp(max=0), x.detach().amax().clamp(min=0)
     scale = torch.where(low == high, 1.0, (high - low) / 255)
     return fake_quantize(x, scale, (-low / scale).round().clamp(0, 255), 0, 255)
 
 
 def fake_quantize_float(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x / scale` as a narrow type of floats holds it, saturated, times `scale`."""
+    """Round `x / scale` to a narrow float type, saturated, and multiply by `scale`."""
     limit = torch.finfo(dtype).max
     steps = (x / scale).clamp(-limit, limit)
     return (steps + (steps.to(dtype).to(steps.dtype) - steps).detach()) * scale

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def nonnegative_index(index: Tensor, size: int) -> Tensor:
-    """Indices that may count from the end as indices that count from the front (int64).
+    """Turn indices that may count from the end into int64 indices that count from the front.
 
     Args:
         index: integer indices in [-size, size).

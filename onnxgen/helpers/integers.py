@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def ordered(x: Tensor) -> Tensor:
-    """uint64 as int64 values in the same order: the lowest, 0, becomes -2**63."""
+    """Map uint64 to int64 in the same order: the lowest, 0, becomes -2**63."""
     return x.to(torch.int64) ^ torch.iinfo(torch.int64).min
 
 
 def unordered(x: Tensor) -> Tensor:
-    """The uint64 of which `ordered` made this int64."""
+    """Undo `ordered`: map int64 back to uint64."""
     return (x ^ torch.iinfo(torch.int64).min).to(torch.uint64)
 
 

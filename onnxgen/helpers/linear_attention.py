@@ -22,7 +22,7 @@ def delta_rule(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What each query reads from the state as it is behind its own token; and the last state.
+    """Linear attention with a recurrent state: what each query reads after its own token, and the last state.
 
     Args:
         q: [batch, length, heads, key size], whose heads share those of v, or are shared by them.
@@ -64,7 +64,7 @@ def linear_attention(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`delta_rule` of heads that lie side by side, [batch, length, heads * size]; computed in float32.
+    """Apply `delta_rule` to heads side by side, [batch, length, heads * size]; computed in float32.
 
     A decay has a number for each head, or for each element of its keys; beta has one for each head, or one for all.
     """
@@ -89,7 +89,7 @@ def packed_delta_rule(
     scale: float | None = None,
     epsilon: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`delta_rule` of sequences that lie one behind the other; computed in float32.
+    """Apply `delta_rule` to packed sequences, one after the other; computed in float32.
 
     Args:
         q, k, v: [tokens, heads, size] or [batch, length, heads, size].
@@ -135,7 +135,7 @@ def state_updates(
     beta: Tensor | None = None,
     epsilon: float | None = None,
 ) -> Tensor:
-    """What the state keeps, and what it takes, at the first tokens of each sequence: decays, then keys, then values.
+    """Return the decays, keys and values that update the state at the first tokens of each sequence.
 
     Of these there are `counts` [batch] tokens at most, and zeros behind them, to `capacity`. The others: as above.
     """

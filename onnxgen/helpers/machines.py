@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def radial_kernel(x: Tensor, vectors: Tensor, gamma: float) -> Tensor:
-    """`exp(-gamma * |x - vector|^2)`, a column a vector."""
+    """Radial basis kernel `exp(-gamma * |x - vector|^2)`, one column for each vector."""
     distances = torch.cdist(x, vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return (-gamma * distances.square()).exp()
 
 
 def pair_scores(kernel: Tensor, coefficients: Tensor, counts: Sequence[int], rho: Tensor) -> Tensor:
-    """A score for each pair of classes i < j, that of i against j if positive, `[rows, pairs]`.
+    """Score each pair of classes i < j, positive for i and negative for j, `[rows, pairs]`.
 
     `kernel` and `coefficients` have a column a vector, those of one class side by side, `counts` of each; row r of the
     coefficients is for the class's r-th opponent.
@@ -27,7 +27,7 @@ def pair_scores(kernel: Tensor, coefficients: Tensor, counts: Sequence[int], rho
 
 
 def pair_winner(scores: Tensor, classes: int) -> Tensor:
-    """The class that wins most pairs, the first of several."""
+    """Return the class that wins most pairs; the first if several do."""
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
     ahead = torch.tensor([i for i, _ in pairs], device=scores.device)
     behind = torch.tensor([j for _, j in pairs], device=scores.device)
@@ -37,7 +37,7 @@ def pair_winner(scores: Tensor, classes: int) -> Tensor:
 
 
 def pair_probabilities(scores: Tensor, a: Tensor, b: Tensor, classes: int) -> Tensor:
-    """Probabilities of classes from the scores of pairs, which Platt's sigmoid makes probabilities of pairs.
+    """Turn scores of pairs into class probabilities, by Platt's sigmoid for each pair.
 
     Wu, Lin and Weng's second method, in at most 100 rounds (https://www.csie.ntu.edu.tw/~cjlin/papers/svmprob/).
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def selective_scan(state: Tensor, kept: Tensor, keys: Tensor, values: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """What each token's query reads of the state behind it; and these states.
+    """Selective scan (Mamba2): what each token's query reads from the state after it, and these states.
 
     Args:
         state: [heads, key size, value size].
@@ -35,7 +35,7 @@ def mamba2_block(
     epsilon: float,
     least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The normed results, the states behind the last tokens, what the convolution makes, and what is read of states.
+    """Mamba2 block: normed results, states after the last tokens, convolution outputs, values read from states.
 
     Computed in float32; what the convolution makes and the results are rounded to the type of `projection`.
 

@@ -10,24 +10,24 @@ from torch import Tensor
 
 
 def zip_map(x: Tensor, keys: list[Any]) -> list[dict[Any, Tensor]]:
-    """Each row of x as a dict of its numbers, as tensors without axes, by keys of its columns."""
+    """Turn each row of x into a dict from column keys to numbers, as scalar tensors (ONNX ZipMap)."""
     if x.shape[-1] != len(keys):
         raise ValueError(f"{x.shape[-1]} columns for {len(keys)} keys")
     return [dict(zip(keys, row)) for row in (x.unsqueeze(0) if x.dim() == 1 else x)]
 
 
 def map_values(x: dict[Any, Any], keys: list[Any] | None, default: Any) -> list[Any]:
-    """What a dict has for keys, `default` for those that it has not; all that it has, by rising keys, for None."""
+    """Look up keys in a dict, `default` for missing ones; without keys return all values by rising key."""
     return [x[key] for key in sorted(x)] if keys is None else [x.get(key, default) for key in keys]
 
 
 def number_row(values: list[Any], dtype: torch.dtype) -> Tensor:
-    """Numbers, or text that spells them, as a row."""
+    """Return numbers, or strings that spell numbers, as a row."""
     kind = int if dtype == torch.int64 else float
     numbers = [torch.as_tensor(kind(v) if isinstance(v, str) else v, dtype=dtype) for v in values]
     return torch.stack(numbers).unsqueeze(0) if numbers else torch.zeros(1, 0, dtype=dtype)
 
 
 def text_row(values: list[Any]) -> np.ndarray:
-    """Text, or numbers with six digits after the point, as a row."""
+    """Return strings, or numbers with six digits after the point, as a row of strings."""
     return np.array([[v if isinstance(v, str) else f"{float(v):f}" for v in values]], dtype=object)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
-    """Where each element of x is in `known`, int64 of x's shape; -1 if it is not there.
+    """Return the index of each element of x in `known`, int64 of x's shape; -1 if it is not there.
 
     Args:
         x: integers or strings.
@@ -24,7 +24,7 @@ def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
 
 
 def found_at(x: Tensor, table: Tensor) -> Tensor:
-    """Where each element of x is in a sorted table, -1 if it is not there."""
+    """Return the index of each element of x in a sorted table; -1 if it is not there."""
     if len(table) == 0:
         return torch.full_like(x, -1)
     place = torch.searchsorted(table, x.contiguous()).clamp(max=len(table) - 1)
@@ -34,7 +34,7 @@ def found_at(x: Tensor, table: Tensor) -> Tensor:
 def count_ngrams(
     x: Tensor, vocabulary: int, prefixes: Sequence[Tensor], columns: Sequence[Tensor], size: int, skips: int = 0
 ) -> Tensor:
-    """How often each of some runs of words occurs in each row (ONNX TfIdfVectorizer).
+    """Count how often each n-gram occurs in each row (ONNX TfIdfVectorizer).
 
     The runs are a tree: one of n words is a run of n - 1 words, its prefix, and one word more.
 

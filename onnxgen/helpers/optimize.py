@@ -9,7 +9,7 @@ from torch import Tensor
 def adagrad_step(
     x: Tensor, grad: Tensor, squares: Tensor, rate: Tensor, count: Tensor, decay: float, norm: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """ONNX Adagrad: the tensor, and the sum of its gradients' squares, after update number `count`."""
+    """ONNX Adagrad: return the tensor and the sum of squared gradients after update number `count`."""
     grad = norm * x + grad
     squares = squares + grad * grad
     return x - rate / (1 + count * decay) * grad / (squares.sqrt() + eps), squares
@@ -19,7 +19,7 @@ def adam_step(
     x: Tensor, grad: Tensor, mean: Tensor, squares: Tensor, rate: Tensor, count: Tensor,
     alpha: float, beta: float, norm: float, norm_post: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """ONNX Adam: the tensor, and the means of its gradients and their squares, after update number `count`."""
+    """ONNX Adam: return the tensor and the means of gradients and squared gradients after update number `count`."""
     grad = norm * x + grad
     mean = alpha * mean + (1 - alpha) * grad
     squares = beta * squares + (1 - beta) * grad * grad
@@ -32,7 +32,7 @@ def momentum_step(
     x: Tensor, grad: Tensor, velocity: Tensor, rate: Tensor, count: Tensor,
     alpha: float, beta: float, norm: float, nesterov: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """ONNX Momentum: the tensor and its velocity after update number `count`."""
+    """ONNX Momentum: return the tensor and its velocity after update number `count`."""
     grad = norm * x + grad
     velocity = alpha * velocity + torch.where(count > 0, beta, 1.0) * grad
     return x - rate * (grad + alpha * velocity if nesterov else velocity), velocity

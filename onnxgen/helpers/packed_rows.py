@@ -10,33 +10,33 @@ from torch import Tensor
 
 
 def packed_rows(data: Tensor, indices: Tensor) -> Tensor:
-    """The rows that indices say; the first for one that there is not."""
+    """Return the rows at the indices; the first row for an index out of range."""
     return data[torch.where((indices >= 0) & (indices < data.shape[0]), indices, 0)]
 
 
 def bytes_as(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes read as numbers of another type, in float32."""
+    """Reinterpret bytes as numbers of another type, and return them in float32."""
     return rows.contiguous().view(dtype).float()
 
 
 def as_halves(rows: Tensor) -> Tensor:
-    """Bytes read as numbers in half precision, in float32."""
+    """Reinterpret bytes as float16 numbers, and return them in float32."""
     return rows.contiguous().view(torch.float16).float()
 
 
 def bit_fields(packed: Tensor, bits: int) -> Tensor:
-    """Fields of `bits` each, all first fields of some bytes before all second ones: [..., n] to [..., n * 8 / bits]."""
+    """Split bytes into fields of `bits`, all first fields before all second ones: [..., n] to [..., n * 8 / bits]."""
     return torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1)
 
 
 def unpack_q4_0(rows: Tensor) -> Tensor:
-    """Blocks of 32 numbers of 4 bits."""
+    """Dequantise Q4_0: blocks of 32 numbers of 4 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
     return (as_halves(blocks[..., :2]) * (bit_fields(blocks[..., 2:], 4).float() - 8)).flatten(-2)
 
 
 def unpack_q5_0(rows: Tensor) -> Tensor:
-    """Blocks of 32 numbers of 5 bits, whose highest ones stand apart."""
+    """Dequantise Q5_0: blocks of 32 numbers of 5 bits, whose highest bits are stored apart."""
     blocks = torch.unflatten(rows, -1, (-1, 22))
     high = (blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, device=rows.device) & 1).flatten(-2)
     codes = bit_fields(blocks[..., 6:], 4) + 16 * high
@@ -44,20 +44,20 @@ def unpack_q5_0(rows: Tensor) -> Tensor:
 
 
 def unpack_q8_0(rows: Tensor) -> Tensor:
-    """Blocks of 32 numbers of 8 bits."""
+    """Dequantise Q8_0: blocks of 32 numbers of 8 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 34))
     return (as_halves(blocks[..., :2]) * bytes_as(blocks[..., 2:], torch.int8)).flatten(-2)
 
 
 def unpack_q2_0(rows: Tensor) -> Tensor:
-    """Blocks of 64 numbers of 2 bits: -1, 0, 1 or 2."""
+    """Dequantise Q2_0: blocks of 64 numbers of 2 bits, -1, 0, 1 or 2."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
     codes = (blocks[..., 2:].unsqueeze(-1) >> torch.arange(0, 8, 2, device=rows.device) & 3).flatten(-2)
     return (as_halves(blocks[..., :2]) * (codes.float() - 1)).flatten(-2)
 
 
 def unpack_q5_k(rows: Tensor) -> Tensor:
-    """Blocks of 8 times 32 numbers of 5 bits; each 32 have a scale and an offset of 6 bits."""
+    """Dequantise Q5_K: blocks of 8 times 32 numbers of 5 bits; each 32 have a scale and an offset of 6 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 176))
     factors = as_halves(blocks[..., :4])
     low, middle, last = torch.unflatten(blocks[..., 4:16], -1, (3, 4)).unbind(-2)
@@ -69,7 +69,7 @@ def unpack_q5_k(rows: Tensor) -> Tensor:
 
 
 def unpack_q6_k(rows: Tensor) -> Tensor:
-    """Blocks of 16 times 16 numbers of 6 bits; each 16 have a scale of 8 bits."""
+    """Dequantise Q6_K: blocks of 16 times 16 numbers of 6 bits; each 16 have a scale of 8 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 210))
     low = bit_fields(torch.unflatten(blocks[..., :128], -1, (2, 64)), 4)
     high = bit_fields(torch.unflatten(blocks[..., 128:192], -1, (2, 32)), 2)
@@ -79,19 +79,19 @@ def unpack_q6_k(rows: Tensor) -> Tensor:
 
 
 def codebook_values(codes: Tensor) -> Tensor:
-    """What the 16 codes of IQ4 stand for."""
+    """Look up the values of the 16 codes of IQ4."""
     values = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
     return torch.tensor(values, dtype=torch.float32, device=codes.device)[codes.long()]
 
 
 def unpack_iq4_nl(rows: Tensor) -> Tensor:
-    """Blocks of 32 numbers of a codebook of 16."""
+    """Dequantise IQ4_NL: blocks of 32 codes of a codebook of 16."""
     blocks = torch.unflatten(rows, -1, (-1, 18))
     return (as_halves(blocks[..., :2]) * codebook_values(bit_fields(blocks[..., 2:], 4))).flatten(-2)
 
 
 def unpack_iq4_xs(rows: Tensor) -> Tensor:
-    """Blocks of 8 times 32 numbers of a codebook of 16; each 32 have a scale of 6 bits."""
+    """Dequantise IQ4_XS: blocks of 8 times 32 codes of a codebook of 16; each 32 have a scale of 6 bits."""
     blocks = torch.unflatten(rows, -1, (-1, 136))
     high = (blocks[..., 2:4].unsqueeze(-1) >> torch.arange(0, 8, 2, device=rows.device) & 3).flatten(-2)
     low = (blocks[..., 4:8].unsqueeze(-1) >> torch.arange(0, 8, 4, device=rows.device) & 15).flatten(-2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def pad_with(x: Tensor, sides: Sequence[int], value: Tensor) -> Tensor:
-    """`F.pad` with a value that is a tensor of one element; a gradient reaches it."""
+    """`F.pad` whose value is a tensor of one element, which gets a gradient."""
     inside = F.pad(torch.ones_like(x, dtype=torch.bool), sides)
     return torch.where(inside, F.pad(x, sides), value.reshape(()))
 
@@ -52,7 +52,7 @@ def pad_axes(
 
 
 def center_crop_pad(x: Tensor, sizes: Sequence[int], axes: Sequence[int] | None = None) -> Tensor:
-    """ONNX CenterCropPad: each axis cropped or zero-padded alike on both sides; an odd one out goes to the end."""
+    """ONNX CenterCropPad: crop or zero-pad each axis equally on both sides; an odd element goes to the end."""
     for axis, size in zip(range(x.dim()) if axes is None else axes, sizes):
         spare = x.shape[axis] - size
         if spare >= 0:

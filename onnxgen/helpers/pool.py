@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pool_windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Every window of a pool over x [batch, channels, size...], as a view [batch, channels, out..., kernel...]."""
+    """Return every pooling window of x [batch, channels, size...] as a view [batch, channels, out..., kernel...]."""
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation), 2):
         x = x.unfold(axis, (k - 1) * d + 1, s)[..., ::d]
     return x
@@ -26,7 +26,7 @@ def average_pool(
     overhang: Sequence[int],
     count_include_pad: bool,
 ) -> Tensor:
-    """ONNX AveragePool: dilated, and padded on each side by its own amount.
+    """ONNX AveragePool with dilation and with different padding on each side.
 
     Args:
         x: [batch, channels, size...].
@@ -49,7 +49,7 @@ def summed_pool(
     overhang: Sequence[int],
     count_include_pad: bool,
 ) -> Tensor:
-    """The same, summed one element after the other; of padding that counts, what lies behind its end does, too."""
+    """As `average_pool`, but summed element by element; where padding counts, elements past its end count too."""
     ones, axes = (1,) * len(kernel), list(range(-len(kernel), 0))
     counted = F.pad(F.pad(x.new_ones(1, 1, *x.shape[2:]), pads), overhang)
     windows = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, ones).flatten(-len(kernel))
@@ -75,7 +75,7 @@ def max_pool_with_indices(
     pads: Sequence[int],
     column_major: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """ONNX MaxPool with its second output.
+    """ONNX MaxPool that also returns the indices of the maxima.
 
     Args:
         x: [batch, channels, size...], 1 to 3 sizes.
@@ -125,7 +125,7 @@ def masked_max_pool(
 
 
 def max_unpool(x: Tensor, index: Tensor, shape: Sequence[int], windows: Sequence[int] | None = None) -> Tensor:
-    """ONNX MaxUnpool: zeros of a shape, with x at the positions `index`.
+    """ONNX MaxUnpool: write x into zeros of a shape at the positions `index`.
 
     Args:
         x: [batch, channels, size...].

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def dynamic_product(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """`x @ weight` of rows [rows, size], which are quantised to 8 bits by one scale, and of a quantised matrix.
+    """Multiply rows [rows, size], quantised to 8 bits with one scale, by a quantised matrix.
 
     Args:
         weight: [size, columns]; `(weight - zero) * scale`, scale and zero of one element or one a column.
@@ -32,7 +32,7 @@ def dynamic_lstm(
     is_reverse: bool,
     clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One direction over x [length, batch, size]: all h [length, batch, hidden], the last h and c [batch, hidden].
+    """One LSTM direction over x [length, batch, size]: all h [length, batch, hidden], last h and c [batch, hidden].
 
     Args:
         weights, recurrent: a matrix with the gates i, o, f, c side by side, its scale and its zero point.

@@ -15,7 +15,7 @@ def range_tensor(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """start, start + delta, ... without limit; empty where limit lies the other way (torch.arange refuses that).
+    """ONNX Range: start, start + delta, ... before limit; empty if limit lies the other way, unlike torch.arange.
 
     The count is `max(ceil((limit - start) / delta), 0)` (ONNX Range).
     """
@@ -31,7 +31,7 @@ def range_tensor(
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
-    """Whether index i of the new axis, of `depth` places, is the one that `indices` names.
+    """ONNX OneHot as bool: True where the position on the new axis, of size `depth`, equals the index.
 
     Negative indices count from the end, those out of range are nowhere (ONNX OneHot; F.one_hot refuses them). The
     result is bool and has one axis more than `indices`, at `axis`.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def rnn_activation(x: Tensor, name: str, alpha: float = 0.0, beta: float = 0.0) -> Tensor:
-    """An activation function of ONNX's RNN, GRU and LSTM (the attribute `activations` of their texts)."""
+    """Apply an activation function of ONNX's RNN, GRU and LSTM (attribute `activations`)."""
     if name == "Sigmoid":
         return torch.sigmoid(x)
     if name == "Tanh":
@@ -76,7 +76,7 @@ def onnx_recurrent(
     direction: str,
     layout: int,
 ) -> tuple[Tensor, ...]:
-    """What ONNX's LSTM, GRU and RNN have in common: directions, layout, biases and lengths.
+    """Run ONNX's LSTM, GRU or RNN with a given cell: directions, layout, biases and lengths.
 
     `cell(d, gates, states, r=r, rb=rb)` makes the new states of direction `d` from the input's part of the gates, the
     recurrence weights and bias, and the old states.
@@ -111,7 +111,7 @@ def lstm_step(
     clip: float,
     input_forget: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The next h and c [batch, hidden] of `onnx_lstm`, from the sums [batch, 4 * hidden] that go into its gates."""
+    """Compute the next h and c [batch, hidden] of `onnx_lstm` from the gate inputs [batch, 4 * hidden]."""
     act_f, act_g, act_h = activations
     i, o, f, g = gates.chunk(4, -1)
     p_i, p_o, p_f = (0, 0, 0) if peepholes is None else peepholes.chunk(3)

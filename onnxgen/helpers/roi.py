@@ -11,7 +11,7 @@ from torch import Tensor
 def roi_points(
     start: Tensor, length: Tensor, bins: int, ratio: int, extent: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Where RoiAlign samples along one axis.
+    """Return the coordinates that RoiAlign samples along one axis.
 
     Args:
         start, length: [regions], of each region.
@@ -118,7 +118,7 @@ def crop_and_resize(
     is_nearest: bool = False,
     outside: float = 0.0,
 ) -> Tensor:
-    """Boxes of images `x` [batch, channels, height, width] at one size: [boxes, channels, *size].
+    """Crop boxes of images `x` [batch, channels, height, width] and resize them: [boxes, channels, *size].
 
     Args:
         boxes: [boxes, 4], y1, x1, y2, x2, whose corners are the centres of corner pixels; 1 is the last of the image.

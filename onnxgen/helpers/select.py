@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k greatest (or smallest) elements along `dim` in order, and their int64 places.
+    """ONNX TopK: the k greatest (or smallest) elements along `dim` in order, and their int64 indices.
 
     Of equal ones the first comes first: ONNX TopK promises that, torch.topk does not.
     """
@@ -16,7 +16,7 @@ def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple
 
 
 def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ONNX Unique: the distinct elements of x (or its slices along `dim`), by value or in order of first occurrence.
+    """ONNX Unique: the distinct elements (or slices along `dim`) of x, by value or in order of first occurrence.
 
     Then, as int64 vectors: where each of them occurs first, which of them each element of x is, how often each occurs.
     """

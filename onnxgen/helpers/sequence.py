@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def sequence_insert(sequence: list[Tensor], tensor: Tensor, position: int) -> list[Tensor]:
-    """A new list with `tensor` before `position` (negative: from the end), as ONNX's SequenceInsert has it."""
+    """ONNX SequenceInsert: a new list with `tensor` before `position` (negative: from the end)."""
     return [*sequence[:position], tensor, *sequence[position:]]
 
 
 def sequence_erase(sequence: list[Tensor], position: int) -> list[Tensor]:
-    """A new list without the element at `position` (negative: from the end)."""
+    """ONNX SequenceErase: a new list without the element at `position` (negative: from the end)."""
     position = position % len(sequence)
     return [*sequence[:position], *sequence[position + 1 :]]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def as_spectrum(x: Tensor) -> Tensor:
-    """[..., 1] as real, [..., 2] as complex numbers, without the last axis; half precision becomes float32."""
+    """Turn [..., 1] into real, [..., 2] into complex numbers without the last axis; half precision becomes float32."""
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     return x.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
 

@@ -28,7 +28,7 @@ def columns_to_image(
     pads: Sequence[int],
     stride: Sequence[int],
 ) -> Tensor:
-    """ONNX Col2Im: the sum of blocks at their places in an image of any rank.
+    """ONNX Col2Im: add up blocks at their positions in an image of any rank.
 
     Args:
         x: [batch, channels * product of block, number of blocks].
@@ -53,7 +53,7 @@ def columns_to_image(
 
 
 def bilinear_at(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """x at fractional positions, zero outside.
+    """Sample x bilinearly at fractional positions; zero outside.
 
     Args:
         x: [batch, channels, height, width].
@@ -87,7 +87,7 @@ def deform_conv2d(
     groups: int = 1,
     offset_groups: int = 1,
 ) -> Tensor:
-    """ONNX DeformConv (Dai et al. 2017; with `mask` Zhu et al. 2018): a convolution whose taps are moved by `offset`.
+    """ONNX DeformConv (Dai et al. 2017; with `mask` Zhu et al. 2018): a convolution with shifted sampling points.
 
     Args:
         x: [batch, channels, height, width].

@@ -12,26 +12,26 @@ from torch import Tensor
 
 
 def text_array(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
-    """An array of strings; numpy itself takes a string for a sequence of letters."""
+    """Make an array of strings; numpy by itself takes a string for a sequence of letters."""
     made = np.empty(len(items), dtype=object)
     made[:] = items
     return made.reshape(tuple(shape))
 
 
 def read_texts(encoded: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """An array of strings that a sidecar has as JSON: the bytes of a list, uint8."""
+    """Read an array of strings that the weights file stores as the uint8 bytes of a JSON list."""
     return text_array(json.loads(bytes(encoded.tolist())), shape)
 
 
 def text_codes(*arrays: np.ndarray, device: torch.device) -> list[np.ndarray | Tensor]:
-    """The different strings of some arrays, sorted, and each array with the numbers of its strings there, int64."""
+    """Return the sorted distinct strings of some arrays, and each array as int64 indices into them."""
     table, codes = np.unique(np.concatenate([array.reshape(-1) for array in arrays]), return_inverse=True)
     parts = np.split(codes, np.cumsum([array.size for array in arrays])[:-1])
     return [table, *(torch.tensor(part, device=device).reshape(a.shape) for part, a in zip(parts, arrays))]
 
 
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The strings of y after those of x, which broadcast; also of rank 0, where numpy makes a str of the sum."""
+    """ONNX StringConcat: join the strings of x and y with broadcasting; also of rank 0, where numpy returns a str."""
     return np.asarray(x + y, dtype=object)
 
 
@@ -63,7 +63,7 @@ def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np
 
 
 def changed_case(text: str, upper: bool) -> str:
-    """Letter by letter, as C has it: a letter whose other case is several letters stays, a sigma has one lower case."""
+    """Change case as C does, by letter: one whose other case is several letters stays, sigma has one lower case."""
     made = []
     for letter in text:
         other = letter.upper() if upper else letter.lower()
@@ -104,7 +104,7 @@ def full_match(x: np.ndarray, pattern: str) -> Tensor:
 
 
 def numbers_as_text(x: Tensor) -> np.ndarray:
-    """Numbers as onnxruntime prints them: floats with at most eight digits, a bool as 0 or 1."""
+    """Convert numbers to strings as onnxruntime does: floats with at most eight digits, a bool as 0 or 1."""
     if x.dtype.is_floating_point:
         names = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
         made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
@@ -114,7 +114,7 @@ def numbers_as_text(x: Tensor) -> np.ndarray:
 
 
 def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
-    """The number that each string begins with, as C reads it ("1.5e3", "INF", "NaN", "0x1p3"), float64 of x's shape.
+    """Parse the number at the start of each string, as C does ("1.5e3", "INF", "NaN", "0x1p3"); float64 of x's shape.
 
     Raises:
         ValueError: a string does not begin with a number, or with one that is too large.
@@ -140,7 +140,7 @@ def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
 
 
 def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Tensor:
-    """The digits that each string begins with, as C reads them ("12.5" and "12e3" are 12), int64 of x's shape.
+    """Parse the integer at the start of each string, as C does ("12.5" and "12e3" are 12); int64 of x's shape.
 
     Args:
         signed: else they may be up to 2**64 - 1, which become negative: these are the same bits.
@@ -163,13 +163,13 @@ def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Ten
 
 
 def first_match(patterns: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
-    """Where the first match from `start` on begins and ends; of several patterns' that begin there, the longest."""
+    """Return begin and end of the first match from `start` on; of several patterns that match there, the longest."""
     found = [match.span() for pattern in patterns if (match := re.compile(pattern).search(text, start))]
     return min(found, key=lambda span: (span[0], -span[1]), default=None)
 
 
 def words_between(text: str, separator: Sequence[str]) -> list[str]:
-    """What is between matches of a separator; an empty match takes the next letter with it."""
+    """Split a string at the matches of a separator; an empty match takes the next letter with it."""
     words, start = [], 0
     while start <= len(text) and (span := first_match(separator, text, start)):
         words.append(text[start : span[0]])
@@ -178,7 +178,7 @@ def words_between(text: str, separator: Sequence[str]) -> list[str]:
 
 
 def words_in(text: str, pattern: Sequence[str], least: int) -> list[str]:
-    """Matches one after the other; after one with fewer letters, the search begins at its second letter."""
+    """Find the matches of at least `least` letters; after a shorter one, the search goes on at its second letter."""
     words, start = [], 0
     while start <= len(text) and (span := first_match(pattern, text, start)):
         long_enough = span[1] - span[0] >= least
@@ -195,7 +195,7 @@ def split_words(
     least: int = 1,
     mark: bool = False,
 ) -> np.ndarray:
-    """onnxruntime's Tokenizer: the words of each string along a further axis; its letters if none are described.
+    """onnxruntime's Tokenizer: split strings into words along a new axis, or into letters if no words are described.
 
     Args:
         x: strings [n] or [m, n]. Where there are none, the result has no further axis.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
-    """Scores [batch, vocabulary], -inf for each token that would end a run of `size` tokens that `ids` has already.
+    """Set scores [batch, vocabulary] to -inf for each token that would repeat an n-gram of `size` tokens in `ids`.
 
     `ids`: the tokens so far, [batch, length], int64.
     """
@@ -22,7 +22,7 @@ def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
 
 
 def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
-    """Where a run of tokens first is among others, from `start` on; -1 if nowhere."""
+    """Find the first occurrence of a run of tokens from `start` on; -1 if there is none."""
     places = range(start, len(tokens) - len(run) + 1)
     return next((i for i in places if tokens[i : i + len(run)] == run), -1)
 
@@ -30,7 +30,7 @@ def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
 def merge_draft(
     source: Tensor, current: Tensor, start: Tensor, predicted: Tensor | None = None, least: int = 1, most: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """A step of aggressive decoding: takes over predicted tokens as far as the source foretold them, and one more.
+    """One step of aggressive decoding: accept predicted tokens as long as they equal the source, and one more.
 
     Args:
         source, current: token ids, int64 vectors.
@@ -65,7 +65,7 @@ def merge_draft(
 
 
 def dynamic_time_warping(costs: Tensor) -> Tensor:
-    """The path of least cost through costs [rows, columns] or [1, rows, columns], from the first to the last.
+    """Dynamic time warping: the path of least cost through costs [rows, columns] or [1, rows, columns].
 
     Where ways cost the same, the last step is along a row. Returns the rows and columns on the path, [2, steps], int32.
     """
@@ -93,14 +93,14 @@ def dynamic_time_warping(costs: Tensor) -> Tensor:
 
 
 def murmur_step(h: Tensor, k: Tensor) -> Tensor:
-    """MurmurHash3_x86_32 takes up four bytes more: numbers of 32 bits in int64, whose products wrap around."""
+    """Mix four more bytes into a MurmurHash3_x86_32 state: 32-bit numbers in int64, whose products wrap around."""
     k = k * 0xCC9E2D51 & 0xFFFFFFFF
     h = h ^ (k << 15 | k >> 17) * 0x1B873593 & 0xFFFFFFFF
     return ((h << 13 | h >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
 
 
 def murmur_end(h: Tensor) -> Tensor:
-    """The last mix of MurmurHash3_x86_32, as 32 bits in int64."""
+    """Finish a MurmurHash3_x86_32: the final mix, as 32 bits in int64."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         h = (h ^ h >> shift) * factor & 0xFFFFFFFF
     return h
@@ -138,7 +138,7 @@ def ngram_hashes(
     end: Tensor | None = None,
     segments: Tensor | None = None,
 ) -> Tensor:
-    """The hashes of the runs of 2, 3, ... n tokens that end in each token, several of each run.
+    """Hash the n-grams of 2, 3, ... n tokens that end in each token, several hashes for each n-gram.
 
     Args:
         windows: each token behind the n - 1 tokens before it, [..., n], int32 or int64, whose products wrap around.
@@ -168,7 +168,7 @@ def ngram_hashes(
 
 
 def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
-    """Each number of x [tokens] behind those before it in its own sequence, [tokens, length + 1].
+    """Return each number of x [tokens] with the `length` before it in its own sequence, [tokens, length + 1].
 
     Args:
         x: sequence behind sequence.
@@ -185,7 +185,7 @@ def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
 
 
 def leading_states(windows: Tensor, starts: Tensor, counts: Tensor, capacity: int, fill: int) -> Tensor:
-    """What is kept behind each of the first tokens of the sequences of `packed_windows`: all but the oldest token.
+    """Return the states after the first tokens of the sequences of `packed_windows`: all but the oldest token.
 
     Args:
         counts: how many of its tokens each sequence asks for, [sequences].

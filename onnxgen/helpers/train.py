@@ -24,7 +24,7 @@ def batch_norm_update(
 
 
 def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
-    """In training all of a sample is zero with probability p, and scaled by 1 / (1 - p) if it is kept.
+    """Stochastic depth: in training, zero a whole sample with probability p, and scale it by 1 / (1 - p) if kept.
 
     Huang et al. 2016, Deep Networks with Stochastic Depth (arXiv 1603.09382).
 
@@ -40,12 +40,12 @@ def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
-    """What numpy's generator of that seed draws first from [0, 1), float64 of that shape: the same at each call."""
+    """Draw float64 from [0, 1) with numpy's generator of that seed: the same numbers at each call."""
     return torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, tuple(shape)))
 
 
 def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """ONNX BatchNormalization by a mean and variance that are data: gradients flow to them, as in F.batch_norm not."""
+    """ONNX BatchNormalization whose mean and variance are inputs: they get gradients, unlike in F.batch_norm."""
     scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in (scale, bias, mean, var))
     return (x - mean) / (var + eps).sqrt() * scale + bias
 
@@ -69,5 +69,5 @@ def dropout_by_input(
 
 
 def as_variable(x: Tensor) -> Tensor:
-    """x as something to differentiate by: itself, if gradients already flow to it, else a copy without a past."""
+    """Make x a variable to differentiate by: x itself if it already requires gradients, else a detached copy."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

@@ -10,14 +10,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import literal, quote, shortest
+from onnxgen.errors import INFER
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.weights.provenance import Source
 
-UNKNOWN_SHAPE = (
-    "run onnx's shape inference on the file first; after an operator of your own, an infer rule says it "
-    "(docs/EXTENDING.md)"
-)
+UNKNOWN_SHAPE = f"{INFER}; after an operator of a plugin, give the plugin an infer rule (docs/EXTENDING.md)"
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -54,7 +52,7 @@ class Arg:
     def known_rank(self) -> int:
         """The rank, where the operator can't be written without it (a problem is raised if it is unknown)."""
         if self.info.rank is None:
-            raise self.builder.error(f"the rank of its input {self.name} is unknown", UNKNOWN_SHAPE)
+            raise self.builder.error(f"the rank of input {self.name} is unknown", UNKNOWN_SHAPE)
         return self.info.rank
 
     @property
@@ -78,7 +76,9 @@ class Arg:
         """The elements as plain ints, where the operator can't be written without them."""
         found = self.ints
         if found is None or not all(isinstance(v, int) for v in found):
-            raise self.builder.error(f"its {what} is computed at run time", "fold it into a constant in the ONNX file")
+            raise self.builder.error(
+                f"{what} is computed at run time", "fold it into a constant, e.g. with onnx-simplifier"
+            )
         return [v for v in found if isinstance(v, int)]
 
     @property

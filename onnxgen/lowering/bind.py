@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from onnxgen.common.names import printable
-from onnxgen.errors import BUG, OnnxgenError, counted
+from onnxgen.errors import BUG, CHECK, WRITER, OnnxgenError, counted
 from onnxgen.graph.operators import Operator
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain, schema
 from onnxgen.lowering.arg import Arg
@@ -79,9 +79,9 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
 def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
     given, has_schema = len(builder.node.inputs), schema(operator.domain, operator.name, builder.opset) is not None
     if operator.plugin is None or has_schema:
-        way_out = NEWER_RUNTIME if operator.domain and not has_schema else ""
-        return builder.error(f"it has {counted(given, 'input')}, but its schema knows {known}", way_out)
-    what = f"it has {counted(given, 'input')}, but its function in plugin {operator.plugin.name} takes {known}"
+        way_out = NEWER_RUNTIME if operator.domain and not has_schema else WRITER
+        return builder.error(f"the node has {counted(given, 'input')}, but the schema has {known}", way_out)
+    what = f"the node has {counted(given, 'input')}, but the function in plugin {operator.plugin.name} takes {known}"
     return builder.error(what, "give the function another parameter, or *more")
 
 
@@ -109,7 +109,7 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
             bound[name] = as_input(builder, value)
     for name in [n for n in bound if n not in parameters]:
         if bound.pop(name) is not None:
-            raise builder.error(f"its input {name!r} is not handled", BUG)
+            raise builder.error(f"input {name!r} is not handled", BUG)
     positional, keywords = _arguments(builder, parameters, bound)
     return positional, {**keywords, **others}
 
@@ -123,15 +123,15 @@ def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any)
     """
     if schema(operator.domain, operator.name, builder.opset) is None:
         if operator.plugin is not None:
-            what = f"its attribute {name} is no parameter of its function in plugin {operator.plugin.name}"
+            what = f"attribute {name!r} is no parameter of the function in plugin {operator.plugin.name}"
             raise builder.error(what, "give the function a keyword of that name (see renames=), or **attributes")
         if operator.domain:
-            raise builder.error(f"its attribute {printable(name)} is not handled", NEWER_RUNTIME)
+            raise builder.error(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
         builder.note(f"attribute {printable(name)} of {operator.name} has no meaning at opset {builder.opset}: ignored")
         return
     default = _defaults(operator.domain, operator.name, builder.opset).get(name, MISSING)
     if default is MISSING or plain(default) != value:
-        raise builder.error(f"its attribute {name!r} is not handled", BUG)
+        raise builder.error(f"attribute {name!r} with this value is not handled", BUG)
 
 
 def _arguments(
@@ -149,8 +149,8 @@ def _arguments(
         if value is None:
             value = None if parameter.default is MISSING else parameter.default
             if parameter.default is MISSING and not str(parameter.annotation).endswith("| None"):
-                way_out = f"give {parameter.name} a default if it may be left out" if builder.plugin else ""
-                raise builder.error(f"its {parameter.name} is missing", way_out)
+                way_out = f"give {parameter.name} a default if it may be left out" if builder.plugin else CHECK
+                raise builder.error(f"{parameter.name!r} is missing", way_out)
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             keywords[parameter.name] = value
         else:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
-from onnxgen.common.names import FileText, local, printable
+from onnxgen.common.names import FileText, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.lowering.arg import Arg
 from onnxgen.passes.rewrite import names_of
@@ -86,14 +86,14 @@ class Builder:
         try:
             read, bound = names_in(template)
         except SyntaxError:
-            raise self.error(f"plugin {plugin}: its text is no Python expression: {template}") from None
+            raise self.error(f"plugin {plugin}: the text is not a Python expression: {template}") from None
         unknown = sorted(read - bound - values.keys() - KNOWN - helper_names())
         if unknown:
-            what = f"plugin {plugin}: its text uses {', '.join(unknown)}, which it is not given: {template}"
-            raise self.error(what, f"b(text, {unknown[0]}=...)")
+            what = f"plugin {plugin}: the text uses {', '.join(unknown)} without a value: {template}"
+            raise self.error(what, f"pass it: b(text, {unknown[0]}=...)")
         unused = sorted(values.keys() - read)
         if unused:
-            raise self.error(f"plugin {plugin}: its text leaves out {', '.join(unused)}: {template}")
+            raise self.error(f"plugin {plugin}: the text does not use {', '.join(unused)}: {template}")
 
     def call(self, function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
         """`function(...)`, without the arguments that are `unless(value, default) -> OMIT`."""
@@ -231,7 +231,7 @@ class Builder:
     def problem(self, what: str, help: str = "") -> Problem:
         domain = f"{self.node.domain}." if self.node.domain else ""
         return Problem(
-            printable(what, 400),
+            sentence(what),
             printable(self.node.name or ""),
             printable(domain + self.node.op_type),
             self.opset,

@@ -98,8 +98,8 @@ class _Adding:
         paths = [".".join(path) for path in self.paths]
         near = difflib.get_close_matches(pattern, paths, SHOWN, 0.5) or paths[:SHOWN]
         known = ", ".join(map(printable, near)) + (", ..." if len(paths) > len(near) else "")
-        what = f"no module is called {printable(pattern)}, where --dropout should be added"
-        return Problem(what, help=f"modules like it: {known}" if paths else "the network has no modules")
+        what = f"--dropout: no module is called {printable(pattern)}"
+        return Problem(what, help=f"similar modules: {known}" if paths else "the network has no modules")
 
     def add(self, path: Path, p: float) -> Problem | None:
         """Put it after one module; what is wrong, if anything."""
@@ -128,7 +128,9 @@ class _Adding:
         leaf = self.leaves[path]
         trees = [*(e for s in self.module.body for e in expressions(s)), *self.module.outputs]
         if not any(_is_call(n, leaf) for tree in trees for n in walk(tree)):
-            return Problem(f"--dropout: {printable('.'.join(path))} is never called for a value", help="name another")
+            return Problem(
+                f"--dropout: {printable('.'.join(path))} is never called for a value", help="name another module"
+            )
         following = (*path[:-1], str(int(path[-1]) + 1)) if path[-1].isdigit() else path
         if path[:-1] in self.numbered and following not in self.taken:  # the place in an nn.Sequential that it had
             member = Member(following, call("nn.Dropout", unless(p, 0.5)))
@@ -171,14 +173,14 @@ class _Adding:
         name = printable(".".join(path))
         if not results:
             return Problem(
-                f"--dropout: what {name} returns can't be told: its steps stand inside a branch or a loop, or other "
-                "modules take no value from it",
-                help="name one of the modules in it",
+                f"--dropout: the result of {name} is unknown: it runs inside a branch or a loop, or no other "
+                "module uses its values",
+                help="name a module inside it",
             )
         values = ", ".join(self.module.hint(r).printable() for r in results[:SHOWN])
         return Problem(
-            f"--dropout: {name} returns {len(results)} values ({values}), and only one can be dropped from",
-            help="name one of the modules in it",
+            f"--dropout: {name} returns {len(results)} values ({values}), but Dropout needs one",
+            help="name a module inside it",
         )
 
     def _rename(

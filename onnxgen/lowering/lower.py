@@ -19,7 +19,7 @@ from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable
-from onnxgen.errors import BUG, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
+from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.lowering.arg import Arg
@@ -60,7 +60,12 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     stubs = state.open.finish(members, state.notes)
     name = options.class_name or class_name(name)
     if name in state.own.names:
-        raise OnnxgenError(Problem(f"the network is called {name}, as what a plugin brings", help="use --class-name"))
+        raise OnnxgenError(
+            Problem(
+                f"the network and a name of a plugin are both called {name}",
+                help="give the class another name with --class-name",
+            )
+        )
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
@@ -152,7 +157,7 @@ class Lowering:
             return self.members.named_buffer(arg)
         array = arg.constant
         if array is None:
-            raise arg.builder.error(f"its input {printable(arg.name)} was never computed", BUG)
+            raise arg.builder.error(f"input {printable(arg.name)} was never computed", BUG)
         hint = folded_from(arg.value) if arg.value is not None else ""
         return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
 
@@ -171,7 +176,7 @@ class Lowering:
             try:
                 self._node(node)
             except TooComplex as error:
-                self.problems.add(Builder(self, node, 0).problem(str(error), "fix sizes with --input-shape"))
+                self.problems.add(Builder(self, node, 0).problem(str(error), FIX_SHAPE))
                 for output in node.outputs:
                     self.define(output)
             except OnnxgenError as error:
@@ -245,7 +250,7 @@ class Lowering:
             return
         values = made if isinstance(made, list) else [made]
         if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may give fewer than its node has
-            raise b.error(f"it has {counted(len(node.outputs), 'output')}, and computes {len(values)}", BUG)
+            raise b.error(f"the node has {counted(len(node.outputs), 'output')}, but {len(values)} are computed", BUG)
         for output, value in zip(node.outputs, values):
             if value is None or not output.name:
                 continue

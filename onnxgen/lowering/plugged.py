@@ -39,7 +39,7 @@ def lowered(b: Builder, plugin: Plugin, function: Callable[[], Any]) -> Any:
         raise b.error(f"plugin {plugin.name} returns {counted(len(values), 'value')} for {there}", RETURNS)
     for i in range(len(b.node.outputs)):
         if b.wants(i) and (i >= len(values) or values[i] is None):
-            raise b.error(f"plugin {plugin.name} returns nothing for output {i}, which is used", RETURNS)
+            raise b.error(f"plugin {plugin.name} returns None for output {i}, which is used", RETURNS)
     return values
 
 
@@ -47,4 +47,4 @@ def _expression(b: Builder, plugin: Plugin, value: Any) -> ast.expr | None:
     found = getattr(value, "expr", value)  # an input, handed on
     if found is None or isinstance(found, ast.expr):
         return found
-    raise b.error(f"plugin {plugin.name} returns {type(value).__name__}, which is no expression", RETURNS)
+    raise b.error(f"plugin {plugin.name} returns {type(value).__name__}, which is not an expression", RETURNS)

@@ -26,7 +26,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.info import Info, info
 
 UNSUPPORTED = "the operator is not supported"
-WAYS_OUT = "write a function for it (docs/EXTENDING.md), leave it open (--allow-unsupported), or open an issue"
+WAYS_OUT = "write a plugin for it (docs/EXTENDING.md), leave it open with --allow-unsupported, or open an issue"
 # what the frame and other stages call attributes of a class
 TAKEN = {"tie_weights", "from_pretrained", "dropout"}
 SCALARS = {ir.AttributeType.INT: "int", ir.AttributeType.FLOAT: "float", ir.AttributeType.STRING: "str"}
@@ -115,7 +115,8 @@ def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
             kind, made = "Tensor", b.buffer(value.numpy(), identifier(name), value.dtype)
         else:
             raise b.error(
-                f"its attribute {name} can't be an argument of a method", "write a function for it in a plugin"
+                f"attribute {name} can't be an argument of a method",
+                "write a plugin for the operator (docs/EXTENDING.md)",
             )
         found.append((name, namer.take(identifier(name, "attribute")), kind, made))
     return found

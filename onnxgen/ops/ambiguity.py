@@ -70,12 +70,12 @@ class _Automaton:
     def _once(self, pattern: Pattern) -> _Part:
         self.parts += 1
         if self.parts > EDGES:  # repeated, though it has no letters
-            raise TooManyWays("it is too large")
+            raise TooManyWays("the pattern is too large")
         if pattern.ranges is not None:
             self.letters.append(pattern.ranges)
             self.follow.append(Counter())
             if len(self.letters) > POSITIONS:
-                raise TooManyWays("it is too large")
+                raise TooManyWays("the pattern is too large")
             position = {len(self.letters) - 1: 1}
             return _Part(position, position, 0)
         made = _Part(empty=0 if pattern.either else 1)
@@ -94,7 +94,7 @@ class _Automaton:
     def _connect(self, last: Ways, first: Ways) -> None:
         self.edges += len(last) * len(first)
         if self.edges > EDGES:
-            raise TooManyWays("it is too large")
+            raise TooManyWays("the pattern is too large")
         for position, ways in last.items():
             for other, more in first.items():
                 self.follow[position][other] += ways * more
@@ -122,7 +122,9 @@ def check_linear(pattern: Pattern) -> None:
                 if position in kind:
                     found[position] += ways
             if sum(found.values()) + start.empty > MOST_WAYS:
-                raise TooManyWays("a text may match it in very many ways, of which `re` tries one after the other")
+                raise TooManyWays(
+                    "a text may match the pattern in very many ways, which Python's `re` tries one by one"
+                )
             after: Counter[int] = Counter()
             for position, ways in found.items():
                 steps += len(automaton.follow[position])
@@ -130,7 +132,7 @@ def check_linear(pattern: Pattern) -> None:
                     after[other] += ways * more
             steps += len(reached)
             if steps > STEPS:
-                raise TooManyWays("it is too large")
+                raise TooManyWays("the pattern is too large")
             if after and _key(after) not in seen:
                 seen.add(_key(after))
                 waiting.append(dict(after))
@@ -154,5 +156,5 @@ def letter_kinds(letters: Sequence[Ranges]) -> set[frozenset[int]]:
             (inside.add if begins else inside.discard)(position)
         kinds.add(frozenset(inside))
     if sum(map(len, kinds)) > STEPS:
-        raise TooManyWays("it is too large")
+        raise TooManyWays("the pattern is too large")
     return kinds

@@ -72,7 +72,7 @@ def attention(
 ) -> ast.expr:
     """Q, K, V as [batch, heads, length, size], or the heads side by side in [batch, length, heads * size]."""
     if not _is_plain(b.node):
-        raise b.error("this form of attention is not supported", "export the model with opset 22 or older")
+        raise b.error("this form of attention has no PyTorch function", "export the model with opset 22 or older")
     queries, keys = _heads(Q.value, q_num_heads), _heads(K.value, kv_num_heads)
     operands = []
     for arg, name, heads in ((Q, "q", queries), (K, "k", keys), (V, "v", keys)):

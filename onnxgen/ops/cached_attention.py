@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, Ref, unless
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 
@@ -34,9 +35,9 @@ def group_query_attention(
 ) -> list[ast.expr | None]:  # fmt: skip
     """The cache takes the new keys and values behind those of each row, of which there are `seqlens_k + 1` then."""
     if kv_num_heads < 1 or num_heads % kv_num_heads:
-        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}", "fix the file")
+        raise b.error(f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}", WRITER)
     if local_window_size == 0 or qk_output not in (0, 1, 2) or (b.wants(3) and not qk_output):
-        raise b.error("its window is empty, or its qk_output does not say which scores it hands out", "fix the file")
+        raise b.error(f"local_window_size is {local_window_size}, or qk_output {qk_output} names no scores", WRITER)
     pasts = past_key, past_value
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     epsilons = [qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon)]
@@ -72,8 +73,7 @@ def _before(
         return OMIT
     sizes = {x.shape[1] for x in inputs if x is not None and x.shape is not None}
     if not causal or None in pasts or len({size for size in sizes if isinstance(size, int)}) > 1:
-        what = "its query_seqlens goes with causal=1, a cache, and as many new keys as queries"
-        raise b.error(what, "fix the file")
+        raise b.error("query_seqlens needs causal=1, a cache, and as many new keys as queries", WRITER)
     return b.let(b("n - c.flatten()", n=lengths, c=counts), "before")
 
 
@@ -87,7 +87,10 @@ def sparse_attention(
 ) -> list[ast.expr | None]:  # fmt: skip
     """Causal attention with a cache, of whose keys each query sees some blocks; the cache keeps its size."""
     if kv_num_heads < 1 or num_heads % kv_num_heads or sparse_block_size < 1:
-        raise b.error(f"it has {num_heads} heads that share {kv_num_heads}, or blocks of no keys", "fix the file")
+        raise b.error(
+            f"num_heads {num_heads} is not a multiple of kv_num_heads {kv_num_heads}, or sparse_block_size is below 1",
+            WRITER,
+        )
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     lengths: Any = b.let(b("n.flatten().long()", n=key_total_sequence_lengths), "lengths")
     if do_rotary:
@@ -137,7 +140,7 @@ def normalized(
     made = []
     for x, weight, epsilon, name in zip(operands, weights, epsilons, "qk"):
         if weight is not None and not 0 <= epsilon < math.inf:
-            raise b.error(f"its epsilon for the norm of {name} is {epsilon}", "fix the file")
+            raise b.error(f"the epsilon for the norm of {name} must be a number from 0, not {epsilon}", WRITER)
         form = "F.rms_norm(x, x.shape[-1:], w, e)"
         made.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
     return made
@@ -149,7 +152,7 @@ def rotated(
 ) -> list[ast.expr]:  # fmt: skip
     """q and k turned by the angles of their places; of each head the elements before `start` stay."""
     if cos is None or sin is None:
-        raise b.error("its cos_cache or sin_cache is missing", "fix the file")
+        raise b.error("do_rotary needs the inputs cos_cache and sin_cache", WRITER)
     turn = "rotate_positions(x, cos, sin, p, i)"
     if start:
         turn = "torch.cat([x[..., :n], rotate_positions(x[..., n:], cos, sin, p, i)], -1)"
@@ -179,7 +182,7 @@ def _slid(
     """
     lengths, before = counts
     if pasts[0] is None or pasts[1] is None or window < 1:
-        raise b.error("its window or its cache is missing, of which it keeps the last keys", "fix the file")
+        raise b.error("sliding_window_cache needs past_key, past_value and a positive local_window_size", WRITER)
     count, room = b("q.shape[2]", q=q), b("p.shape[2]", p=pasts[0])
     had: Any = OMIT
     if before is OMIT:
@@ -217,5 +220,5 @@ def read(b: Builder, caches: Sequence[ast.expr], types: Sequence[Quantised]) -> 
 
 def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> ast.expr:
     if scale is None or kind not in QUANTISED:
-        raise b.error("its quantised cache has no scale, or is of another kind", "fix the file")
+        raise b.error(f"a cache quantised as {kind} has no scale, or is none of {', '.join(sorted(QUANTISED))}", WRITER)
     return scale.expr if isinstance(scale, Arg) else scale

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
+from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.math import FLOAT8
@@ -64,7 +65,7 @@ def _text(b: Builder, x: Any, source: T | None, target: T) -> ast.expr:
     """Numbers as text, and back, as onnxruntime prints and reads them."""
     other = target if source == T.STRING else source
     if other is None or other not in TORCH_DTYPES or other in (T.COMPLEX64, T.COMPLEX128):
-        raise b.error("numbers of this type are no text", "do it before or after the network")
+        raise b.error("torch can't cast between strings and numbers of this type", "cast before or after the network")
     if target == T.STRING:
         return b("numbers_as_text(x)", x=b("x.float()", x=x) if other in FLOAT8 else x)
     if target.is_floating_point():
@@ -104,7 +105,7 @@ def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str 
 @op("CastLike")
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
-        raise b.error("the type to convert to is unknown", "run onnx's shape inference on the file first")
+        raise b.error("the type to cast to is unknown", INFER)
     return converted(b, input, input.dtype, target_type.dtype, bool(saturate), round_mode)
 
 
@@ -114,6 +115,7 @@ def bit_cast(b: Builder, input: Arg, *, to: int) -> ast.expr:
     for dtype in (input.dtype, T(to)):
         if dtype is None or dtype not in TORCH_DTYPES or dtype in SMALL or dtype in WIDE:
             raise b.error(
-                f"torch has no type {dtype.name.lower() if dtype else ''} of the same bits", "use a wider type"
+                f"torch has no type {dtype.name.lower() if dtype else ''} to reinterpret the bits as",
+                "use a wider type",
             )
     return b("x.view(d)", x=input, d=T(to))

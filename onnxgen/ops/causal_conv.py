@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
+from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.microsoft import ANEW, MICROSOFT
+from onnxgen.ops.microsoft import MICROSOFT
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -25,11 +26,13 @@ def varlen_causal_conv_with_state(
 ) -> list[ast.expr | None]:  # fmt: skip
     """Of each channel for itself, computed in float32; and the inputs that the next call needs."""
     if kernel_delta is not None or previous_mask is not None or group_size != 1 or delta_offset:
-        raise b.error("weights of each token's own run on GPUs only", ANEW)
+        raise b.error("kernel_delta, previous_mask, group_size and delta_offset run on GPUs only", FOR_CPU)
     if activation not in ("none", "silu", "swish") or dilation < 1:
-        raise b.error("its activation is neither none, silu nor swish, or its dilation is none", "fix the file")
+        raise b.error(
+            f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1", WRITER
+        )
     if (capture_count is None) == (state_update_capacity > 0):
-        raise b.error("its capture_count and its state_update_capacity contradict each other", "fix the file")
+        raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     given: list[Any] = [_wide(b, x) for x in (input, weight)]
     made = b.call(
         "packed_causal_conv", *given, cumulative_sequence_length, _wide(b, initial_state),

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import flipped
@@ -78,7 +79,7 @@ def loop(
         states = [keep, *states]
         ends += [(keep, keeps)] if keeps is not None else []
     elif endless:
-        raise b.error("the loop never ends", "give it a number of turns or a condition")
+        raise b.error("the Loop has neither a trip count nor a condition, so it never ends", WRITER)
     stacks = _Stacks(b, count, body.outputs[count + 1 :], results[count + 1 :])
     inner = [*head, *statements, *stacks.appends, *_together(b, ends)]
     stop = None if keep is None else Ref(keep)
@@ -124,7 +125,9 @@ def scan_batched(
 ) -> list[ast.expr | None]:
     """Scan-8: the same for each sequence of a batch, the first axis of every input and output."""
     if sequence_lens is not None:
-        raise b.error("the lengths of its sequences are an input", "convert the file to opset 9 or newer")
+        raise b.error(
+            "sequence_lens of a Scan are not handled", "convert the file to opset 9 or newer (onnx.version_converter)"
+        )
     count = len(initial_state_and_scan_inputs) - num_scan_inputs
     row = b.lowering.fresh("row")
     facts = [_element(a) for a in initial_state_and_scan_inputs]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
+from onnxgen.errors import FIX_SHAPE, INFER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
@@ -95,7 +96,8 @@ def conv_transpose(
     for e, s, d in zip(extra, strides, dilations):
         if isinstance(e, int) and e >= max(s, d):
             raise b.error(
-                "its result is longer than all taps together reach", "make output_padding less than the stride"
+                "output_padding reaches past the last tap of the kernel",
+                "output_padding must be smaller than the stride",
             )
     padding = [
         max(0, min(p, q)) if isinstance(p, int) and isinstance(q, int) else 0 for p, q in zip(begins, ends)
@@ -155,7 +157,7 @@ def _transpose_pads(
         total: Dim = extra[i] + (kernel[i] - 1) * dilations[i] + 1 - strides[i]  # output size: input size * stride
         if output_shape is not None:
             if X.shape is None:
-                raise b.error("output_shape over an unknown shape", "fix the shape with --input-shape")
+                raise b.error("output_shape needs the spatial sizes of the input, which are unknown", FIX_SHAPE)
             total = total + strides[i] * X.shape[i + 2] - output_shape[-n:][i]
         if output_shape is not None:  # for SAME_* onnxruntime leaves it shorter
             extra[i] = extra[i] + (max(0, -total) if isinstance(total, int) else dim_max(0, 0 - total))
@@ -169,13 +171,15 @@ def _transpose_pads(
 
 def _spatial_axes(b: Builder, kernel: list[Dim]) -> int:
     if not 1 <= len(kernel) <= 3:
-        raise b.error(f"a convolution over {len(kernel)} axes has no PyTorch function", "use 1 to 3 axes")
+        raise b.error(
+            f"a convolution over {len(kernel)} axes has no PyTorch function", "PyTorch has 1 to 3 spatial axes"
+        )
     return len(kernel)
 
 
 def _kernel(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[Dim]:
     if not kernel_shape and W.shape is None:
-        raise b.error("the rank of its kernel is unknown", "give the attribute kernel_shape")
+        raise b.error("the rank of the kernel is unknown", INFER)
     return list(kernel_shape or (W.shape or ())[2:])
 
 

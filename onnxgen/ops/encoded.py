@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import unless
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 
@@ -17,6 +18,6 @@ if TYPE_CHECKING:
 def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB") -> ast.expr:
     """By Pillow, whose JPEG decoder is libjpeg-turbo, as the standard's text has it."""
     if pixel_format not in ("RGB", "BGR", "Grayscale"):
-        raise b.error(f"its pixel_format {pixel_format!r} is not one of RGB, BGR, Grayscale")
+        raise b.error(f"attribute 'pixel_format' must be RGB, BGR or Grayscale, not {pixel_format!r}", CHECK)
     b.note("the network decodes images: the module needs Pillow (pip install pillow)")
     return b.call("decode_image", encoded_stream, unless(pixel_format, "RGB"))

@@ -69,7 +69,7 @@ def fake_quantize(
     made = _quantizer(b, b.node, x.known_rank if scale.shape not in ((), (1,)) else 0)
     module = None if made is None else b.module("quant", made[0], **made[1])
     if module is None:
-        raise b.error("its scale is computed", "generate with --quantized float")
+        raise b.error("the scale of the quantiser is computed, not stored", "generate with --quantized float")
     return b("m(x)", m=module, x=x)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
+from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import converted
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 T = ir.DataType
-WAY_OUT = "run onnx's shape inference on the file first"
 
 
 @op("Constant")
@@ -36,7 +36,7 @@ def constant(
     sparse_value: Any = None,
 ) -> ast.expr:
     """All but this are known before it is asked (`stored.stored`)."""
-    raise b.error("a sparse constant is not supported", "store it as a dense tensor")
+    raise b.error("the Constant is sparse, which is not supported", "store it as a dense tensor")
 
 
 @op("ConstantOfShape")
@@ -57,7 +57,7 @@ def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 
     """start, start + delta, ... up to but without limit; nothing where limit lies the other way."""
     dtype = start.dtype
     if dtype is None:
-        raise b.error("the type of its inputs is unknown", WAY_OUT)
+        raise b.error("the type of the inputs is unknown", INFER)
     implied = T.FLOAT if dtype.is_floating_point() else T.INT64
     bounds: list[Any] = [x.as_int() for x in (start, limit, delta)]
     first, last, step = (_int(x) for x in (start, limit, delta))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Statement, With
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.shapes.bodies import TRAINING
@@ -25,7 +26,7 @@ def gradient(
     inputs, count = Inputs, len(xs)
     for arg in inputs[:count]:
         if not arg.is_float:
-            raise b.error(f"its variable {arg.name!r} is no tensor of floating point")
+            raise b.error(f"variable {arg.name!r} must be a floating-point tensor", CHECK)
     again = b.let(b("torch.is_grad_enabled()"), "create_graph", Info(kind="bool"))
     block: list[Statement] = []
     outer, b.lowering.block = b.lowering.block, block

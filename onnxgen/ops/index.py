@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
+from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
@@ -154,7 +155,7 @@ def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: 
 def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, reduction: str, axis: int) -> ast.expr:
     how = REDUCTIONS.get(reduction, reduction)
     if reduction not in ("none", "add", *REDUCTIONS):
-        raise b.error(f"its reduction {reduction!r} is not one of none, add, mul, max, min")
+        raise b.error(f"attribute 'reduction' must be none, add, mul, max or min, not {reduction!r}", CHECK)
     if data.dtype not in BITS:
         return b(template, x=data, i=index, u=updates, how=how, axis=axis)
     if reduction not in ("max", "min"):
@@ -221,7 +222,7 @@ def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
     if start in (-1, 0) or (isinstance(start, int) and start > 0):
         return -1 - start
     if size is None:
-        raise b.error("a backward slice of an axis of unknown size", "fix the shape with --input-shape")
+        raise b.error("a negative step needs the size of the axis, which is unknown", FIX_SHAPE)
     if isinstance(start, int) and start <= -FAR:
         return size - 1
     return dim_min(-1 - start, size - 1)

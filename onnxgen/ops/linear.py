@@ -108,7 +108,7 @@ def gemm(
             return b("m(x)", m=module, x=a)
     if A.dtype in INTEGERS:
         if not (alpha.is_integer() and beta.is_integer()):
-            raise b.error("it scales integers by a fraction", "Cast its inputs to float")
+            raise b.error("alpha or beta scales integers by a fraction", "cast the inputs to float")
         alpha, beta = int(alpha), int(beta)
 
     def formula(x: Any, y: Any, c: Any = None) -> ast.expr:

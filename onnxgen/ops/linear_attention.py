@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, shortest
+from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.microsoft import ANEW, MICROSOFT
+from onnxgen.ops.microsoft import MICROSOFT
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -24,10 +25,10 @@ RULES = {"linear", *DECAYING, *LEARNING}
 def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> tuple[Arg | None, Arg | None]:
     """The decay and the update rate that a rule uses. Raises a problem where one is missing."""
     if update_rule not in RULES:
-        raise b.error(f"its update_rule is none of {', '.join(sorted(RULES))}", "fix the file")
+        raise b.error(f"attribute 'update_rule' must be one of {', '.join(sorted(RULES))}, not {update_rule!r}", WRITER)
     used = decay if update_rule in DECAYING else None, beta if update_rule in LEARNING else None
     if (used[0] is None) == (update_rule in DECAYING) or (used[1] is None) == (update_rule in LEARNING):
-        raise b.error(f"its update_rule is {update_rule}, and its decay or its beta is missing", "fix the file")
+        raise b.error(f"update_rule {update_rule} needs an input that is missing (decay or beta)", WRITER)
     return used
 
 
@@ -43,10 +44,12 @@ def linear_attention(
 ) -> Any:  # fmt: skip
     """Of heads that lie side by side; `chunk_size` says how a kernel may go about it, not what it computes."""
     if state_window:
-        raise b.error("a window of states runs on GPUs only", ANEW)
+        raise b.error("state_window runs on GPUs only", FOR_CPU)
     few, many = sorted((q_num_heads, kv_num_heads))
     if few < 1 or many % few:
-        raise b.error(f"it has {q_num_heads} heads of queries, and {kv_num_heads} of keys", "fix the file")
+        raise b.error(
+            f"one of q_num_heads {q_num_heads} and kv_num_heads {kv_num_heads} must be a multiple of the other", WRITER
+        )
     used = terms(b, update_rule, decay, beta)
     made = b.call(
         "linear_attention", query, key, value, heads=q_num_heads, kv_heads=kv_num_heads, state=_given(past_state),
@@ -66,9 +69,9 @@ def gated_delta_net(
 ) -> Any:  # fmt: skip
     """Linear attention of tokens of several sequences, one behind the other (Yang, Kautz, Hatamizadeh 2024)."""
     if (capture_count is None) == (state_update_capacity > 0):
-        raise b.error("its capture_count and its state_update_capacity contradict each other", "fix the file")
+        raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     if beta_activation not in ("none", "sigmoid"):
-        raise b.error("its beta_activation is neither none nor sigmoid", "fix the file")
+        raise b.error(f"attribute 'beta_activation' must be none or sigmoid, not {beta_activation!r}", WRITER)
     used, rate = terms(b, update_rule, decay, beta)
     faded: Any = used
     if used is not None and gate_activation != "none":
@@ -77,7 +80,7 @@ def gated_delta_net(
         of_heads = _of_heads(b, a_log, dt_bias, wide)
         faded = b.let(_activated(b, used, gate_activation, of_heads, shortest(gate_lower_bound)), "decay")
     elif gate_activation == "none" and (a_log is not None or dt_bias is not None):
-        raise b.error("it has an a_log or a dt_bias, and its decay takes none", "fix the file")
+        raise b.error("a_log and dt_bias are given, but gate_activation is none", WRITER)
     learned: Any = rate
     if rate is not None and beta_activation == "sigmoid":
         learned = b.let(b("torch.sigmoid(x)", x=_wide(b, rate)), "beta")
@@ -105,7 +108,7 @@ def _wide(b: Builder, x: Arg) -> Any:
 def _of_heads(b: Builder, a_log: Arg | None, dt_bias: Arg | None, wide: bool) -> tuple[ast.expr, ast.expr]:
     """Both as they broadcast over decays of each head, or `wide`: of each element of its keys."""
     if a_log is None or dt_bias is None:
-        raise b.error("its a_log or its dt_bias is missing", "fix the file")
+        raise b.error("gate_activation needs the inputs a_log and dt_bias", WRITER)
     if not wide:
         return a_log.expr, dt_bias.expr
     bias = dt_bias.expr
@@ -125,7 +128,9 @@ def _activated(
     if activation in ("softplus", "qwen"):
         return b("-a.exp() * F.softplus(x + c)", **given)
     if activation not in BOUNDED or not low < 0:
-        raise b.error("its gate_activation is unknown, or its gate_lower_bound is not below 0", "fix the file")
+        raise b.error(
+            f"attribute 'gate_activation' {activation!r} is unknown, or gate_lower_bound {low} is not negative", WRITER
+        )
     return b("n * torch.sigmoid(a.exp() * (x + c))", n=low, **given)
 
 
@@ -134,15 +139,17 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
     if key is not None and value is not None:
         return [query, key, value]
     if key is not None or value is not None or state is None:
-        raise b.error("its keys, its values or its state is missing", "fix the file")
+        raise b.error("the input key, value or initial_state is missing", WRITER)
     found = [*(query.shape or (None,))[-1:], *(state.shape or (None,))[1:]]
     sizes = [n for n in found if isinstance(n, int)]
     if len(sizes) != len(found) or len(sizes) != 4:
-        raise b.error("the sizes of its query and state are unknown", "fix sizes with --input-shape")
+        raise b.error("the sizes of query and initial_state are unknown", FIX_SHAPE)
     total, heads, values, keys = sizes
     end = (total - heads * values) // 2
     if keys < 1 or end < keys or end % keys or total != 2 * end + heads * values:
-        raise b.error("the sizes of its query and state contradict each other", "fix the file")
+        raise b.error(
+            f"the sizes of query ({total}) and initial_state ({heads}, {values}, {keys}) contradict each other", WRITER
+        )
     return [
         b.let(b("x[..., :n].unflatten(-1, (-1, s))", x=query, n=end, s=keys), "q"),
         b.let(b("x[..., m:n].unflatten(-1, (-1, s))", x=query, m=end, n=2 * end, s=keys), "k"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
@@ -22,7 +23,9 @@ def mamba2_verify(
     """A convolution, a recurrence and a gated norm; of the last tokens each leaves its states behind."""
     sizes = zip((ssm_state.shape or ())[1:], (heads, d_state, head_dim))
     if n_groups < 1 or heads % n_groups or any(isinstance(d, int) and d != wanted for d, wanted in sizes):
-        raise b.error(f"its {heads} heads, {n_groups} groups or sizes are not those of its states", "fix the file")
+        raise b.error(
+            f"heads {heads}, n_groups {n_groups}, d_state {d_state} or head_dim {head_dim} do not fit ssm_state", WRITER
+        )
     made = b.call(
         "mamba2_block", projection, conv_state, ssm_state, state_row, b("(w, c)", w=conv_weight, c=conv_bias),
         b("(t, a, d)", t=dt_bias, a=A_negative, d=D), norm_weight, groups=n_groups, epsilon=shortest(epsilon),

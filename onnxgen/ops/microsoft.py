@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.weights.dequantised import BNB_TABLES
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 MICROSOFT = "com.microsoft"
-ANEW = "optimise the file for the CPU"
 
 
 @op("Inverse", domain=MICROSOFT)
@@ -31,7 +31,7 @@ def inverse(b: Builder, X: Arg) -> ast.expr:
 def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.expr:
     """Distances of rows to rows, or their squares."""
     if metric not in ("euclidean", "sqeuclidean"):
-        raise b.error("its metric is neither euclidean nor sqeuclidean", "fix the file")
+        raise b.error(f"attribute 'metric' must be euclidean or sqeuclidean, not {metric!r}", WRITER)
     if metric == "sqeuclidean":
         return b("(x.unsqueeze(1) - y).square().sum(-1)", x=A, y=B)
     return b("torch.cdist(x, y, compute_mode=m)", x=A, y=B, m="donot_use_mm_for_euclid_dist")
@@ -41,7 +41,7 @@ def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.exp
 def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
     """Over the last axes, as pairs of real and imaginary parts."""
     if normalized:
-        raise b.error("normalized transforms are not handled", "onnxruntime has none, either")
+        raise b.error("attribute 'normalized' must be 0: onnxruntime has no normalized transform", WRITER)
     axes = tuple(range(-signal_ndim, 0))
     function = "rfftn" if onesided else "fftn"
     return b("torch.view_as_real(y)", y=b.call(f"torch.fft.{function}", X, dim=axes))
@@ -51,7 +51,7 @@ def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_n
 def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int) -> ast.expr:
     """The inverse; of one-sided transforms, to an even number of elements."""
     if normalized:
-        raise b.error("normalized transforms are not handled", "onnxruntime has none, either")
+        raise b.error("attribute 'normalized' must be 0: onnxruntime has no normalized transform", WRITER)
     axes = tuple(range(-signal_ndim, 0))
     x = b("torch.view_as_complex(x)", x=X)
     if onesided:
@@ -70,9 +70,9 @@ def matmul_nbits(
 ) -> ast.expr:  # fmt: skip
     """A linear layer whose weights are quantised by blocks of each row; computed in the input's type."""
     if weight_prepacked:
-        raise b.error("its weights are packed for one kind of device", ANEW)
+        raise b.error("the weights are prepacked for one kind of device", FOR_CPU)
     if block_size < 1 or not 1 <= bits <= 8:
-        raise b.error(f"blocks of {block_size} elements of {bits} bits", "fix the file")
+        raise b.error(f"block_size {block_size} must be positive, and bits {bits} from 1 to 8", WRITER)
     blocks = -(-K // block_size)
     packed = B.expr if B.rank == 3 else b("x.reshape(n, m, -1)", x=B, n=N, m=blocks)
     weight = b.call(
@@ -90,7 +90,9 @@ def matmul_bnb4(
     """A linear layer whose weights are of bitsandbytes' 4 bits."""
     values = BNB_TABLES.get(quant_type)
     if values is None or block_size < 1:
-        raise b.error("its quant_type is neither FP4 nor NF4, or its block_size is not positive", "fix the file")
+        raise b.error(
+            f"quant_type {quant_type} must be 0 (FP4) or 1 (NF4), and block_size {block_size} positive", WRITER
+        )
     table = np.asarray(values if quant_type else [*values, *(-v for v in values)], np.float32)
     weight = b.call("dequantize_table", B, absmax, b.buffer(table, "table"), (N, K), block_size)
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
@@ -101,11 +103,13 @@ def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: in
     """A linear layer whose weights, scales and zero points are one blob; the kernel reads all types but 0 as 1."""
     sizes = B_shape.known_ints("B_shape")
     if len(sizes) != 2 or min(sizes) < 1:
-        raise b.error(f"its B_shape {sizes} is that of no matrix", "fix the file")
+        raise b.error(f"input B_shape must be two positive sizes, not {sizes}", WRITER)
     columns, rows = sizes
     size = rows * -(-columns // 32) * (21 if blk_quant_type else 20)
     if B.shape is not None and isinstance(B.shape[0], int) and B.shape != (size,):
-        raise b.error(f"its blob of a {columns:,} by {rows:,} matrix has not {size:,} bytes", "quantise the file anew")
+        raise b.error(
+            f"the blob of a {columns:,} by {rows:,} matrix must have {size:,} bytes", "quantise the model again"
+        )
     weight = b.call("dequantize_blob", B, (rows, columns), blk_quant_type != 0)
     return b.call("F.linear", A, weight)
 
@@ -118,11 +122,15 @@ def gather_block_quantized(
     """Slices of a table that is quantised by blocks: of 4 bits by its type, or packed in bytes."""
     rank = data.known_rank
     if not (-rank <= gather_axis < rank and -rank <= quantize_axis < rank) or block_size < 1 or bits not in (2, 4, 8):
-        raise b.error("its axes, block_size or bits are none that it can have", "fix the file")
+        raise b.error(
+            f"gather_axis {gather_axis} and quantize_axis {quantize_axis} must be axes of rank {rank}, "
+            f"block_size {block_size} positive, and bits {bits} one of 2, 4, 8",
+            WRITER,
+        )
     gather_axis, quantize_axis = gather_axis % rank, quantize_axis % rank
     is_packed = data.dtype == ir.DataType.UINT8
     if gather_axis == quantize_axis or data.is_float or (is_packed and (gather_axis or quantize_axis != rank - 1)):
-        raise b.error("tables of floats, or that are cut along the axis of their blocks, are not handled", ANEW)
+        raise b.error("a float table, or one gathered along the axis of its blocks, is not handled", FOR_CPU)
     return b.call(
         "gather_blocks", data, indices, scales, OMIT if zero_points is None else zero_points, axis=gather_axis,
         along=quantize_axis, block=block_size, bits=bits if is_packed else OMIT,
@@ -141,7 +149,7 @@ def crop_and_resize(
 ) -> ast.expr:  # fmt: skip
     """Boxes of images, in units of the image less one pixel, brought to one size."""
     if mode not in ("bilinear", "nearest"):
-        raise b.error("its mode is neither bilinear nor nearest", "fix the file")
+        raise b.error(f"attribute 'mode' must be bilinear or nearest, not {mode!r}", WRITER)
     return b.call(
         "crop_and_resize", X, rois, batch_indices, crop_size.as_ints(), is_nearest=unless(mode == "nearest", False),
         outside=unless(extrapolation_value, 0.0),
@@ -189,7 +197,7 @@ def qlinear_softmax(
     """Before opset 13 over all axes from `axis` on."""
     rank = X.known_rank
     if not -rank <= axis < rank:
-        raise b.error(f"its axis is {axis}, of {rank}", "fix the file")
+        raise b.error(f"attribute 'axis' is {axis}, but the input has rank {rank}", WRITER)
     flat = opset < 13 and axis % rank != rank - 1
     x = b.call(ast.Attribute(X.expr, "flatten", ast.Load()), unless(axis % rank, 0)) if flat else X.expr
     zero = _plain(_number(y_zero_point))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import INFER, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML
@@ -26,7 +27,7 @@ def _place(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]:
     Of equal keys the first counts.
     """
     if X.dtype is None:
-        raise b.error("the type of its input is unknown", "run onnx's shape inference on the file first")
+        raise b.error("the type of the input is unknown", INFER)
     if X.dtype == STRING:
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         order = sorted(first.values())
@@ -39,9 +40,9 @@ def _place(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]:
 def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtype: ir.DataType) -> ast.expr:
     """`values` at the places of X among `keys`, `default` elsewhere."""
     if len(keys) != len(values):
-        raise b.error(f"it has {len(keys)} keys and {len(values)} values")
+        raise b.error(f"the node has {len(keys)} keys but {len(values)} values", WRITER)
     if not keys:
-        raise b.error("it has no keys")
+        raise b.error("the node has no keys_* attribute", WRITER)
     place, order = _place(b, X, keys)
     listed = [*(values[i] for i in order), default]
     if dtype == STRING:
@@ -103,7 +104,7 @@ def label_encoder(
         usual = {STRING: default_string, INT64: default_int64}
         default = usual.get(dtype, default_float if dtype.is_floating_point() else -1)
     if keys is None or values is None:
-        raise b.error("it has no keys or no values")
+        raise b.error("the node has no keys_* or no values_* attribute", WRITER)
     if default_tensor is not None:
         default = (_listed(default_tensor) or [default])[0]
     if b.opset < 4 and X.is_float:  # NaN was never found
@@ -149,9 +150,9 @@ def one_hot_encoder(
     """A column of zeros and ones a category; text and numbers that are none of them are zeros, or an error."""
     categories: Column = cats_strings if cats_strings and X.dtype == STRING else cats_int64s or []
     if not categories:
-        raise b.error("it has no categories of the type of its input")
+        raise b.error("the node has no categories of the input's type", WRITER)
     if len(set(categories)) < len(categories):
-        raise b.error("it has a category twice")
+        raise b.error("the node lists a category twice", WRITER)
     count = len(categories)
     if X.dtype == STRING:
         place = b("text_places(x, k)", x=X, k=categories)

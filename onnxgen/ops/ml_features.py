@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML, as_dtype, elements, matrix, table
@@ -29,9 +30,9 @@ def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = No
             continue
         count = elements(b, arg).size
         if count > 1 and X.known_rank > 2:
-            raise b.error(f"its {hint} has a number a column, but its input is of rank {X.rank}")
+            raise b.error(f"{hint} has a number for each column, but the input has rank {X.rank}", WRITER)
         if count > 1 and X.shape is not None and isinstance(X.shape[-1], int) and X.shape[-1] != count:
-            raise b.error(f"its {hint} has {count} numbers for {X.shape[-1]} columns")
+            raise b.error(f"{hint} has {count} numbers for {X.shape[-1]} columns", WRITER)
         x = b(template, x=x, t=table(b, arg, (count,), hint))
     return as_dtype(b, x, DOUBLE if X.dtype == DOUBLE else FLOAT, FLOAT)
 
@@ -48,7 +49,7 @@ def normalizer(b: Builder, X: Arg, *, norm: str = "MAX") -> ast.expr:
     """Rows divided by their norm, unless it is 0; MAX is the largest number, not the largest distance from 0."""
     matrix(b, X)
     if norm not in NORMS:
-        raise b.error(f"its norm {norm!r} is none of {', '.join(NORMS)}")
+        raise b.error(f"attribute 'norm' must be one of {', '.join(NORMS)}, not {norm!r}", WRITER)
     x = as_dtype(b, X, X.dtype, FLOAT)
     x = x if X.dtype == FLOAT else b.let(x)
     length = b(NORMS[norm], x=x)
@@ -68,9 +69,9 @@ def imputer(
     is_float = X.is_float
     values = imputed_value_floats if is_float else imputed_value_int64s
     if not values or X.dtype is None:
-        raise b.error("it has no values of the type of its input")
+        raise b.error("the node has no imputed values of the input's type", WRITER)
     if len(values) > 1 and X.known_rank > 2:
-        raise b.error(f"it has a value a column, but its input is of rank {X.rank}")
+        raise b.error(f"the node has an imputed value for each column, but the input has rank {X.rank}", WRITER)
     replaced = replaced_value_float if is_float else replaced_value_int64
     array = np.asarray(values, np.float32 if is_float else np.int64).astype(X.dtype.numpy())
     return b("fill_missing(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
@@ -86,7 +87,7 @@ def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
 def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = None) -> ast.expr:
     """Inputs side by side, each cut or filled up with zeros to its number of columns."""
     if inputdimensions is not None and len(inputdimensions) != len(X):
-        raise b.error(f"it has {len(X)} inputs and {len(inputdimensions)} inputdimensions")
+        raise b.error(f"the node has {len(X)} inputs but {len(inputdimensions)} inputdimensions", WRITER)
     counts: Sequence[int | None] = inputdimensions or [None] * len(X)
     return b("torch.cat(x, 1)", x=[b("feature_rows(x, n)", x=x, n=n) for x, n in zip(X, counts)])
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.errors import WRITER
+
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
@@ -97,13 +99,13 @@ def _check(b: Builder, nodes: Nodes, count: int) -> None:
     number, inner = len(nodes.modes), nodes.modes != LEAF
     lists: tuple[Array, ...] = (nodes.features, nodes.thresholds, nodes.missing, nodes.true, nodes.false)
     if any(len(a) != number for a in lists) or not len(nodes.roots):
-        raise b.error("its lists of nodes are not of one length, or empty")
+        raise b.error("the nodes_* attributes are empty or differ in length", WRITER)
     if any(((way[inner] < 0) | (way[inner] >= number)).any() for way in (nodes.true, nodes.false)):
-        raise b.error("a branch of it leads to a node that is not there")
+        raise b.error("a branch of a tree leads to a node that does not exist", WRITER)
     if (nodes.features[inner] < 0).any():
-        raise b.error("it asks for a feature of negative number")
+        raise b.error("a tree asks for a feature with a negative index", WRITER)
     if count < 1 or ((nodes.weights[:, 1] < 0) | (nodes.weights[:, 1] >= count)).any():
-        raise b.error(f"a weight of it is for none of its {count} targets")
+        raise b.error(f"a leaf weight is for a target outside the {count} targets", WRITER)
 
 
 def _only_lower_or_equal(nodes: Nodes) -> None:
@@ -181,7 +183,7 @@ def _weights(b: Builder, nodes: Nodes, leaves: Array, count: int) -> tuple[Array
     rows, weights = rows[order], weights[order]
     held = np.bincount(rows, minlength=len(leaves))
     if not len(leaves) or (held == 0).any():
-        raise b.error("a leaf of it has no weight")
+        raise b.error("a leaf of a tree has no weight", WRITER)
     column = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
     if count == 1:
         rows, weights, column = rows[column == 0], weights[column == 0], column[column == 0]
@@ -197,7 +199,7 @@ def _depth(b: Builder, children: Array, roots: Array, leaves: int) -> int:
         frontier = np.unique(children[:, frontier])
         depth += 1
         if depth > children.shape[1]:
-            raise b.error("a tree of it leads back to itself")
+            raise b.error("a tree leads back to a node that it came from", WRITER)
     return depth
 
 
@@ -210,7 +212,7 @@ def numbered(
     """What finds the places of nodes by tree and number (versions 1 and 3 of the operators); -1 if there is none."""
     places = {key: place for place, key in enumerate(zip(trees, numbers))}
     if len(places) < len(trees):
-        raise b.error("it has a node twice")
+        raise b.error("two tree nodes have the same id", WRITER)
     return lambda trees, numbers: np.array([places.get(key, -1) for key in zip(trees, numbers)], np.int64)
 
 

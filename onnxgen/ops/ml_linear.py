@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.linear import linear_module
@@ -25,7 +26,7 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
     if features is None and columns > 0 and count % columns == 0:
         features = count // columns
     if features is None or columns < 1 or count < columns * features:
-        raise b.error(f"its {count} coefficients are not those of {columns} outputs")
+        raise b.error(f"{count} coefficients do not divide into {columns} outputs", WRITER)
     shape = (columns, features)
     if columns * features < count:
         return _first(b, x, weight, bias, shape)
@@ -81,17 +82,19 @@ def linear_classifier(
     """As many scores as intercepts. One score is the second class's if there are two labels."""
     names = classlabels_strings or classlabels_ints or []
     if intercepts is None:
-        raise b.error("it has no intercepts, by which onnxruntime counts its classes", "write zeros in the file")
+        raise b.error(
+            "the node has no intercepts, by which onnxruntime counts the classes", "write zeros as intercepts"
+        )
     count = elements(b, intercepts).size
     scores = b.let(product(b, X, coefficients, intercepts, count), "scores")
     if count > 1:
         if len(names) < count:
-            raise b.error(f"it has {count} scores and {len(names)} labels")
+            raise b.error(f"the node has {count} scores but {len(names)} labels", WRITER)
         best = b("s.argmax(1)", s=scores)
         return [labels(b, best, classlabels_ints, classlabels_strings), transformed(b, scores, post_transform)]
     positive = b("(s.squeeze(1) > 0).long()", s=scores)
     if len(names) not in (0, 2):
-        raise b.error(f"it has one score and {len(names)} labels, not two")
+        raise b.error(f"a node with one score must have two labels, not {len(names)}", WRITER)
     if not names:
         label = labels(b, positive, None, None)
         return [label, transformed(b, scores, post_transform if post_transform == "PROBIT" else "NONE")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES, quote
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import ML, matrix
@@ -26,10 +27,10 @@ def zip_map(
     """A list of dicts, one a row."""
     keys = classlabels_strings or classlabels_int64s
     if not keys or (classlabels_strings and classlabels_int64s):
-        raise b.error("it needs labels, either text or numbers")
+        raise b.error("the node needs either classlabels_strings or classlabels_int64s", WRITER)
     matrix(b, X)
     if X.shape is not None and isinstance(X.shape[-1], int) and X.shape[-1] != len(keys):
-        raise b.error(f"it has {len(keys)} labels for {X.shape[-1]} columns")
+        raise b.error(f"the node has {len(keys)} labels for {X.shape[-1]} columns", WRITER)
     return b.call("zip_map", X, keys)
 
 
@@ -46,9 +47,9 @@ def dict_vectorizer(
     """A row of what a map has for each key of the vocabulary, 0 or no text for those that it has not."""
     keys = string_vocabulary or int64_vocabulary
     if not keys or X.dtype is None:
-        raise b.error("it has no vocabulary, or a map of unknown type")
+        raise b.error("the node has no vocabulary, or the type of its map is unknown", WRITER)
     if X.info.kind != "map" or (X.info.key == STRING) != bool(string_vocabulary):
-        raise b.error("its input is no map of the keys that its vocabulary has")
+        raise b.error("the input is not a map with keys of the vocabulary's type", WRITER)
     return _row(b, b("map_values(x, k, d)", x=X, k=keys, d="" if X.dtype == STRING else 0), X.dtype)
 
 
@@ -56,7 +57,7 @@ def dict_vectorizer(
 def cast_map(b: Builder, X: Arg, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> ast.expr:
     """A row of what a map has by rising keys (dense), or for each key below `max_map`, 0 for those it has not."""
     if cast_to not in CASTS or map_form not in ("DENSE", "SPARSE"):
-        raise b.error("its cast_to or map_form is unknown")
+        raise b.error("attribute 'cast_to' or 'map_form' has an unknown value", WRITER)
     default = "0.f" if cast_to == "TO_STRING" else 0  # this text is onnxruntime's
     keys = None if map_form == "DENSE" else b("list(range(n))", n=max_map)
     return _row(b, b("map_values(x, k, d)", x=X, k=keys, d=default), CASTS[cast_to])

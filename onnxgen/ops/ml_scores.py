@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
+from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import METHODS
 from onnxgen.reader.tables import ML
@@ -39,14 +40,16 @@ def as_dtype(b: Builder, x: Any, source: ir.DataType | None, target: ir.DataType
 def matrix(b: Builder, X: Arg) -> None:
     """Refuse an input that is neither a matrix, of a sample a row, nor a vector, which is one sample."""
     if X.known_rank not in (1, 2):
-        raise b.error(f"its input is of rank {X.rank}: samples are rows of a matrix", "reshape it to [N, features]")
+        raise b.error(
+            f"the input has rank {X.rank}, but samples must be rows of a matrix", "reshape it to [N, features]"
+        )
 
 
 def rows(b: Builder, X: Arg, dtype: ir.DataType = ir.DataType.FLOAT) -> ast.expr:
     """The input as a matrix of a sample a row; a vector is one sample."""
     if X.known_rank not in (1, 2):
         raise b.error(
-            f"its input is of rank {X.known_rank}: samples are rows of a matrix", "reshape it to [N, features]"
+            f"the input has rank {X.known_rank}, but samples must be rows of a matrix", "reshape it to [N, features]"
         )
     x = as_dtype(b, X, X.dtype, dtype)
     return b("x.unsqueeze(0)", x=x) if X.rank == 1 else x
@@ -64,14 +67,14 @@ def elements(b: Builder, arg: Arg) -> np.ndarray[Any, Any]:
     if arg.source is not None:
         return arg.source.numpy()
     if arg.constant is None:
-        raise b.error("its numbers are not in the file")
+        raise b.error("the numbers of the attributes are not in the file", WRITER)
     return arg.constant
 
 
 def transformed(b: Builder, scores: Any, name: str) -> ast.expr:
     """A post transform of scores of two or more columns."""
     if name not in TRANSFORMS:
-        raise b.error(f"its post_transform {name!r} is none of {', '.join(TRANSFORMS)}")
+        raise b.error(f"attribute 'post_transform' must be one of {', '.join(TRANSFORMS)}, not {name!r}", WRITER)
     return b(TRANSFORMS[name], x=scores)
 
 
@@ -82,7 +85,7 @@ def second_class(b: Builder, scores: Any, name: str, mixed: bool) -> ast.expr:
     makes it one).
     """
     if name == "PROBIT":
-        raise b.error("it has one score, two classes and PROBIT, which is not defined", "give it a score a class")
+        raise b.error("PROBIT is not defined for one score of two classes", "give a score for each class")
     if name == "LOGISTIC":
         return b("torch.cat([-x, x], 1).sigmoid()", x=scores)
     return b("torch.cat([-x, x], 1)" if mixed else "torch.cat([1 - x, x], 1)", x=scores)

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_linear import product
@@ -20,15 +21,15 @@ KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params: list[float] | None) -> ast.expr:
     """Each row against each support vector, `[rows, count]`."""
     if kind not in KERNELS:
-        raise b.error(f"its kernel_type {kind!r} is none of {', '.join(KERNELS)}")
+        raise b.error(f"attribute 'kernel_type' must be one of {', '.join(KERNELS)}, not {kind!r}", WRITER)
     size = elements(b, vectors).size
     if size % count:
-        raise b.error(f"its {size} numbers of support vectors are not those of {count}")
+        raise b.error(f"{size} numbers do not divide into {count} support vectors", WRITER)
     v = table(b, vectors, (count, size // count), "support_vectors")
     if kind == "LINEAR":
         return b("x @ v.T", x=x, v=v)
     if params is None or len(params) < 3:
-        raise b.error("it has no kernel_params (gamma, coef0, degree)")
+        raise b.error("attribute 'kernel_params' (gamma, coef0, degree) is missing", WRITER)
     gamma, offset, degree = map(shortest, params[:3])
     if kind == "RBF":
         return b("radial_kernel(x, v, g)", x=x, v=v, g=gamma)
@@ -54,10 +55,10 @@ def svm_regressor(
 ) -> ast.expr:
     """One target, which onnxruntime transforms by nothing; of one class, whether it is in it: 1 or -1."""
     if rho is None:
-        raise b.error("it has no rho")
+        raise b.error("attribute 'rho' is missing", WRITER)
     if n_supports > 0:
         if support_vectors is None or elements(b, coefficients).size != n_supports:
-            raise b.error(f"it has not {n_supports} support vectors and coefficients")
+            raise b.error(f"the node must have {n_supports} support vectors and coefficients", WRITER)
         kernel = _kernel(b, rows(b, X), support_vectors, n_supports, kernel_type, kernel_params)
         weights = table(b, coefficients, (n_supports,), "coefficients")
         scores = b("(k @ w).unsqueeze(1)", k=kernel, w=weights)
@@ -87,16 +88,16 @@ def svm_classifier(
     """Pairs of classes vote (as libsvm has it), or, without support vectors, each class has a score (liblinear)."""
     names = classlabels_strings or classlabels_ints or []
     if not names or rho is None:
-        raise b.error("it has no labels or no rho")
+        raise b.error("the node has no labels or no rho", WRITER)
     if not sum(vectors_per_class or []):
         index, scores = _linear(b, X, coefficients, rho, len(names), prob_a is not None, post_transform)
         return [labels(b, index, classlabels_ints, classlabels_strings), scores]
     counts, classes = vectors_per_class or [], len(names)
     if len(counts) != classes or classes < 2 or support_vectors is None:
-        raise b.error(f"it has {classes} labels and support vectors of {len(counts)} classes")
+        raise b.error(f"the node has {classes} labels but support vectors of {len(counts)} classes", WRITER)
     total, pairs = sum(counts), classes * (classes - 1) // 2
     if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
-        raise b.error("its coefficients or rho are not as many as its classes and support vectors need")
+        raise b.error("the number of coefficients or of rho does not fit the classes and support vectors", WRITER)
     kernel = _kernel(b, rows(b, X), support_vectors, total, kernel_type, kernel_params)
     weights = table(b, coefficients, (classes - 1, total), "coefficients")
     offsets = table(b, rho, (pairs,), "rho")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
@@ -36,7 +37,7 @@ class Ensemble:
         self.b, self.trees, self.count, self.dtype = b, trees, count, dtype
         used = trees.features.max(initial=0)
         if X.shape and isinstance(X.shape[-1], int) and used >= X.shape[-1]:
-            raise b.error(f"it asks for feature {used} of {X.shape[-1]}")
+            raise b.error(f"a tree asks for feature {used}, but the input has {X.shape[-1]} features", WRITER)
         self.leaves = b.let(
             b.call(
                 "tree_leaves", rows(b, X, dtype), b.buffer(trees.features, "features"),
@@ -104,7 +105,7 @@ class Ensemble:
 def _given(b: Builder, values: Any, tensor: Any, what: str) -> Any:
     """Of an attribute that can be a list or a tensor the one that is there."""
     if values is not None and tensor is not None:
-        raise b.error(f"it has its {what} twice")
+        raise b.error(f"the node has its {what} twice, as numbers of two types", WRITER)
     return tensor if values is None else values
 
 
@@ -115,19 +116,19 @@ def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], **gi
     names = given["nodes_modes"] or []
     unknown = sorted(set(names) - {*MODES[:-1], "LEAF"})
     if unknown:
-        raise b.error(f"it has nodes of the unknown mode {unknown[0]!r}")
+        raise b.error(f"a tree node has the unknown mode {unknown[0]!r}", WRITER)
     kinds = {**{name: i for i, name in enumerate(MODES)}, "LEAF": LEAF}
     values = _given(b, given["nodes_values"], given["nodes_values_as_tensor"], "nodes_values")
     values = values.numpy() if isinstance(values, ir.TensorProtocol) else np.asarray(values or [], np.float32)
     if values.dtype == np.float64 and dtype != DOUBLE:
-        raise b.error("its thresholds are of double precision, its input is not", "cast the input to double")
+        raise b.error("the thresholds are double, the input is not", "cast the input to double")
     tracks = given["nodes_missing_value_tracks_true"] or []
     missing = np.zeros(len(trees), bool)
     missing[: len(tracks)] = np.asarray(tracks[: len(trees)]) == 1
     leaf_trees, leaf_nodes, targets = (w or [] for w in weights)
     found = [find(leaf_trees, leaf_nodes), np.asarray(targets, np.int64), np.arange(len(targets))]
     if len({len(f) for f in found}) > 1 or (found[0] < 0).any():
-        raise b.error("a weight of it is for a node that is not there")
+        raise b.error("a leaf weight is for a node that does not exist", WRITER)
     return Nodes(
         np.array([kinds[name] for name in names], np.int64),
         np.asarray(given["nodes_featureids"] or [], np.int64),
@@ -150,12 +151,14 @@ def _regressed(
 ) -> ast.expr:
     b, count = ensemble.b, ensemble.count
     if aggregate_function not in AGGREGATES:
-        raise b.error(f"its aggregate_function {aggregate_function!r} is none of {', '.join(AGGREGATES)}")
+        raise b.error(
+            f"attribute 'aggregate_function' must be one of {', '.join(AGGREGATES)}, not {aggregate_function!r}", WRITER
+        )
     scores = ensemble.aggregated(aggregate_function)
     if base_values is not None:
         found = elements(b, base_values).size
         if found not in (1, count):
-            raise b.error(f"it has {found} base_values for {count} targets")
+            raise b.error(f"the node has {found} base_values for {count} targets", WRITER)
         if found == count:
             scores = b("s + c", s=scores, c=ensemble.base(base_values))
             if count > 1 and not all(ensemble.reached(target) for target in range(count)):
@@ -246,9 +249,9 @@ def _tables(given: dict[str, Any]) -> dict[str, Any]:
 
 def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int, dtype: ir.DataType) -> Ensemble:
     if weights is None or elements(b, weights).size != len(nodes.weights):
-        raise b.error("it has not as many weights as leaves for them")
+        raise b.error("the number of leaf weights differs from the number of leaves", WRITER)
     if weights.dtype == DOUBLE and dtype != DOUBLE:
-        raise b.error("its weights are of double precision, its input is not", "cast the input to double")
+        raise b.error("the leaf weights are double, the input is not", "cast the input to double")
     return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
 
 
@@ -277,12 +280,12 @@ def tree_ensemble(
     """Inner nodes and leaves are counted apart; a tree that is a leaf has a node whose two ways lead to it."""
     given = dict(locals())
     if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
-        raise b.error("its aggregate_function or post_transform is unknown")
+        raise b.error("attribute 'aggregate_function' or 'post_transform' has an unknown value", WRITER)
     if post_transform in (1, 2):  # onnxruntime 1.31 has them the other way round
         raise b.error(
-            f"its post_transform {post_transform} is {POST_TRANSFORMS[post_transform]} in the standard and "
+            f"post_transform {post_transform} is {POST_TRANSFORMS[post_transform]} in the standard and "
             f"{POST_TRANSFORMS[3 - post_transform]} in onnxruntime",
-            "put a node of that operator behind it",
+            "put a node of that operator after it",
         )
     nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, **_tables(given))
     nodes.members = _members(nodes.modes, membership_values)
@@ -295,7 +298,7 @@ def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], **given: Any) 
     """Nodes as version 5 has them; leaves follow the inner nodes."""
     modes = given["nodes_modes"].numpy().reshape(-1).astype(np.int64)
     if (modes >= LEAF).any():
-        raise b.error(f"it has nodes of the unknown mode {modes.max()}")
+        raise b.error(f"a tree node has the unknown mode {modes.max()}", WRITER)
     inner, leaves = len(modes), len(targets)
     true, false = (
         np.asarray(given[f"nodes_{way}nodeids"], np.int64)

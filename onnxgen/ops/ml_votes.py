@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.ml_scores import as_dtype, elements, labels, second_class, transformed
 
@@ -31,7 +32,7 @@ def classified(
     if ensemble.count == 2:
         return _Binary(ensemble, base, found, classes, transform).outputs(ints, strings)
     if found not in (0, ensemble.count):
-        raise ensemble.b.error(f"it has {found} base_values for {ensemble.count} classes")
+        raise ensemble.b.error(f"the node has {found} base_values for {ensemble.count} classes", WRITER)
     b = ensemble.b
     sums = ensemble.aggregated("SUM")
     if base is not None:
@@ -40,7 +41,7 @@ def classified(
     out = as_dtype(b, scores, ensemble.dtype, FLOAT)
     if ensemble.count == 1:
         if strings:
-            raise b.error("it has one class, whose label is text", "give it two labels")
+            raise b.error("the node has one class with a text label", "give it two labels")
         label = b("(s.squeeze(1) > 0).long()", s=scores)
         return [label, transformed(b, out, transform if transform == "PROBIT" else "NONE")]
     compared: Any = scores
@@ -57,7 +58,7 @@ class _Binary:
     ) -> None:
         self.ensemble, self.b, self.base, self.found, self.transform = ensemble, ensemble.b, base, found, transform
         if found > 2:
-            raise self.b.error(f"it has {found} base_values for 2 classes")
+            raise self.b.error(f"the node has {found} base_values for 2 classes", WRITER)
         self.one_class = len(set(classes)) == 1
         self.mixed = not self.one_class or bool((elements(self.b, ensemble.weights) < 0).any())
 
@@ -67,8 +68,8 @@ class _Binary:
         if second is None:
             if self.found == 1:  # onnxruntime leaves half of such rows unwritten
                 raise b.error(
-                    "it has one base value, and weights of the second class in some leaves only",
-                    "give it a base value a class",
+                    "the node has one base value, and only some leaves have weights of the second class",
+                    "give a base value for each class",
                 )
             is_two = b.let(b("r[:, 1:]", r=self.ensemble.reached_at_run_time()), "has_second")
             (decides, out), (other, alone) = self._two(sums), self._one(sums)

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Loop, Statement
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.microsoft import ANEW, MICROSOFT
+from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.shapes.info import Info
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def moe(
 ) -> ast.expr:  # fmt: skip
     """Experts are linear layers, whose weights lie in one tensor for all of them (Fedus, Zoph, Shazeer 2021)."""
     if use_sparse_mixer or swiglu_limit_after_activation:
-        raise b.error("sparse mixers, and limits behind the activation, run on GPUs only", ANEW)
+        raise b.error("use_sparse_mixer and swiglu_limit_after_activation run on GPUs only", FOR_CPU)
     inner = _layer(b, fc1_experts_weights, fc1_experts_bias)
     outer = _layer(b, fc2_experts_weights, fc2_experts_bias)
     other = None if fc3_experts_weights is None else _layer(b, fc3_experts_weights, fc3_experts_bias)
@@ -67,9 +68,11 @@ class Gate:
     ) -> None:  # fmt: skip
         """Raises a problem where the layers and the activation do not go together."""
         if kind != "swiglu" and kind not in ACTIVATIONS:
-            raise b.error(f"its activation is {kind}, which runs on GPUs only", ANEW)
+            raise b.error(f"activation_type {kind} runs on GPUs only", FOR_CPU)
         if fusion not in (0, 1, 2) or (other is None) != (kind != "swiglu" or fusion != 0):
-            raise b.error(f"its activation {kind} and its layers contradict each other", "fix the file")
+            raise b.error(
+                f"activation_type {kind} and swiglu_fusion {fusion} do not fit the layers that are given", WRITER
+            )
         self.b, self.kind, self.fusion, self.inner, self.other = b, kind, fusion, inner, other
         self.alpha, self.beta, self.limit = shortest(alpha), shortest(beta), shortest(limit)
 
@@ -101,7 +104,7 @@ def experts(b: Builder, weight: Arg) -> int:
     """How many there are. Raises a problem where that is unknown."""
     shape = weight.shape
     if not shape or not isinstance(count := shape[0], int):
-        raise b.error("the number of its experts is unknown", "run onnx's shape inference on the file first")
+        raise b.error("the number of experts is unknown", INFER)
     return count
 
 
@@ -114,7 +117,7 @@ def sent(
     weights come from, if not from the router's numbers.
     """
     if not 1 <= k <= count:
-        raise b.error(f"it sends each token to {k} of {count} experts", "fix the file")
+        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
     scores = router.expr if normalize or weights is not None else b("x.softmax(-1)", x=router)
     ranked, order = pair(b, b("x.sort(dim=-1, stable=True)", x=scores), "ranked", "order")
     chosen = b.let(b("x[:, -k:]", x=order, k=k), "chosen")
@@ -158,12 +161,14 @@ def moe_group_router(
     """The log scores of the experts that are chosen; or all scores, with the bias and without."""
     count = experts(b, expert_bias)
     if min(top_k, group_topk, n_group, topk_group) < 1 or count % n_group or topk_group > n_group:
-        raise b.error(f"its groups are {topk_group} of {n_group}, of {count} experts", "fix the file")
+        raise b.error(
+            f"topk_group {topk_group} and n_group {n_group} do not divide {count} experts into groups", WRITER
+        )
     if top_k > topk_group * (count // n_group):
-        raise b.error(f"it sends each token to {top_k} of {topk_group * (count // n_group)} experts", "fix the file")
+        raise b.error(f"top_k is {top_k}, but the chosen groups have {topk_group * (count // n_group)} experts", WRITER)
     if b.wants(0):
         if projection_weight is not None:
-            raise b.error("it projects its input, and hands out chosen experts", "fix the file")
+            raise b.error("projection_weight is given, but output 0 (the chosen experts) takes none", WRITER)
         made = b.call(
             "route_by_groups", logits, expert_bias, top_k, groups=unless(n_group, 1), kept=unless(topk_group, 1),
             best=unless(group_topk, 2), sentinel=unless(shortest(router_sentinel), -10000.0),
@@ -209,12 +214,12 @@ def qmoe(
     )
     is_floating = quant_type != "int" or any(scale is not None for scale in of_floats)
     if use_sparse_mixer or swiglu_limit_after_activation or is_floating:
-        raise b.error("sparse mixers, limits behind the activation and weights of floats run on GPUs only", ANEW)
+        raise b.error("sparse mixers, swiglu_limit_after_activation and float weights run on GPUs only", FOR_CPU)
     if weights_prepacked == 1:
-        raise b.error("its weights are packed for one kind of device", ANEW)
+        raise b.error("the weights are prepacked for one kind of device", FOR_CPU)
     bits = [n or expert_weight_bits for n in (fc1_expert_weight_bits, fc2_expert_weight_bits, fc3_expert_weight_bits)]
     if not {*bits} <= {2, 3, 4, 8}:
-        raise b.error(f"its weights are of {bits} bits", "fix the file")
+        raise b.error(f"the weights must have 2, 3, 4 or 8 bits, not {bits}", WRITER)
     layer = partial(_packed_layer, b, block_size)
     inner = layer(bits[0], fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_experts_bias)
     outer = layer(bits[1], fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_experts_bias)
@@ -233,10 +238,10 @@ def _packed_layer(
     """Blocks of a row have a scale and a zero point each; without blocks, the row has them."""
     shape = weight.shape
     if scales is None or shape is None or len(shape) != 3 or not isinstance(shape[2], int) or not shape[2]:
-        raise b.error("the scales, or the sizes, of its weights are unknown", "fix the file")
+        raise b.error("the scales of the weights are missing, or the sizes of the weights unknown", WRITER)
     size = shape[2] * 8 // bits
     if block < 0 or block and size % block:
-        raise b.error(f"rows of {size} elements, in blocks of {block}", "fix the file")
+        raise b.error(f"block_size {block} does not divide rows of {size} elements", WRITER)
 
     def linear(x: ast.expr, i: Ref) -> ast.expr:
         if block:
@@ -255,5 +260,5 @@ def _of_rows(b: Builder, zeros: Arg, scales: Arg, i: Ref, bits: int) -> ast.expr
     """The zero points of rows, which lie packed one behind the other, as numbers of the scales' type."""
     rows = scales.shape[1] if scales.shape and len(scales.shape) > 1 else None
     if not isinstance(rows, int):
-        raise b.error("the sizes of its scales are unknown", "run onnx's shape inference on the file first")
+        raise b.error("the sizes of the scales are unknown", INFER)
     return b("unpack_bits(z[i], n)[:m].to(s.dtype)", z=zeros, i=i, n=bits, m=rows, s=scales)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import Ref, literal, unless
+from onnxgen.errors import CHECK, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 
@@ -36,7 +37,7 @@ def tf_idf_vectorizer(
 ) -> ast.expr:
     """A tree of runs of words, walked for all positions at once; then weights, by column."""
     if mode not in ("TF", "IDF", "TFIDF"):
-        raise b.error(f"its mode {mode!r} is not one of TF, IDF, TFIDF")
+        raise b.error(f"attribute 'mode' must be TF, IDF or TFIDF, not {mode!r}", CHECK)
     pool: list[Any] = list(pool_strings if pool_strings is not None else pool_int64s or [])
     words = sorted(set(pool))
     places = {word: i for i, word in enumerate(words)}
@@ -57,13 +58,13 @@ def _grams(b: Builder, pool: list[int], starts: list[int], columns: list[int]) -
     rest = iter(columns)
     for n, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)]), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % n:
-            raise b.error(f"its ngram_counts do not part its pool into runs of {n}")
+            raise b.error(f"ngram_counts do not divide the pool into {n}-grams", WRITER)
         for i in range(start, end, n):
             gram, column = tuple(pool[i : i + n]), next(rest, -1)
             if column < 0:
-                raise b.error("it has fewer ngram_indexes than runs of words, or negative ones")
+                raise b.error("ngram_indexes are negative, or fewer than the n-grams of the pool", WRITER)
             if gram in grams:
-                raise b.error("a run of words is in its pool twice", "remove one of them")
+                raise b.error("an n-gram is in the pool twice", "remove one of them")
             grams[gram] = column
     return grams
 
@@ -93,7 +94,7 @@ def _weighted(b: Builder, counts: ast.expr, mode: str, columns: list[int], weigh
     if mode == "TF":
         return counts
     if weights is not None and len(weights) != len(columns):
-        raise b.error(f"it has {len(weights)} weights for {len(columns)} runs of words")
+        raise b.error(f"the node has {len(weights)} weights for {len(columns)} n-grams", WRITER)
     if weights is None:
         return counts if mode == "TFIDF" else b("(x > 0).float()", x=counts)
     factors: NDArray[np.float32] = np.zeros(max(columns, default=-1) + 1, np.float32)

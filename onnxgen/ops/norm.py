@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import MemberRef, shortest, unless
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.passes.idioms import DOMAIN
@@ -79,7 +80,7 @@ def batch_normalization(
 def _normalized_each(b: Builder, X: Arg, scale: Arg, bias: Arg, mean: Arg, var: Arg, epsilon: float) -> ast.expr:
     """spatial=0, until opset 8: statistics and weights for each element, [C, size...]."""
     if b.wants(1) or b.wants(2):
-        raise b.error("spatial=0 with statistics as outputs is not handled", "export with opset 9 or newer")
+        raise b.error("spatial=0 with statistics as outputs is not handled", "export the model with opset 9 or newer")
     return b("(x - m) / torch.sqrt(v + e) * s + c", x=X, m=mean, v=var, e=epsilon, s=scale, c=bias)
 
 
@@ -97,7 +98,7 @@ def _check_channels(b: Builder, x: Arg, *weights: Arg) -> None:
     for weight in weights:
         size = weight.shape[0] if weight.shape is not None and len(weight.shape) == 1 else None
         if isinstance(channels, int) and isinstance(size, int) and size != channels:
-            raise b.error(f"its input has {channels} channels, and {weight.name} has {size} elements", "fix the file")
+            raise b.error(f"the input has {channels} channels, but {weight.name} has {size} elements", CHECK)
 
 
 def _is_data(statistic: Arg) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import shortest
 from onnxgen.common.names import printable
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.shapes.bodies import TRAINING
@@ -48,7 +49,7 @@ def momentum(
     b: Builder, R: Arg, T: Arg, *inputs: Arg, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> list[ast.expr]:
     if mode not in ("standard", "nesterov"):
-        raise b.error(f"its mode {printable(mode)!r} is neither 'standard' nor 'nesterov'", "fix the file")
+        raise b.error(f"attribute 'mode' must be standard or nesterov, not {printable(mode)!r}", CHECK)
     return _steps(b, "momentum_step", R, T, inputs, 3, alpha, beta, norm_coefficient, mode == "nesterov")
 
 
@@ -58,7 +59,7 @@ def _steps(
     """A call for each tensor. Outputs come in groups, too: all tensors, then all states of the first kind."""
     number, rest = divmod(len(inputs), groups)
     if rest:
-        raise b.error(f"it has {len(inputs)} tensors, and needs {groups} for each that it updates", "fix the file")
+        raise b.error(f"the node has {len(inputs)} tensors, not {groups} for each one that it updates", CHECK)
     made = []
     for i in range(number):
         call = b.call(function, *inputs[i::number], rate, count, *map(_plain, options))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
@@ -31,7 +32,7 @@ BLOCKS = {
 PLAIN = {0: ir.DataType.FLOAT, 1: ir.DataType.FLOAT16, 30: ir.DataType.BFLOAT16}
 CODEBOOKS = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 22: "IQ2_S"}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-OTHERS = "pack them as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
+OTHERS = "pack the weights as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_squared"), "F.relu(y).square()")
 
 
@@ -41,7 +42,7 @@ def gather_packed(
 ) -> ast.expr:
     """Rows of `K` numbers, of a table of bytes; computed in float32. An index that is outside is the first row's."""
     if output_dtype not in FLOATS:
-        raise b.error("its output_dtype is none that onnxruntime has", "fix the file")
+        raise b.error(f"output_dtype must be float, float16 or bfloat16, not {output_dtype}", WRITER)
     made = unpacked(b, b.call("packed_rows", data, indices), packed_type, data, K)
     dtype = ir.DataType(output_dtype)
     return made if dtype == ir.DataType.FLOAT else b("y.to(t)", y=made, t=dtype)
@@ -55,16 +56,16 @@ def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | Non
     Raises: a problem where they are none of these formats, or no rows of `size` numbers.
     """
     if packed_type in CODEBOOKS:
-        raise b.error(f"its rows are packed as {CODEBOOKS[packed_type]}, vectors of a large codebook", OTHERS)
+        raise b.error(f"the rows are packed as {CODEBOOKS[packed_type]}, whose codebook is not known", OTHERS)
     if packed_type not in BLOCKS and packed_type not in PLAIN:
-        raise b.error(f"its packed_type {packed_type} is none that onnxruntime has a CPU kernel of", OTHERS)
+        raise b.error(f"packed_type {packed_type} has no CPU kernel in onnxruntime", OTHERS)
     plain = PLAIN.get(packed_type)
     block, count = (1, plain.itemsize) if plain else BLOCKS[packed_type][:2]
     width = data.shape[-1] if data.shape else None
     wanted = size // block * count if size is not None else width
     if size is not None and (size < 1 or size % block) or isinstance(width, int) and (width % count or width != wanted):
         raise b.error(
-            f"its rows of {width} bytes are not {'whole blocks of' if size is None else size} numbers", "fix the file"
+            f"rows of {width} bytes do not hold {'whole blocks of' if size is None else size} numbers", WRITER
         )
     return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
 
@@ -76,11 +77,11 @@ def matmul_packed(
 ) -> ast.expr:  # fmt: skip
     """A linear layer whose weights are packed; rounded to the input's type, in which it is computed."""
     if global_scale is not None:
-        raise b.error("its global_scale is for weights of NVFP4, whose layout is not known", OTHERS)
+        raise b.error("global_scale belongs to NVFP4 weights, whose layout is not known", OTHERS)
     if activation_type not in EPILOGUES:
-        raise b.error("its activation_type is neither none, relu2 nor silu", "fix the file")
+        raise b.error(f"attribute 'activation_type' must be none, relu2 or silu, not {activation_type!r}", WRITER)
     if B.shape and isinstance(B.shape[0], int) and B.shape[0] != N:
-        raise b.error(f"its weights have {B.shape[0]} rows, not {N}", "fix the file")
+        raise b.error(f"the weights have {B.shape[0]} rows, but attribute 'N' is {N}", WRITER)
     return b(EPILOGUES[activation_type], y=b.call("F.linear", A, _weight(b, B, A, packed_type, B, K)))
 
 
@@ -98,12 +99,12 @@ def moe_packed(
 ) -> ast.expr:  # fmt: skip
     """Experts of packed weights, the second of whose layers gates the first; summed up in float32."""
     if activation_type != "swiglu" or up_experts_weights is None:
-        raise b.error("experts without a gate are packed as IQ2_XXS, vectors of a large codebook", OTHERS)
+        raise b.error("experts without a gate are packed as IQ2_XXS, whose codebook is not known", OTHERS)
     if router_weights is None and (routing_epsilon or routed_scaling_factor != 1):
-        raise b.error("its routing_epsilon or routed_scaling_factor needs router_weights", "fix the file")
+        raise b.error("routing_epsilon and routed_scaling_factor need the input router_weights", WRITER)
     count = experts(b, gate_experts_weights)
     if not 1 <= k <= count:
-        raise b.error(f"it sends each token to {k} of {count} experts", "fix the file")
+        raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
 
     def layer(data: Arg, packed_type: int) -> Layer:
         def linear(x: ast.expr, i: Ref) -> ast.expr:

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.shapes.dims import Dim
@@ -28,7 +29,7 @@ def pad(
 ) -> ast.expr:
     """`F.pad`, whose list begins with the last axis; its other modes only pad the spatial axes of floats."""
     if mode not in ("constant", *MODES):
-        raise b.error(f"its mode {mode!r} is not one of constant, reflect, edge, wrap")
+        raise b.error(f"attribute 'mode' must be constant, reflect, edge or wrap, not {mode!r}", CHECK)
     value = _value(b, constant_value) if mode == "constant" else OMIT
     known, chosen = pads.ints, None if axes is None else axes.ints
     if known is None or (axes is not None and chosen is None) or data.rank is None:

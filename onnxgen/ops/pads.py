@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from onnxgen.errors import FIX_SHAPE
 from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def resolve_pads(
         total: Dim = effective - 1
         if strides[i] != 1:
             if X.shape is None:
-                raise b.error("auto_pad over an unknown shape", "fix the shape with --input-shape")
+                raise b.error("auto_pad needs the spatial sizes of the input, which are unknown", FIX_SHAPE)
             size = X.shape[i + 2]
             wanted = (size + strides[i] - 1) // strides[i]
             total = (wanted - 1) * strides[i] + effective - size

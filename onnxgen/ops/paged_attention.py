@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cached_attention import MICROSOFT, Quantised, appended, normalized, read, rotated, split, stored
@@ -45,7 +46,9 @@ def paged_attention(
     is_latent, size = value_cache is None, (key_cache.shape or (None,))[-1]
     is_narrow = v_head_size not in (0, size) and not (is_latent and scale)
     if (kv_cache_layout == "LATENT") != is_latent or is_narrow or is_latent and (key is None or value is not None):
-        raise b.error("its kv_cache_layout contradicts its inputs, or its scale is missing", "fix the file")
+        raise b.error(
+            f"kv_cache_layout {kv_cache_layout} contradicts the inputs or v_head_size, or needs a scale", WRITER
+        )
     _check(b, num_heads, kv_num_heads, local_window_size)
     q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
     q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
@@ -81,9 +84,13 @@ def sparse_paged_attention(
     others = auxiliary_key, auxiliary_key if auxiliary_kv_shared else auxiliary_value, auxiliary_lengths
     is_main, is_local = selected_kv_source == "main", attention_mode == "local_plus_selected"
     if (attention_mode, selected_kv_source) not in MODES or auxiliary_cache_layout != "contiguous":
-        raise b.error("its attention_mode, selected_kv_source or layout are none that it can have", "fix the file")
+        raise b.error(
+            f"attention_mode {attention_mode} with selected_kv_source {selected_kv_source} is not defined"
+            f", or auxiliary_cache_layout {auxiliary_cache_layout} is not contiguous",
+            WRITER,
+        )
     if not is_main and None in others:
-        raise b.error("its second cache is missing", "fix the file")
+        raise b.error("the auxiliary key, value or lengths are missing", WRITER)
     q, k, v = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
     q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
     at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
@@ -126,7 +133,9 @@ class _Places:
             slots = b.let(b.call("page_slots", self.table, self.rows, self.places, self.entries), "slots")
         for cache, x, kind in zip(caches, stored(b, new, types), types):
             if cache is None or cache.dtype not in CACHES or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE"):
-                raise b.error("its cache is of 4 bits or of float8", "export it with a cache of float16 or of int8")
+                raise b.error(
+                    "a cache of 4 bits or of float8 is not handled", "export the model with a cache of float16 or int8"
+                )
             pages.append(b.let(b.call("write_slots", cache, slots, x), "cache"))
         kept = [b.let(b.call("read_pages", p, self.table), name) for p, name in zip(pages, "kv")]
         return read(b, kept, types), pages
@@ -163,7 +172,9 @@ def _selection(
 
 def _check(b: Builder, heads: int, shared: int, window: int) -> None:
     if shared < 1 or heads % shared or window == 0:
-        raise b.error(f"it has {heads} heads that share {shared}, or an empty window", "fix the file")
+        raise b.error(
+            f"num_heads {heads} is not a multiple of kv_num_heads {shared}, or local_window_size is 0", WRITER
+        )
 
 
 def _of_tokens(
@@ -202,11 +213,12 @@ def dynamic_sparse_attention(
     others = auxiliary_key, auxiliary_key if auxiliary_value is None and auxiliary_kv_shared else auxiliary_value
     is_local = (attention_mode, selected_kv_source) == ("local_plus_selected", "auxiliary")
     if not is_causal or not is_local and (attention_mode, selected_kv_source) != ("selected_only", "main"):
-        raise b.error("its attention_mode, selected_kv_source or is_causal are none that it can have", "fix the file")
+        what = f"{attention_mode} with {selected_kv_source}"
+        raise b.error(f"attention_mode {what} as selected_kv_source is not defined, or is_causal is 0", WRITER)
     if is_local and (local_window_size < 0 or None in others):
-        raise b.error("its window or its second cache is missing", "fix the file")
+        raise b.error("local_window_size or the auxiliary key and value are missing", WRITER)
     if b.wants(3):
-        raise b.error("it hands out what CUDA finds wrong with its inputs", "leave validation_status out")
+        raise b.error("output validation_status (CUDA's checks) is not handled", "leave validation_status out")
     q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
     q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
@@ -262,7 +274,7 @@ def packed_sparse_attention_indexer_merge(
     is_range = policy_mode == "append_range"
     more = (range_starts, range_ends) if is_range else (additional_indices, additional_counts)
     if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
-        raise b.error("its policy_mode is unknown, or what that appends is missing", "fix the file")
+        raise b.error(f"policy_mode {policy_mode!r} is unknown, or the inputs that it appends are missing", WRITER)
     room: Any = max_output_entries
     base = base_indices, base_counts, base_row_indices
     if is_range:

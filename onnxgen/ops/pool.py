@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
+from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
@@ -85,7 +86,7 @@ def window(
 ) -> Window:
     """The geometry that the attributes give (MaxPool-22 text)."""
     if not kernel_shape:
-        raise b.error("its kernel_shape is missing")
+        raise b.error("attribute 'kernel_shape' is missing", CHECK)
     n = len(kernel_shape)
     stride, dilation = strides or [1] * n, dilations or [1] * n
     begins, ends = resolve_pads(b, X, auto_pad, pads, kernel_shape, stride, dilation)
@@ -94,7 +95,7 @@ def window(
     if ceil:
         shape = X.shape
         if shape is None:
-            raise b.error("ceil_mode over an unknown shape", "fix the shape with --input-shape")
+            raise b.error("ceil_mode needs the spatial sizes of the input, which are unknown", FIX_SHAPE)
         for i in range(n):
             reach = (kernel_shape[i] - 1) * dilation[i] + 1
             overhang[i] = _overhang(shape[i + 2], begins[i], ends[i], reach, stride[i])
@@ -158,7 +159,7 @@ def _options(w: Window, padding: list[int] | None) -> dict[str, Any]:
 
 def _spatial(b: Builder, n: int) -> int:
     if not 1 <= n <= 3:
-        raise b.error(f"pooling over {n} axes has no PyTorch function", "pool over 1 to 3 axes")
+        raise b.error(f"pooling over {n} axes has no PyTorch function", "PyTorch pools over 1 to 3 axes")
     return n
 
 
@@ -231,7 +232,7 @@ def max_unpool(
 ) -> ast.expr:
     """Values back at the places they were taken from, in a tensor of `output_shape` or of the size that was pooled."""
     if not kernel_shape or X.shape is None:
-        raise b.error("its kernel_shape or the shape of its input is unknown", "fix the shape with --input-shape")
+        raise b.error("the kernel_shape or the shape of the input is unknown", FIX_SHAPE)
     n = len(kernel_shape)
     stride, pad = strides or [1] * n, pads or [0] * 2 * n
     sizes = [(X.shape[i + 2] - 1) * stride[i] + kernel_shape[i] for i in range(n)]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, shortest, unless
+from onnxgen.errors import CHECK, INFER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Unpack
@@ -40,7 +41,7 @@ def _spread(b: Builder, value: Arg, x: Arg, axis: int, block: int = 0) -> Any:
             return repeated
         return b("s.narrow(axis, 0, x.shape[axis])", s=repeated, axis=axis, x=x)
     if rank != 1:
-        raise b.error(f"its {value.name!r} has the rank {rank}", "give the attribute block_size")
+        raise b.error(f"{value.name!r} has rank {rank}, but attribute 'block_size' is missing", CHECK)
     after = x.known_rank - 1 - axis % x.known_rank
     return _per_axis(b, value, after)
 
@@ -185,7 +186,7 @@ def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
 def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shape: tuple[int, ...]) -> ast.expr:
     target = zero.dtype if zero is not None and zero.dtype is not None else T.UINT8
     if target not in (T.UINT8, T.INT8):
-        raise b.error(f"its result is {target.name.lower()}", "quantise to int8 or uint8")
+        raise b.error(f"a result of {target.name.lower()} is not handled", "quantise to int8 or uint8")
     number = _number(zero)
     offset = number if number is not None else literal(zero)
     if number is None and zero is not None and zero.rank == 1 and zero.shape != (1,):
@@ -229,11 +230,11 @@ def _integer_conv(
 ) -> ast.expr:  # fmt: skip
     n = w.known_rank - 2
     if n not in (1, 2, 3):
-        raise b.error(f"a convolution over {n} axes", "torch has convolutions over 1 to 3 axes")
+        raise b.error(f"a convolution over {n} axes has no PyTorch function", "PyTorch has 1 to 3 spatial axes")
     if kernel_shape is None:
         dims = (w.shape or ())[2:]
         if not all(isinstance(d, int) for d in dims):
-            raise b.error("the size of its kernel is unknown", "give the attribute kernel_shape")
+            raise b.error("the size of the kernel is unknown", INFER)
         kernel_shape = [d for d in dims if isinstance(d, int)]
     strides, dilations = strides or [1] * n, dilations or [1] * n
     data = _shifted(b, x, _zero(b, x_zero, (-1,)))

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 
@@ -26,11 +27,11 @@ def dynamic_quantize_lstm(
 ) -> list[ast.expr]:  # fmt: skip
     """Each direction by itself; what comes in is quantised anew for each product."""
     if direction not in DIRECTIONS:
-        raise b.error("its direction is none of an LSTM", "fix the file")
+        raise b.error(f"attribute 'direction' must be forward, reverse or bidirectional, not {direction!r}", WRITER)
     directions = DIRECTIONS[direction]
     if sequence_lens is not None or input_forget or (activations or USUAL) != USUAL * (len(activations or USUAL) // 3):
         raise b.error(
-            "lengths of sequences, coupled gates and activations are not handled", "quantise without its LSTM"
+            "sequence_lens, input_forget and other activations are not handled", "quantise the model without its LSTM"
         )
     state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
     made = []

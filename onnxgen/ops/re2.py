@@ -63,14 +63,14 @@ def as_searches(pattern: str) -> list[str]:
     whole = _either(branches)
     found = next((made for made in ([whole], branches) if all(greedy_is_longest(m.meant) for m in made)), None)
     if found is None:
-        raise NotRe("the longest of its matches may not be the first that `re` finds")
+        raise NotRe("the longest match may not be the first that Python's `re` finds")
     return [made.text for made in found]
 
 
 def _branches(pattern: str) -> list[_Made]:
     """The alternatives of a pattern. Raises `NotRe`."""
     if len(pattern) > LONGEST:
-        raise NotRe(f"it has {len(pattern):,} characters, and may have {LONGEST:,}")
+        raise NotRe(f"the pattern has {len(pattern):,} characters, at most {LONGEST:,} are read")
     reader = _Reader(pattern)
     made = reader.alternatives(frozenset(), 0)
     if reader.rest():
@@ -118,7 +118,7 @@ def _others(ranges: Ranges) -> Ranges:
 def _folded(ranges: Ranges) -> Ranges:
     """With the other cases of letters. Beyond ASCII, `re` and RE2 know different ones."""
     if any(high > 127 for _, high in ranges):
-        raise NotRe("letters beyond ASCII, where case does not matter")
+        raise NotRe("non-ASCII letters where case is ignored")
     more: Ranges = []
     for low, high in ranges:
         for code in range(low, high + 1):
@@ -180,14 +180,14 @@ class _Reader:
 
     def one(self) -> str:
         if self.at == len(self.text):
-            raise NotRe("it ends too early")
+            raise NotRe("the pattern ends too early")
         self.at += 1
         return self.text[self.at - 1]
 
     def alternatives(self, flags: frozenset[str], depth: int) -> list[_Made]:
         """Up to the end, or a closing parenthesis, which stays."""
         if depth > DEEPEST:
-            raise NotRe("its groups are nested too deeply")
+            raise NotRe("groups are nested too deeply")
         made: list[list[_Made]] = [[]]
         while self.rest() and not self.text.startswith(")", self.at):
             if self.take("|"):
@@ -239,7 +239,7 @@ class _Reader:
         if letter in "*+?":
             raise NotRe("a repetition of nothing")
         if letter == "(":
-            raise NotRe("a kind of group that RE2 has not")
+            raise NotRe("a kind of group that RE2 does not have")
         if letter == ".":
             return _one([(0, LAST)] if "s" in flags else _others([(10, 10)]))
         if letter in "^$":
@@ -278,7 +278,7 @@ class _Reader:
         if found is not None:
             code = int(found[1] or found[2], 16)
             if code > LAST:
-                raise NotRe("a letter that Unicode has not")
+                raise NotRe("a code point outside Unicode")
             return code
         found = self.match(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
         if found is not None:
@@ -315,7 +315,7 @@ class _Reader:
             self.at += 1
             high = self.member()
             if isinstance(high, list) or high < low:
-                raise NotRe("a range that is none")
+                raise NotRe("a range whose end comes before its start")
             return [(low, high)]
         return [(low, low)]
 

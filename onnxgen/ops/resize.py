@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
@@ -66,7 +67,7 @@ def resize(
     if scales is not None and sizes is not None and not isinstance((scales.shape or (None,))[0], int):
         scales = None  # of the two, one is empty
     if (scales is None) == (sizes is None):
-        raise b.error("it needs either scales or sizes")
+        raise b.error("Resize needs either scales or sizes", CHECK)
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     policy = OMIT if sizes is None else unless(keep_aspect_ratio_policy, "stretch")
     special = {

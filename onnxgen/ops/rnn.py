@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
-from onnxgen.errors import BUG, counted
+from onnxgen.errors import BUG, CHECK, counted
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Unpack
@@ -89,7 +89,9 @@ def _layer(
 ) -> Any:
     module = _module(b, kind, weights, hidden, directions, batch_first, relu, dropout)
     if module is None and dropout:
-        raise b.error("layers with Dropout between them whose weights have other homes", "export in evaluation mode")
+        raise b.error(
+            "recurrent layers with Dropout between them do not own their weights", "export the model in evaluation mode"
+        )
     if module is None:
         return _spelled_out(b, kind, X, states, weights, directions, batch_first, relu)
     made = b.call(module, X, OMIT if state is None else state)
@@ -156,7 +158,7 @@ def _spelled_out(
 ) -> Any:
     """The same by ONNX's own operator, where names keep the tensors from being one module's."""
     if len(weights) != 3:
-        raise b.error("the names of its weights belong to several modules", BUG)
+        raise b.error("the weights are named as parts of several modules", BUG)
     made = b.call(
         "onnx_" + kind.lower(),
         b("x.transpose(0, 1)", x=X) if batch_first else X,
@@ -280,13 +282,15 @@ def _activations(
     wanted = count * (2 if direction == "bidirectional" else 1)
     names = names[:wanted]  # RNN's default has two, whatever the direction
     if len(names) < wanted:
-        raise b.error(f"it has {counted(len(names), 'activation')}, but {wanted} gate functions")
+        raise b.error(
+            f"attribute 'activations' has {counted(len(names), 'name')}, but {wanted} gate functions need one", CHECK
+        )
     alphas, betas = list(alpha or []), list(beta or [])
     made = []
     for given in names:
         if given.lower() not in ACTIVATIONS:
             raise b.error(
-                f"its activation {given!r} is unknown", "ONNX knows " + ", ".join(n for n, _ in ACTIVATIONS.values())
+                f"activation {given!r} is unknown", "ONNX defines " + ", ".join(n for n, _ in ACTIVATIONS.values())
             )
         name, defaults = ACTIVATIONS[given.lower()]
         values = [0.0, 0.0]

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
+from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
@@ -35,7 +36,7 @@ def grid_sample(
     if rank not in (4, 5) or (rank == 5 and SAMPLING.get(mode) == "bicubic"):
         raise b.error(f"mode {mode!r} over {rank - 2} spatial axes has no PyTorch function", "use 2 axes, or linear")
     if mode not in SAMPLING:
-        raise b.error(f"its mode {mode!r} is not one of linear, nearest, cubic")
+        raise b.error(f"attribute 'mode' must be linear, nearest or cubic, not {mode!r}", CHECK)
     return b.call(
         "F.grid_sample", X, grid, mode=unless(SAMPLING[mode], "bilinear"), padding_mode=unless(padding_mode, "zeros"),
         align_corners=bool(align_corners),
@@ -44,7 +45,7 @@ def grid_sample(
 
 def _needs_floats(b: Builder, x: Arg) -> None:
     if x.dtype is not None and not x.is_float:
-        raise b.error(f"torch computes it of floats only, not of {x.dtype.name.lower()}", "Cast its input first")
+        raise b.error(f"torch computes it for floats only, not for {x.dtype.name.lower()}", "cast the input first")
 
 
 @op("AffineGrid")
@@ -90,7 +91,7 @@ def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
 def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
     """Repeated along one axis only; both are one number of the input's dtype."""
     if axis.scalar is None:
-        raise b.error("its axis is computed at run time", "fold it into a constant in the ONNX file")
+        raise b.error("the axis is computed at run time", "fold it into a constant, e.g. with onnx-simplifier")
     position = int(axis.scalar) % input.known_rank
     counts: list[Any] = [1] * input.known_rank
     counts[position] = b("int(x.item())", x=tiles) if tiles.scalar is None else int(tiles.scalar)
@@ -124,7 +125,7 @@ def col2im(
     n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
     if n is None or n > RANK:
         raise b.error(
-            "the number of its spatial axes is unknown, or more than a tensor has",
+            "the number of spatial axes is unknown or too large",
             "make image_shape or block_shape a constant",
         )
     stride, dilation, pad = strides or [1] * n, dilations or [1] * n, pads or [0] * 2 * n

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import DeviceOf, unless
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
@@ -58,7 +59,7 @@ def string_normalizer(
     if case_change_action != "NONE" or compares:
         language = locale.replace("-", "_").partition("_")[0].partition(".")[0].lower()
         if language in PECULIAR or locale in ASCII_ONLY:
-            raise b.error(f"letters change case in a way of their own in its locale {locale}", "use en_US")
+            raise b.error(f"case rules of locale {locale} differ from Python's", "use en_US")
     return b.call(
         "normalized_words",
         X,
@@ -74,7 +75,9 @@ def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
     try:
         return b("full_match(x, p)", x=X, p=as_python(pattern))
     except NotRe as error:
-        raise b.error(f"its pattern is not taken: {error}", "write the pattern without it") from error
+        raise b.error(
+            f"the pattern can't be translated to Python's `re`: {error}", "write the pattern without it"
+        ) from error
 
 
 @op("Tokenizer", domain=MICROSOFT)
@@ -84,18 +87,21 @@ def tokenizer(
 ) -> ast.expr:  # fmt: skip
     """RE2 takes the longest of all matches at a place; of patterns for which `re` does not, only the alternatives."""
     if X.rank not in (None, 1, 2) or mincharnum < 1:
-        raise b.error("its input has more than two axes, or its words may have no letters", "fix the file")
+        raise b.error(
+            f"the input must have 1 or 2 axes (rank {X.rank}), and mincharnum {mincharnum} be at least 1", WRITER
+        )
     if not separators and not tokenexp:
-        raise b.error("it has neither separators nor a tokenexp", "fix the file")
+        raise b.error("the node has neither separators nor a tokenexp", WRITER)
     by_letter = separators == [""] or not separators and tokenexp == "."
     if by_letter and mincharnum > 1:
-        raise b.error(f"its words are single letters, and must have {mincharnum}", "fix the file")
+        raise b.error(f"tokens are single letters, but mincharnum is {mincharnum}", WRITER)
     try:
         between = [] if by_letter else [as_searches(pattern) for pattern in separators or ()]
         words = [] if by_letter or separators else as_searches(tokenexp or "")
     except NotRe as error:
         raise b.error(
-            f"its pattern is not taken: {error}", "write the pattern otherwise, or cut the node off"
+            f"the pattern can't be translated to Python's `re`: {error}",
+            "write the pattern otherwise, or cut the node off with --inputs",
         ) from error
     return b.call(
         "split_words",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
+from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @op("NGramRepeatBlock", domain=MICROSOFT)
 def ngram_repeat_block(b: Builder, input_ids: Arg, scores: Arg, *, ngram_size: int) -> ast.expr:
     if ngram_size < 1:
-        raise b.error(f"its ngram_size is {ngram_size}", "fix the file")
+        raise b.error(f"attribute 'ngram_size' must be at least 1, not {ngram_size}", WRITER)
     return b.call("block_repeated_ngrams", input_ids, scores, ngram_size)
 
 
@@ -30,7 +31,7 @@ def bifurcation_detector(
 ) -> Any:  # fmt: skip
     """A step of aggressive decoding: predicted tokens are taken over as far as the source foretold them."""
     if not 1 <= min_ngram_size <= max_ngram_size:
-        raise b.error(f"its n-grams are of {min_ngram_size} to {max_ngram_size} tokens", "fix the file")
+        raise b.error(f"min_ngram_size {min_ngram_size} must be from 1 to max_ngram_size {max_ngram_size}", WRITER)
     made = b.call(
         "merge_draft", src_tokens, cur_tokens, prev_suffix_match_idx, OMIT if pred_tokens is None else pred_tokens,
         least=unless(min_ngram_size, 1), most=unless(max_ngram_size, 3),
@@ -42,7 +43,7 @@ def bifurcation_detector(
 def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     shape = input.shape
     if shape is not None and len(shape) != 2 and (len(shape) != 3 or isinstance(shape[0], int) and shape[0] != 1):
-        raise b.error("its costs are no matrix", "fix the file")
+        raise b.error("the costs must be one matrix, [m, n] or [1, m, n]", WRITER)
     return b.call("dynamic_time_warping", input)
 
 
@@ -93,9 +94,9 @@ def varlen_ngram_hash_mapping(
 ) -> list[ast.expr | None]:  # fmt: skip
     """The same of sequences of several lengths, one behind the other; and the ids that the next call needs."""
     if (capture_count is None) == (state_update_capacity > 0):
-        raise b.error("its capture_count and its state_update_capacity contradict each other", "fix the file")
+        raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     if segment_ids is None and (past_segment_ids is not None or b.wants(2)):
-        raise b.error("it has no segment_ids, which its other segments belong to", "fix the file")
+        raise b.error("past or present segments are used, but the input segment_ids is missing", WRITER)
     fill = _fill(b, input_ids, vocab_sizes, eos_token_id, pad_id, max_ngram_size, n_head_per_ngram)
     starts, before, segments = cumulative_sequence_length, max_ngram_size - 1, None
     past: Any = past_ids
@@ -124,11 +125,11 @@ def varlen_ngram_hash_mapping(
 def _fill(b: Builder, ids: Arg, sizes: Arg, end: Arg | None, pad: int, longest: int, heads: int) -> Any:
     """What stands where there is no token, once the attributes are those of a hash."""
     if longest < 2 or heads < 1:
-        raise b.error("its max_ngram_size is below 2, or its n_head_per_ngram below 1", "fix the file")
+        raise b.error(f"max_ngram_size {longest} must be at least 2, and n_head_per_ngram {heads} at least 1", WRITER)
     if ids.dtype == ir.DataType.INT32 and not -(2**31) <= pad < 2**31:
-        raise b.error(f"its pad_id {pad} is no int32", "fix the file")
+        raise b.error(f"attribute 'pad_id' {pad} does not fit int32", WRITER)
     if sizes.shape is not None and sizes.shape != ((longest - 1) * heads,):
-        raise b.error(f"its vocab_sizes are not of {(longest - 1) * heads} hashes", "fix the file")
+        raise b.error(f"input vocab_sizes must have {(longest - 1) * heads} elements", WRITER)
     return pad if end is None else end
 
 

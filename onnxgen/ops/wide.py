@@ -42,7 +42,7 @@ INTEGERS = {
 def is_integer(b: Builder, x: Arg) -> bool:
     """Whether an operator whose meaning depends on it works on integers (a problem is raised if nobody knows)."""
     if x.dtype is None:
-        raise b.error(f"the type of its input {x.name} is unknown", UNKNOWN_SHAPE)
+        raise b.error(f"the type of input {x.name} is unknown", UNKNOWN_SHAPE)
     return x.dtype in INTEGERS
 
 

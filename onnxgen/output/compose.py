@@ -23,7 +23,7 @@ from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
 from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.sites import LOCAL
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
@@ -167,7 +167,7 @@ def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
     if problem := past(total, writable(model, options), "the weights have"):
         raise OnnxgenError(problem)
     if options.embed and total > EMBED_LIMIT:
-        raise OnnxgenError(f"--embed is for small models, and these weights have {total >> 20} MiB: leave it out")
+        raise OnnxgenError(f"--embed is for small models, but the weights have {total >> 20} MiB: leave --embed out")
 
 
 def _reads_constants(tree: ClassTree) -> bool:
@@ -184,7 +184,7 @@ def _reads_constants(tree: ClassTree) -> bool:
 def _check_length(classes: list[ClassTree], options: Options) -> None:
     texts = [tree.source for tree in classes]
     length = sum(len(line) + 1 for text in texts for line in (*text.init, *text.arguments, *text.forward))
-    if problem := options.limits.past("source_length", length, f"the source has {length:,} characters and more"):
+    if problem := options.limits.past("source_length", length, f"the source has at least {length:,} characters"):
         raise OnnxgenError(problem)
 
 
@@ -267,7 +267,7 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
         if "trainable" in value.meta and value.name not in made:
             trained, reason = value.meta["trainable"]
             if trained and value not in taken:
-                trained, reason = False, "only a branch that is never taken uses it"
+                trained, reason = False, "only a branch that never runs uses it"
             report.trainable[value.name or ""] = (trained, reason)
 
 
@@ -281,9 +281,8 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     summary += [f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}", f"{CODE_LINE:<10}{'?' * 16}"]
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if not is_quotable(relative):
-        raise OnnxgenError(
-            f"the weights' file name {printable(relative)} can't stand in a Python file",
-        )
+        what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
+        raise OnnxgenError(Problem(what, help="name another --weights FILE"))
     opset = model.graph.opset_imports.get("", 1)
     return Frame(
         module.name,

@@ -26,9 +26,9 @@ def _folded_norms(model: ir.Model) -> list[str]:
     restored = model.meta.get(RESTORED)
     if restored:
         many = "1 BatchNorm" if len(restored) == 1 else f"{len(restored)} BatchNorms"
-        return [f"{many} put back as the identity: they have no statistics until they are trained"]
+        return [f"{many} put back as the identity: train them to get statistics"]
     if restored is not None:
-        return ["--restore-batchnorm found no convolution to put one back after"]
+        return ["--restore-batchnorm found no convolution to put a BatchNorm after"]
     found = len(folded_layers(model))
     if not found:
         return []

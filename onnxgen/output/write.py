@@ -45,7 +45,7 @@ class Output:
     def _refuse_folders(self) -> None:
         """Whatever is forced, a folder or a pipe is no place for a module."""
         if os.path.exists(self.out) and not os.path.isfile(self.out):
-            what = "a folder" if os.path.isdir(self.out) else "no regular file"
+            what = "a folder" if os.path.isdir(self.out) else "not a regular file"
             raise OnnxgenError(Problem(f"cannot write {self.out}: it is {what}", help="name a file for the module"))
 
     def is_edited(self, text: str) -> bool:
@@ -187,15 +187,15 @@ class Output:
             targets += sidecar_targets(generated.weights, generated.tensors, self.options.shard_size)
         for target in targets:
             if any(is_same_file(target, source) for source in generated.reads):
-                what = f"{target} is the ONNX model itself or holds its data"
+                what = f"{target} is the ONNX model or holds its data"
                 raise OnnxgenError(Problem(f"cannot write there: {what}", help="name another output or --weights FILE"))
 
     def refusal(self, generated: Generated, new: str = "") -> EditedError:
         """Why a module that is "edited" stays as it is, and the ways out; `new` is what was written beside it."""
         text = self.text() or ""
-        why, way_out = "was edited by hand and its source changed too", "merge the two"
+        why, way_out = "was edited by hand, and the ONNX file or the options changed too", "merge the two"
         if self._same_source(text, generated):
-            why = "was edited by hand and the weights changed too"
+            why = "was edited by hand, and the weights changed too"
             way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
         elif _fingerprint(text) is None:
             why, way_out = "was not written by onnxgen", "name another output"

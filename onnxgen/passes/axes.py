@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import CHECK, Problem, Problems
 from onnxgen.options import Options
 from onnxgen.shapes.info import Info, info
 
@@ -33,9 +33,9 @@ def axes(model: ir.Model, options: Options) -> None:
         limit = _rank(node) if certain else None
         for axis in _axes(node):
             if limit is not None and not -limit <= axis < limit:
-                problems.add(_problem(model, node, f"its axis {axis} is out of range: there are {limit}"))
+                problems.add(_problem(model, node, f"axis {axis} is out of range: the input has {limit} axes"))
             elif not -options.limits.rank <= axis < options.limits.rank:
-                problems.add(_problem(model, node, f"its axis {axis} is out of range of any tensor"))
+                problems.add(_problem(model, node, f"axis {axis} is out of range for any tensor"))
     problems.raise_if_any()
 
 
@@ -81,4 +81,4 @@ def _facts(node: ir.Node, i: int) -> Info:
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:
     opset = node.version or model.graph.opset_imports.get(node.domain, 1)
-    return Problem(what, printable(node.name or ""), node.op_type, opset, "the file is broken: export it again")
+    return Problem(what, printable(node.name or ""), node.op_type, opset, CHECK)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import WRITER, OnnxgenError, Problem
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.shapes.bodies import TRAINING
@@ -42,7 +42,7 @@ def _rewrite(node: ir.Node, graphs: list[ir.Graph]) -> None:
     names = [list(node.attributes[key].value) if key in node.attributes else [] for key in ("xs", "zs")]
     variables = [_named(node, name, graphs) for name in (*names[0], *names[1])]
     if len(variables) != len(node.inputs) or None in node.inputs:
-        raise _error(node, f"it has {len(node.inputs)} inputs for {len(variables)} variables")
+        raise _error(node, f"the node has {len(node.inputs)} inputs for {len(variables)} variables")
     y = _named(node, node.attributes["y"].value, graphs)
     body = _Copy(variables).graph(variables, _between(node, y, variables), [y])
     node.attributes.add(ir.AttrGraph("body", body))
@@ -98,7 +98,7 @@ def _between(node: ir.Node, y: ir.Value, variables: list[ir.Value]) -> list[ir.N
             found.append(one)
             needed.update(v for v in (*one.inputs, *_captured(one)) if v is not None)
     if y not in variables and not found:
-        raise _error(node, f"{printable(y.name or '')} does not depend on its variables")
+        raise _error(node, f"{printable(y.name or '')} does not depend on the variables of the Gradient")
     return found[::-1]
 
 
@@ -120,8 +120,8 @@ def _named(node: ir.Node, name: str, graphs: list[ir.Graph]) -> ir.Value:
         for value in (*graph.inputs, *graph.initializers.values(), *made):
             if value.name == name:
                 return value
-    raise _error(node, f"its graph has no value {printable(name)!r}")
+    raise _error(node, f"the graph has no value {printable(name)!r}")
 
 
 def _error(node: ir.Node, what: str) -> OnnxgenError:
-    return OnnxgenError(Problem(what, printable(node.name or ""), f"{TRAINING}.Gradient", 1, "fix the file"))
+    return OnnxgenError(Problem(what, printable(node.name or ""), f"{TRAINING}.Gradient", 1, WRITER))

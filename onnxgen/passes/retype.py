@@ -86,7 +86,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
         values = (*node.inputs, *node.outputs)
         if node.domain == "ai.onnx.ml" and any(v is not None and info(v).dtype in FLOATS for v in values):
             name, op = printable(node.name or ""), f"{node.domain}.{node.op_type}"
-            problems.add(Problem("it computes in float32, as ai.onnx.ml says", name, op, help="leave --dtype out"))
+            problems.add(Problem("operators of ai.onnx.ml compute in float32 only", name, op, help="leave --dtype out"))
     problems.raise_if_any()
 
 

@@ -49,7 +49,9 @@ def text(model: ir.Model, options: Options) -> None:
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
             name, operator = printable(node.name or ""), printable(node.op_type)
-            problems.add(Problem("it is not run on text", name, operator, help="do it before or after the network"))
+            problems.add(
+                Problem("the operator does not take strings", name, operator, help="do it before or after the network")
+            )
     problems.raise_if_any()
 
 

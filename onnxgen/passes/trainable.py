@@ -123,8 +123,8 @@ def trainable(model: ir.Model, options: Options) -> None:
     _note_kept(model.graph)
     for option, pattern in (("trainable", options.trainable), ("frozen", options.frozen)):
         if pattern and not any(re.search(pattern, name) for name in names):
-            what = f"--{option} {pattern!r} is in the name of no stored tensor of floating point"
-            raise OnnxgenError(Problem(what, help="onnxgen inspect lists them"))
+            what = f"--{option} {pattern!r} matches the name of no floating-point initializer"
+            raise OnnxgenError(Problem(what, help="onnxgen inspect lists the names"))
 
 
 def _note_kept(graph: ir.Graph) -> None:
@@ -226,15 +226,15 @@ def _decide(
     if options.trainable and re.search(options.trainable, name):
         return True, "--trainable says so"
     if not reached:
-        return False, value.meta.get(STILL, "no output depends on it differentiably")
+        return False, value.meta.get(STILL, "no gradient reaches it from an output")
     kind = value.metadata_props.get(SIGNATURE)
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
-        return False, "a normalisation's scale of 1 or bias of 0 without a parameter's name"
+        return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
     keeps_state = bool(graph.meta.get("state"))
     if keeps_state and value.producer() is not None:
-        return False, "PyTorch stores its parameters as initializers, and this is a Constant"
+        return False, "a Constant node: PyTorch exports parameters as initializers"
     slots = list(_slots(value))
     role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
@@ -242,18 +242,18 @@ def _decide(
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
-        return True, "bias of a product with a weight"
+        return True, "the bias of a product with a weight"
     path = param_path(folded_from(value) or name)
     named = path is not None or ROOT in value.meta
     if not named and tensor.size == 1:
-        return False, "a one-element constant without a parameter's name"
+        return False, "a one-element constant, not named like a parameter"
     if not (named and path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1])):
         if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
-            return False, "the input's mean or deviation"
+            return False, "the mean or standard deviation of the input"
         form = _form(tensor)
         if form and not (keeps_state and not graph.meta.get("recorded") and _is_fresh(tensor)):
             return False, form
-    return True, f"parameter {name}" if named else "reaches an output differentiably"
+    return True, f"parameter {name}" if named else "a gradient reaches it from an output"
 
 
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
@@ -318,7 +318,7 @@ def _form(tensor: ir.TensorProtocol) -> str:
     if tensor.size < 2:
         return ""
     if np.unique(leading(tensor, 4096)).size <= 4 and _is_mask(tensor.numpy().reshape(-1)):
-        return "a mask (only 0, 1 and -inf, the lowest number or another below -100)"
+        return "a mask (only 0, 1 and one number below -100, such as -inf)"
     if tensor.size < 3 or max(tensor.shape.numpy()) != tensor.size:  # no vector
         return ""
     flat = tensor.numpy().reshape(-1)

@@ -34,7 +34,9 @@ def place_of(name: str) -> Path | None:
     if is_path(name):
         return _checked(Path(os.path.abspath(name)), name)
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
-        raise _error(name, "is neither the path of a .py file nor the name of a module", "write plugins/ops.py or a.b")
+        raise _error(
+            name, "is neither the path of a .py file nor the name of a module", "name it like plugins/ops.py or a.b"
+        )
     spec = _spec(name)
     if spec is None:
         raise _error(name, "there is no such module", "install it, or name its file: path/to/plugin.py")
@@ -50,9 +52,9 @@ def _checked(path: Path, name: str) -> Path:
             raise _error(name, f"the folder has no {INIT}", "name a .py file in it")
         return path
     if not path.is_file():
-        raise _error(name, "there is no such file" if not path.exists() else "is no regular file")
+        raise _error(name, "there is no such file" if not path.exists() else "is not a regular file")
     if path.suffix != ".py":
-        raise _error(name, "is no .py file")
+        raise _error(name, "is not a .py file")
     return path
 
 

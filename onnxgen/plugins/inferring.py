@@ -26,10 +26,10 @@ def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
     try:
         found = list(rule(n))
         if not all(isinstance(facts, Info) for facts in found):
-            raise TypeError("a rule returns a list of Info")
+            raise TypeError("an infer rule must return a list of Info")
     except (Unknown, Contradiction, TooComplex):
         return []
     except Exception as error:
-        what = f"plugin {plugin.name}: its infer rule: {why(error)}"
+        what = f"plugin {plugin.name}: the infer rule fails: {why(error)}"
         raise OnnxgenError(Problem(printable(what, 400), printable(n.node.name or ""), op, n.opset)) from error
     return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in found]

@@ -75,11 +75,13 @@ def plugin(name: str) -> Plugin:
     noted = [operator for module in modules for operator in noted_in(module)]
     if not noted:
         way_out = 'decorate a function in it: @onnxgen.op("Name", domain="com.acme")'
-        raise OnnxgenError(Problem(f"--plugin {name}: it registers no operator", help=way_out))
+        raise OnnxgenError(Problem(f"--plugin {name}: the plugin registers no operator", help=way_out))
     for operator in noted:
         if not inspect.signature(operator.function).parameters:
-            what = f"the function of {printable(operator.name)} takes nothing"
-            raise OnnxgenError(Problem(f"--plugin {name}: {what}", help="it takes a Builder, inputs and attributes"))
+            what = f"the function of {printable(operator.name)} takes no arguments"
+            raise OnnxgenError(
+                Problem(f"--plugin {name}: {what}", help="it must take a Builder, the inputs and the attributes")
+            )
     made = Plugin(name, place)
     made.operators.extend(replace(o, plugin=made, infer=o.infer and partial(inferred, made, o.infer)) for o in noted)
     return made
@@ -94,7 +96,7 @@ def together(plugins: Iterable[Plugin]) -> Layer:
             domain = f"{operator.domain}." if operator.domain else ""
             names = dict.fromkeys(o.plugin.name for o in (other, operator) if o.plugin is not None)
             what = f"{printable(domain + operator.name)} is registered twice from opset {operator.since} on"
-            way_out = "leave one of them, or give it another since="
+            way_out = "remove one of them, or give it another since="
             raise OnnxgenError(Problem(f"--plugin {' and '.join(names)}: {what}", help=way_out))
     return layer(first.values())
 

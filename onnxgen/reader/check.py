@@ -104,7 +104,8 @@ class _Checker:
     def model(self) -> None:
         self.opsets = self.imports(self.proto.opset_import)
         if self.proto.ir_version > onnx.IR_VERSION:
-            what = f"IR version {self.proto.ir_version} is newer than the {onnx.IR_VERSION} that onnx knows"
+            newest = f"{onnx.IR_VERSION}, the newest that the installed onnx knows"
+            what = f"IR version {self.proto.ir_version} is newer than {newest}"
             self.problems.add(Problem(what, help="upgrade onnx"))
         if not self.proto.graph.output:
             self.problems.add("the graph has no outputs")
@@ -126,8 +127,8 @@ class _Checker:
             if opsets.setdefault(domain, entry.version) != entry.version:
                 self.problems.add(f"opset {name} is imported as version {opsets[domain]} and {entry.version}")
             if not domain and entry.version > newest:
-                what = f"opset {entry.version} is newer than the {newest} that onnx knows"
-                self.problems.add(Problem(what, help="upgrade onnx, or export with an older opset"))
+                what = f"opset {entry.version} is newer than {newest}, the newest that the installed onnx knows"
+                self.problems.add(Problem(what, help="upgrade onnx, or export the model again with an older opset"))
             if not 1 <= entry.version < 2**31:
                 self.problems.add(f"opset {name} is imported as version {entry.version}, which does not exist")
         return opsets
@@ -145,7 +146,7 @@ class _Checker:
         self.body(function.node, scope, 0)
         for name in function.output:
             if not scope.use(name):
-                self.problems.add(f"output {label(name)} of {where} is made by no node")
+                self.problems.add(f"no node computes output {label(name)} of {where}")
         self.parameters = None
         self.opsets = outer_opsets
 
@@ -158,7 +159,7 @@ class _Checker:
             seen: set[str] = set()
             for name in tensors:
                 if name in seen:
-                    self.problems.add(f"there are two initializers named {label(name)}")
+                    self.problems.add(f"two initializers are named {label(name)}")
                 seen.add(name)
         for name in tensors:
             if not name:
@@ -169,7 +170,7 @@ class _Checker:
         self.body(graph.node, scope, depth)
         for info in graph.output:
             if not scope.use(info.name):
-                self.problems.add(f"graph output {label(info.name)} is made by no node")
+                self.problems.add(f"no node computes graph output {label(info.name)}")
         for info in (*graph.input, *graph.output, *graph.value_info):
             if problem := type_problem(info.type, self.limits):
                 self.problems.add(f"value {label(info.name)}: {problem}")
@@ -186,7 +187,7 @@ class _Checker:
         problem = sparse_problem(sparse, self.limits, self.external)
         if problem is None:
             self.dense += math.prod(sparse.dims)
-            what = f"it and the sparse tensors before it have {self.dense:,} elements when they are dense"
+            what = f"this and the sparse tensors before it have {self.dense:,} elements when dense"
             problem = self.limits.past("fold_elements", self.dense, what)
         return problem
 
@@ -231,32 +232,32 @@ class _Checker:
             self.problems.add(Problem(what, label(name), op, opset))
 
         if not node.op_type:
-            report("it names no operator")
+            report("the node names no operator")
         if any(isinstance(text, bytes) for text in (node.name, node.op_type, node.domain)):
-            report("its name, operator or domain is not valid UTF-8 text")
+            report("the name, operator or domain is not valid UTF-8 text")
             return
         longest = max(len(node.name), len(node.op_type), len(domain))
         if problem := self.limits.past(
-            "name_length", longest, f"its name, operator or domain has {longest} characters"
+            "name_length", longest, f"the name, operator or domain has {longest} characters"
         ):
             report(problem)
         if not domain and opset is None and self.proto.ir_version >= 3:
             self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")
         for name in node.input:
             if name and not scope.use(name):
-                what = f"its input {label(name)} is no graph input, initializer or output of another node"
+                what = f"input {label(name)} is not a graph input, an initializer or an output of another node"
                 report(what)
         for name in node.output:
             if name and scope.hides(name):
-                report(f"duplicate name {label(name)}: its output hides a value of an outer graph")
+                report(f"duplicate name {label(name)}: the output hides a value of an outer graph")
         expected = attribute_types(node.op_type, domain, opset or 1)
         seen = set()
         for attribute in node.attribute:
             if attribute.name in seen:
-                report(f"it has the attribute {label(attribute.name)} twice")
+                report(f"attribute {label(attribute.name)} is given twice")
             seen.add(attribute.name)
             if isinstance(attribute.name, bytes):
-                report(f"the name of its attribute {label(attribute.name)} is not valid UTF-8 text")
+                report(f"the name of attribute {label(attribute.name)} is not valid UTF-8 text")
             self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
 
     def attribute(self, a: onnx.AttributeProto, scope: Scope, report: Report, expected: int | None, depth: int) -> None:
@@ -284,7 +285,7 @@ class _Checker:
             if problem := type_problem(kind, self.limits):
                 report(f"attribute {name}: {problem}")
         for graph in (a.g, *a.graphs) if a.HasField("g") else a.graphs:
-            if problem := self.limits.past("depth", depth + 1, f"graphs are nested deeper: {depth + 1} in one another"):
+            if problem := self.limits.past("depth", depth + 1, f"graphs are nested {depth + 1} deep"):
                 report(problem)
             else:
                 self.graph(graph, scope, depth + 1)
@@ -308,7 +309,7 @@ def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | No
         return "has no known type"
     field, filled = ATTRIBUTE_FIELDS[kind], _filled(a)
     if filled - {field} or (field in _MESSAGES and field not in filled):
-        return f"says it is of type {Attribute.AttributeType.Name(kind)} but holds another"
+        return f"is declared as {Attribute.AttributeType.Name(kind)} but holds a value of another type"
     if expected is not None and expected != kind:
         wanted, found = Attribute.AttributeType.Name(expected), Attribute.AttributeType.Name(kind)
         return f"is of type {found}, but the operator needs {wanted}"

@@ -66,7 +66,7 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     problems = Problems()
     for name in inputs:
         if name not in reached:
-            problems.add(f"--inputs: the outputs don't depend on {printable(name)}")
+            problems.add(f"--inputs: no output depends on {printable(name)}")
     problems.raise_if_any()
     stored = {tensor.name for tensor in graph.initializer}
     rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
@@ -87,8 +87,8 @@ def _check(graph: onnx.GraphProto, cut: Cut) -> None:
         for name in names:
             if name not in computed:
                 near = ", ".join(map(printable, difflib.get_close_matches(name, computed, 3, 0.4)))
-                what = "is stored in the file, and not computed" if name in stored else "is no value of the graph"
-                way_out = f"is it {near}?" if near else "a viewer such as Netron shows the names of values"
+                what = "is stored in the file, not computed" if name in stored else "is not a value of the graph"
+                way_out = f"did you mean {near}?" if near else "a viewer such as Netron shows the names of values"
                 problems.add(Problem(f"{option}: {printable(name)} {what}", help=way_out))
             elif names.count(name) > 1 or (name in cut[0] and name in cut[1]):
                 problems.add(f"{option}: {printable(name)} is named twice")
@@ -115,7 +115,7 @@ def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]
     for name in names:
         facts = info(values[name])
         if facts.dtype is None or facts.kind != "tensor":
-            problems.add(f"--inputs: which type {printable(name)} has is not known")
+            problems.add(f"--inputs: the type of {printable(name)} is unknown")
             continue
         dims = None if facts.shape is None else [d if isinstance(d, int) else str(d) for d in facts.shape]
         found[name] = onnx.helper.make_tensor_type_proto(int(facts.dtype), dims)

@@ -29,7 +29,7 @@ class ExternalData:
         """What is wrong with the data of `tensor`, which must be `nbytes` long; None if all is well."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if any(isinstance(text, bytes) for text in entries.values()):
-            return "its external data is described in text that is not valid UTF-8"
+            return "the external data is described in text that is not valid UTF-8"
         location = entries.get("location", "")
         found = self._size(location)
         if isinstance(found, str):
@@ -38,13 +38,13 @@ class ExternalData:
         for key, default in (("offset", 0), ("length", nbytes)):
             text = entries.get(key, str(default))
             if not re.fullmatch(r"[0-9]{1,18}", text):
-                return f"its external data has the {key} {printable(text)}, which is no size"
+                return f"the external data has the {key} {printable(text)}, which is not a size"
             numbers[key] = int(text)
         if numbers["length"] != nbytes:
-            return f"its external data has {numbers['length']} bytes, but its dtype and dims need {nbytes}"
+            return f"the external data has {numbers['length']} bytes, but its dtype and dims need {nbytes}"
         if numbers["offset"] + nbytes > found:
             end = numbers["offset"] + nbytes
-            return f"its external data ends at byte {end} of {printable(location)}, which has only {found}"
+            return f"the external data ends at byte {end} of {printable(location)}, which has only {found}"
         return None
 
     def file_problem(self, location: str) -> str | None:
@@ -61,37 +61,37 @@ class ExternalData:
         """The size of the data file, or why it is refused."""
         shown = printable(location, 200)
         if not location or "\0" in location:
-            return "its external data names no file"
+            return "the external data names no file"
         parts = re.split(r"[/\\]", location) if os.sep == "\\" else location.split("/")
         # Windows forms are refused everywhere: the same model must mean the same on every system.
         if location[0] in "/\\" or re.match(r"[A-Za-z]:", location):
-            return f"its external data is at an absolute path ({shown})"
+            return f"the external data is at an absolute path ({shown})"
         if ".." in re.split(r"[/\\]", location):
-            return f"its external data leaves the model folder by .. ({shown})"
+            return f"the external data leaves the model folder by .. ({shown})"
         try:
             return self._look_inside([p for p in parts if p not in ("", ".")], shown)
         except (FileNotFoundError, NotADirectoryError):
-            return f"its external data file {shown} is missing"
+            return f"the external data file {shown} is missing; put it beside the .onnx file"
         except (OSError, ValueError) as error:
-            return f"its external data file {shown} cannot be read: {printable(str(getattr(error, 'strerror', error)))}"
+            return f"the external data file {shown} cannot be read: {printable(str(getattr(error, 'strerror', error)))}"
 
     def _look_inside(self, parts: list[str], shown: str) -> int | str:
         if not parts:
-            return "its external data names no file"
+            return "the external data names no file"
         real = self._folder.resolve()
         folder = self._folder
         for part in parts[:-1]:
             folder = folder / part
             if folder.is_symlink() and not folder.resolve().is_relative_to(real):
-                return f"its external data leaves the model folder by a symbolic link ({shown})"
+                return f"the external data leaves the model folder by a symbolic link ({shown})"
         file = folder / parts[-1]
         facts = file.lstat()
         if stat.S_ISLNK(facts.st_mode):
-            return f"its external data file {shown} is a symbolic link; copy the data there instead"
+            return f"the external data file {shown} is a symbolic link; copy the data there instead"
         if not stat.S_ISREG(facts.st_mode):
-            return f"its external data file {shown} is not a regular file"
+            return f"the external data file {shown} is not a regular file"
         if facts.st_nlink > 1:
-            return f"its external data file {shown} is a hard link to another file; copy the data there instead"
+            return f"the external data file {shown} is a hard link to another file; copy the data there instead"
         if not os.access(file, os.R_OK):
-            return f"its external data file {shown} cannot be read"
+            return f"the external data file {shown} cannot be read"
         return facts.st_size

@@ -51,7 +51,7 @@ def check_functions(proto: onnx.ModelProto, limits: Limits) -> None:
     deepest = max((level + depths.get(call, 0) for call, level in main), default=0)
     problems = (
         limits.past("nodes", total, f"inlining the local functions makes {shown} nodes"),
-        limits.past("depth", deepest, f"inlining the local functions nests graphs deeper: {deepest} in one another"),
+        limits.past("depth", deepest, f"inlining the local functions nests graphs {deepest} deep"),
     )
     if any(problems):
         raise OnnxgenError(*filter(None, problems))
@@ -124,7 +124,7 @@ class _Inliner:
             ("output", call.outputs, function.outputs),
         ):
             if len(given) > len(taken):
-                raise _error(call, f"it has {counted(len(given), kind)}, but the local function only {len(taken)}")
+                raise _error(call, f"the node has {counted(len(given), kind)}, but the local function has {len(taken)}")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
             raise _error(call, "a graph as an attribute of a local function is not supported")
         values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
@@ -134,7 +134,7 @@ class _Inliner:
         for value, inner in zip(call.outputs, function.outputs, strict=False):
             new = values[inner]
             if new is None:
-                raise _error(call, f"its output {printable(value.name or '')} is an input that was left out")
+                raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
             if new not in made:  # an input handed through, or an output handed out twice
                 body.append(ir.Node("", "Identity", [new]))
                 new = body[-1].outputs[0]

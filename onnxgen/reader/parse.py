@@ -19,7 +19,7 @@ from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.weights.file_tensor import SourceFile
 
-AGAIN, ANOTHER = "fetch or export it again", "name the .onnx file, or export the model to one first"
+AGAIN, ANOTHER = "download or export it again", "name the .onnx file, or export the model to one first"
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
 
@@ -92,7 +92,7 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
         if mode.st_size == 0:
             raise OnnxgenError(Problem(f"{shown} is empty", help=AGAIN))
         if mode.st_size > _PROTOBUF_LIMIT:
-            what = f"{shown} is larger than 2 GB, which protobuf cannot hold"
+            what = f"{shown} is larger than 2 GB, the limit of protobuf"
             raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
         return structure(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +107,7 @@ def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
     kind, _, way_out = (_kind(path, data) or "").partition("; ")
     if not kind:
         return Problem(f"{shown} is {otherwise}", help=AGAIN)
-    return Problem(f"{shown} is not an ONNX model: it seems to be {kind}", help=way_out or ANOTHER)
+    return Problem(f"{shown} is not an ONNX model: it looks like {kind}", help=way_out or ANOTHER)
 
 
 def _kind(path: Path, data: bytes) -> str | None:

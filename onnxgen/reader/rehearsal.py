@@ -38,10 +38,15 @@ def rehearse(path: Path, options: Options) -> None:
     if code == 0:
         return
     if code == OUT_OF_MEMORY:
-        what, way_out = f"{limits.memory:,} bytes of memory", "--limit memory=N raises it"
+        what, way_out = f"{limits.memory:,} bytes of memory", "raise the limit with --limit memory=N"
     elif -code in (getattr(signal, "SIGXCPU", None), getattr(signal, "SIGKILL", None), signal.SIGTERM):
-        what, way_out = f"{limits.seconds:,} seconds", "--limit seconds=N raises it"
+        what, way_out = f"{limits.seconds:,} seconds", "raise the limit with --limit seconds=N"
     else:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise OnnxgenError(Problem(f"{shown} ends the process that reads it ({how})", help="it may be damaged"))
+        raise OnnxgenError(
+            Problem(
+                f"the process that reads {shown} crashes ({how})",
+                help="the file may be damaged: export or download it again",
+            )
+        )
     raise OnnxgenError(Problem(f"reading {shown} takes more than {what}", help=way_out))

@@ -42,12 +42,12 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
 def _fix(value: ir.Value, dims: Sequence[int], sizes: dict[str, int]) -> str | None:
     """Set one input's dims and note the sizes of named dims; what is wrong, if anything."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
-        return "it is not a tensor"
+        return "the input is not a tensor"
     if any(dim < -1 for dim in dims):
         return f"{tuple(dims)} has a negative dim"
     old = value.shape
     if old is not None and len(old) != len(dims):
-        return f"it has {len(old)} dims, not {len(dims)}"
+        return f"the input has {len(old)} dims, not {len(dims)}"
     new: list[int | ir.SymbolicDim | None] = []
     for axis, dim in enumerate(dims):
         before = None if old is None else old[axis]

@@ -46,7 +46,7 @@ def check_signatures(model: ir.Model) -> None:
     problems = Problems()
     for node in all_nodes(model.graph):
         version = node.version or model.opset_imports.get(node.domain, 1)
-        problem = None if node.outputs else "it has no outputs"
+        problem = None if node.outputs else "the node has no outputs"
         if node.domain in DOMAINS:
             signature = signature_of(node.op_type, "" if node.domain == "ai.onnx" else node.domain, version)
             if problem is None and signature is not None:
@@ -85,24 +85,23 @@ def _problem(node: ir.Node, signature: Signature) -> str | None:
         count -= 1  # left out by an empty name
     for place in signature.inputs:
         if place >= count or inputs[place] is None:
-            return f"it lacks input {place}, which its operator cannot do without"
+            return f"required input {place} is missing"
     if count > signature.most_inputs:
-        return f"it has {count} inputs; its operator takes {signature.most_inputs} at most"
+        return f"the node has {count} inputs; the operator takes {signature.most_inputs} at most"
     if not signature.least_outputs <= len(node.outputs) <= signature.most_outputs:
         least, most = signature.least_outputs, signature.most_outputs
-        return (
-            f"it has {len(node.outputs)} outputs; its operator has {least if least == most else f'{least} to {most}'}"
-        )
+        allowed = least if least == most else f"{least} to {most}"
+        return f"the node has {len(node.outputs)} outputs; the operator has {allowed}"
     for name in signature.attributes:
         if name not in node.attributes:
-            return f"it lacks the attribute {name}, which its operator cannot do without"
+            return f"required attribute {name} is missing"
     for name in node.attributes.keys() - signature.known if signature.known is not None else ():
-        return f"it has the attribute {label(name)}, which its operator does not know"
+        return f"attribute {label(name)} is not defined for the operator"
     for name in TYPES:
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.type == ir.AttributeType.INT:
             if attribute.value not in ir.DataType.__members__.values():
-                return f"its attribute {name} is {attribute.value}, which is no element type"
+                return f"attribute {name} is {attribute.value}, which is not an element type"
     return None
 
 

@@ -34,21 +34,21 @@ def tensor_problem(tensor: onnx.TensorProto, limits: Limits, external: ExternalD
     """What is wrong with a tensor: dtype, dims, or the amount of data; None if all is well."""
     known = ir.DataType.__members__.values()
     if tensor.data_type not in known or tensor.data_type == ir.DataType.UNDEFINED:
-        return f"it has the unknown element type {tensor.data_type}"
-    if problem := limits.past("rank", len(tensor.dims), f"it has {len(tensor.dims)} dims"):
+        return f"the tensor has the unknown element type {tensor.data_type}"
+    if problem := limits.past("rank", len(tensor.dims), f"the tensor has {len(tensor.dims)} dims"):
         return problem
     if any(d < 0 for d in tensor.dims):
-        return f"it has negative dims {list(tensor.dims)}"
+        return f"the tensor has negative dims {list(tensor.dims)}"
     if tensor.HasField("segment"):
-        return "it is stored in segments, which ONNX does not define"
+        return "the tensor is stored in segments, which ONNX does not define"
     dtype = ir.DataType(tensor.data_type)
     count = math.prod(tensor.dims)
     longest = max(map(len, tensor.string_data), default=0)
-    if problem := limits.past("text_length", longest, f"one of its strings has {longest} bytes"):
+    if problem := limits.past("text_length", longest, f"a string has {longest} bytes"):
         return problem
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         if dtype == ir.DataType.STRING:
-            return "its strings are external data, which ONNX forbids"
+            return "the strings are external data, which ONNX forbids"
         return external.problem(tensor, _nbytes(dtype, count))
     return _size_problem(tensor, dtype, count)
 
@@ -64,26 +64,26 @@ def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> s
             found = raw_length(tensor)
         if found or not count:
             need = _nbytes(dtype, count)
-            return None if found == need else f"it has {found} bytes of data, but {dims} and dtype need {need}"
+            return None if found == need else f"the tensor has {found} bytes of data, but {dims} and dtype need {need}"
     field = _TYPED_FIELD.get(dtype, "int32_data")
     if any(name != field and len(getattr(tensor, name)) for name in _DATA_FIELDS):
-        return f"it is of type {dtype.name}, but has elements of another"
+        return f"the tensor is of type {dtype.name}, but its elements are of another type"
     found = len(getattr(tensor, field))
     need = count
     if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
         need = 2 * count
     elif dtype != ir.DataType.STRING and dtype.bitwidth < 8:
         need = _nbytes(dtype, count)  # sub-byte elements are packed, a byte in each int32
-    return None if found == need else f"it has {found} elements of data, but {dims} need {need}"
+    return None if found == need else f"the tensor has {found} elements of data, but {dims} need {need}"
 
 
 def type_problem(kind: onnx.TypeProto, limits: Limits) -> str | None:
     """What is wrong with the declared type of a value; None if all is well."""
     for shape, elem_type in _tensor_types(kind, limits.depth):
         if elem_type not in ir.DataType.__members__.values():
-            return f"it has the unknown element type {elem_type}"
+            return f"the tensor has the unknown element type {elem_type}"
         rank = 0 if shape is None else len(shape.dim)
-        if problem := limits.past("rank", rank, f"it has {rank} dims"):
+        if problem := limits.past("rank", rank, f"the tensor has {rank} dims"):
             return problem
     return None
 
@@ -121,26 +121,26 @@ def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: Ext
     """What is wrong with a sparse tensor; None if it can be made dense (onnx.proto, message SparseTensorProto)."""
     for part in (sparse.values, sparse.indices):
         if part.data_location == onnx.TensorProto.EXTERNAL:
-            return "it is sparse with external data, which is not supported; store it dense"
+            return "the tensor is sparse with external data, which is not supported; store it dense"
         if problem := tensor_problem(part, limits, external):
             return problem
     size = math.prod(sparse.dims)
     if any(d < 0 for d in sparse.dims):
-        return f"it is sparse with negative dims {list(sparse.dims)[:8]}"
-    what = f"it is sparse, and has {size:,} elements when it is dense"
+        return f"the tensor is sparse with negative dims {list(sparse.dims)[:8]}"
+    what = f"the tensor is sparse, and has {size:,} elements when dense"
     for name, found in (("rank", len(sparse.dims)), ("fold_elements", size)):
-        if problem := limits.past(name, found, what if name == "fold_elements" else f"it has {found} dims"):
+        if problem := limits.past(name, found, what if name == "fold_elements" else f"the tensor has {found} dims"):
             return problem
     count = math.prod(sparse.values.dims)
     shapes = ([count], [count, len(sparse.dims)])
     if sparse.indices.data_type != onnx.TensorProto.INT64 or list(sparse.indices.dims) not in shapes:
-        return "it is sparse and its indices do not fit its values"
+        return "the tensor is sparse and its indices do not fit its values"
     if sparse.values.data_type == onnx.TensorProto.STRING:
-        return "it is a sparse tensor of strings, which is not supported; store it dense"
+        return "the tensor is a sparse tensor of strings, which is not supported; store it dense"
     where = numpy_helper.to_array(sparse.indices)
     bound = np.array(sparse.dims if where.ndim == 2 else size, dtype=np.int64)
     if where.size and ((where < 0).any() or (where >= bound).any()):
-        return "it is sparse and its indices are out of range"
+        return "the tensor is sparse and its indices are out of range"
     return None
 
 

@@ -34,7 +34,7 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: fr
         missing = resolve_sizes(scope, module.infos)
         if missing and scope is root:
             names = ", ".join(printable(str(size.dim)) for size in missing if isinstance(size, SizeOf))
-            raise OnnxgenError(f"no tensor has the dims {names} that the graph computes with")
+            raise OnnxgenError(f"the graph computes with the dims {names}, but no input has them")
         if missing:
             for caller in callers[id(scope)]:
                 made = caller.value

@@ -287,7 +287,9 @@ def _check_tree(scope: Scope) -> None:
     for member in scope.members:
         if any(member.path[:n] in classes for n in range(len(scope.path) + 1, len(member.path))):
             path = printable(".".join(member.path))
-            raise OnnxgenError(Problem(f"{path} would be in two classes", help=f"use --flat; {BUG}"))
+            raise OnnxgenError(
+                Problem(f"module {path} would belong to two classes", help=f"generate with --flat; {BUG}")
+            )
 
 
 def _containers(members: list[Member]) -> set[Path]:

@@ -72,9 +72,9 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     if example is not None:
         return example
     ports = signature_of(model).inputs
-    way_out = "give example=, what forward takes (a tensor, a tuple of them, or a dict by argument)"
+    way_out = "give example=, the arguments of forward (a tensor, a tuple of tensors, or a dict by argument)"
     if not ports or any(port.dtype in (None, "str") or port.dims is None or port.kind != "tensor" for port in ports):
-        raise OnnxgenError(Problem("what the model takes is not known", help=way_out))
+        raise OnnxgenError(Problem("the inputs of the model are unknown", help=way_out))
     reason, like = "", _any_parameter(model)
     names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
     first = {port.dims[0] for port in ports if port.dims}
@@ -88,7 +88,7 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
                 reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             else:
                 return made
-    raise OnnxgenError(Problem(f"the model does not run on a made-up input ({reason})", help=way_out))
+    raise OnnxgenError(Problem(f"the model fails on a random input ({reason})", help=way_out))
 
 
 def _any_parameter(model: nn.Module) -> Tensor:

@@ -103,7 +103,9 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
         traced = trace(model, example)
     except Exception as error:  # whatever a model's own code raises
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise OnnxgenError(Problem(f"the model does not run on the example ({reason})", help="give another")) from error
+        raise OnnxgenError(
+            Problem(f"the model fails on the example ({reason})", help="give another example=")
+        ) from error
     search = _Search(model, traced)
     names = output_names(model, traced.result)
     chosen = [_output(output, names)] if output is not None else list(range(len(names)))
@@ -147,7 +149,7 @@ class _Search:
         made = self._last_product(self.traced.outputs[index])
         found = self._checked(made, index, any_size)
         if made.name == "convolution" and prod(shape[2:]) > 1:
-            raise _NoHead(f"{found.head.path} scores every position of a map ({_sizes(shape)})")
+            raise _NoHead(f"{found.head.path} gives scores for every position of a map ({_sizes(shape)})")
         if self._projects_attention(made):
             raise _NoHead(f"{found.head.path} is the output projection of an attention")
         return found
@@ -183,9 +185,9 @@ class _Search:
             passed = made.name in _PASSED or (made.name == "relu" and final)
             if not varying or not (passed or (made.name in ARITHMETIC and len(varying) == 1)):
                 joined = made.name in ARITHMETIC and len(varying) > 1
-                raise _NoHead(f"the last thing it computes is {made.name}{' of two values' if joined else ''}")
+                raise _NoHead(f"the last operation is {made.name}{' of two values' if joined else ''}")
             value = varying[0]
-        raise _NoHead("nothing with weights makes it")
+        raise _NoHead("no layer with weights computes it")
 
     def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
         """The head that a product is, if its classes are an axis of the output, and its weight is its own."""
@@ -195,9 +197,7 @@ class _Search:
         if classes not in shape and not any_size:
             raise _NoHead(f"{path} computes {classes} values, but the output is {_sizes(shape)}")
         if sharing := self.parts.sharing(made):
-            raise _NoHead(
-                f"{path} shares its weight with {sharing}, so it can't have another size until they are untied"
-            )
+            raise _NoHead(f"{path} shares its weight with {sharing}, so its size can't change until they are untied")
         own = parts[0].owner.module
         also = [_layer(p.owner) for p in parts[1:] if p.owner.module is not own or not isinstance(own, LAYERS)]
         return Found(Head(path, classes, weight.numel() // classes, index, tuple(dict.fromkeys(also))), parts)

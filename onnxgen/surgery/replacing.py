@@ -111,7 +111,7 @@ def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
     kept = {new: before for new, before in pairs if before is not None}
     for new, before in kept.items():
         if not (0 <= new < classes and 0 <= before < old):
-            what = f"keep says that new class {new} was class {before}"
+            what = f"keep maps new class {new} to old class {before}, which is out of range"
             raise OnnxgenError(Problem(what, help=f"new ones are 0 to {classes - 1}, old ones 0 to {old - 1}"))
     return kept
 
@@ -170,15 +170,15 @@ def _shapes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
 def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], found: Found, classes: int) -> None:
     """The model must run, and the output be what it was, but for one axis."""
     head = found.head
-    way_out = f"change the code where it says {head.classes}, or replace {head.path} by hand"
+    way_out = f"change {head.classes} in the code, or replace {head.path} by hand"
     try:
         after = _shapes(model, example)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        what = f"with {classes} classes in {head.path} the model does not run ({reason})"
+        what = f"the model fails with {classes} classes in {head.path} ({reason})"
         raise OnnxgenError(Problem(what, help=way_out)) from error
     old, new = before[head.output], after[head.output]
     wanted = [(*old[:axis], classes, *old[axis + 1 :]) for axis, size in enumerate(old) if size == head.classes]
     if new not in wanted:
-        what = f"with {classes} classes in {head.path} the output is {list(new)}, and was {list(old)}"
+        what = f"the output is {list(new)} with {classes} classes in {head.path}, but was {list(old)}"
         raise OnnxgenError(Problem(what, help=way_out))

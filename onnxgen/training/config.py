@@ -47,7 +47,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise OnnxgenError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OnnxgenError(f"{path} is no TOML file: {error}") from None
+        raise OnnxgenError(f"{path} is not a TOML file: {error}") from None
     values, problems = {}, Problems()
     for key, value in found.items():
         name = key.replace("-", "_")
@@ -136,7 +136,7 @@ def write_config(path: Path, settings: Settings, besides: Mapping[str, str], com
         try:
             lines.append(f"{name} = {_toml(_moved(name, value, path.parent, _as_seen_from))}")
         except TypeError:
-            lines.append(_comment(f"{name}: not written, no value of TOML: {value!r}"))
+            lines.append(_comment(f"{name}: not written, since TOML has no such value: {value!r}"))
     with replacing([path.parent]) as files, files.file(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
 

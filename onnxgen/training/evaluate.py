@@ -120,8 +120,8 @@ def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Seq
         if all(part.ndim > axis and part.shape[axis] == count for part, count in zip(parts, counts, strict=True)):
             return torch.cat(list(parts), axis)
     shapes = ", ".join(str(list(part.shape)) for part in parts[:2])
-    what = f"output {index} has no axis of samples: it is {shapes} for batches of {counts[0]}"
-    raise OnnxgenError(Problem(what, help="wrap the model, so that it returns what is one for each sample"))
+    what = f"output {index} has no batch axis: its shape is {shapes} for batches of {counts[0]}"
+    raise OnnxgenError(Problem(what, help="wrap the model in one that returns one row for each sample"))
 
 
 def _opened(
@@ -133,13 +133,13 @@ def _opened(
         return open_model(model, settings.weights), settings
     settings = replace(settings, classes=settings.classes or classes_of(model))
     if overrides.get("weights") is not None:
-        raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
+        raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
     return model, settings
 
 
 def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
     if settings.normalize == "auto" and not scale_of(network) and data.normalize not in ("", "none"):
-        way = "what the model was trained with may differ: say it with normalize="
+        way = "the model may have been trained with others: give them with normalize="
         warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=3)
 
 
@@ -148,7 +148,7 @@ def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objecti
     for made in objectives:
         has = samples.fields[made.column].classes
         if made.column in data.named and not settings.classes and len(has) < made.classes:
-            what = f"{data.name} has classes {listed(has)}, and the model tells {made.classes} apart: which are they?"
+            what = f"{data.name} has classes {listed(has)}, but the model has {made.classes} classes: which are they?"
             way = "name all in the order of the model's outputs, as in config.toml of its run: classes=('cat', 'dog')"
             raise OnnxgenError(Problem(what, help=way))
 
@@ -157,13 +157,13 @@ def _refuse_rest(network: nn.Module, samples: Samples) -> None:
     """A model of a fixed batch takes no smaller one at the end."""
     fixed = fixed_batch(network)
     if fixed and len(samples) % fixed:
-        what = f"the model takes batches of {fixed} only, and there are {len(samples)} samples"
+        what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"
         raise OnnxgenError(Problem(what, help="generate it again with --dynamic-batch"))
 
 
 def _part(data: Data, name: str | None) -> Samples:
     if name is not None and name not in PARTS:
-        raise OnnxgenError(f"there is no part {name!r} of data: it is one of {', '.join(PARTS)}")
+        raise OnnxgenError(f"the part of the data must be one of {', '.join(PARTS)}, not {name!r}")
     for wanted in PARTS if name is None else (name,):
         samples: Samples | None = getattr(data, wanted)
         if samples is not None:

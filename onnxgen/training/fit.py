@@ -139,7 +139,7 @@ def _check_monitor(plan: Plan) -> None:
     parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
     if plan.monitor[0] not in known:
-        raise OnnxgenError(Problem(f"there is no metric {plan.monitor[0]!r}", help=f"there are {', '.join(known)}"))
+        raise OnnxgenError(Problem(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}"))
 
 
 def _dtypes(network: nn.Module) -> dict[str, torch.dtype]:

@@ -62,7 +62,7 @@ class Ending:
     axis: int | None = None
 
     def __str__(self) -> str:
-        return self.kind or "no activation that a loss knows"
+        return self.kind or "no activation that belongs to a loss"
 
 
 def ending_of(output: Tensor) -> Ending:
@@ -162,7 +162,7 @@ def loss_name(text: str) -> str:
             return candidate
     likely = near(name, [*NAMES, *SHORT])
     way_out = f"did you mean {' or '.join(likely)}?" if likely else f"one of {', '.join(NAMES)}"
-    raise OnnxgenError(Problem(f"there is no loss {text!r}", help=way_out))
+    raise OnnxgenError(Problem(f"no loss is called {text!r}", help=way_out))
 
 
 def objective(
@@ -214,7 +214,7 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
             raise OnnxgenError(
                 Problem(
                     f"output {name or 0} ends in a sigmoid of {list(output.shape)}, its target holds class indices",
-                    help="say which loss it is with --loss",
+                    help="name the loss with --loss",
                 )
             )
         return "nll_loss" if ending.kind else "cross_entropy"
@@ -240,7 +240,7 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
     is_wrong, wants, instead = wrong.get(loss, (False, "", ""))
     if is_wrong:
         raise OnnxgenError(
-            Problem(f"{loss} wants {wants}, and output {name or 0} ends in {ending}", help=f"take {instead}")
+            Problem(f"{loss} needs {wants}, but output {name or 0} ends in {ending}", help=f"use {instead}")
         )
 
 
@@ -254,10 +254,10 @@ def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> in
         return fits[0]
     if fits:
         what = f"output {name or 0} is {shape}, its target {wanted}: any of the axes {fits} could be the classes"
-        raise OnnxgenError(Problem(what, help="take other sizes, so that only one fits"))
+        raise OnnxgenError(Problem(what, help="use a batch or sizes that differ, so that only one axis fits"))
     raise OnnxgenError(
         Problem(
             f"output {name or 0} is {shape} for {shape[0]} samples, and its target {wanted}",
-            help="a class index for each sample (or position) is needed, or name another loss with --loss",
+            help="give a class index for each sample (or position), or name another loss with --loss",
         )
     )

@@ -159,13 +159,16 @@ class Micro:
         count = _count(part)
         if count <= 1:
             raise OnnxgenError(
-                Problem("out of memory with a single sample", help="smaller inputs, bf16-mixed, or another device")
+                Problem(
+                    "out of memory with a single sample",
+                    help="use smaller inputs, --precision bf16-mixed, or another device",
+                )
             )
         self.size = math.ceil(count / 2)
         norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False
         gc.collect()
         _empty_cache(next(iter(part.values())).device)
-        text = f"out of memory with {counted(count, 'sample')} at once: from here on in parts of {self.size}"
+        text = f"out of memory with {counted(count, 'sample')} at once: from now on in parts of {self.size}"
         text += ", whose gradients add up to the same" if model is not None else ""
         text += "; BatchNorm takes its statistics from the parts" if norms else ""
         warnings.warn(text, stacklevel=2)

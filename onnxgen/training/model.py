@@ -25,7 +25,7 @@ def open_module(path: Path | str) -> ModuleType:
     """
     path = Path(path).resolve()
     if not path.is_file():
-        raise OnnxgenError(Problem(f"there is no file {path}", help="name the module that onnxgen generated"))
+        raise OnnxgenError(Problem(f"no file {path}", help="name a module that onnxgen generated"))
     stamp = _stamp(python_file(path))
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
@@ -74,7 +74,7 @@ def open_model(path: Path | str, weights: Path | str | None = None, *, from_scra
     """
     module = open_module(path)
     if not hasattr(module, "Model"):
-        raise OnnxgenError(Problem(f"{path} has no class Model", help="is it a file that onnxgen generated?"))
+        raise OnnxgenError(Problem(f"{path} has no class Model", help="name a module that onnxgen generated"))
     if from_scratch:
         made: nn.Module = module.Model()
         return made

@@ -58,7 +58,9 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         return chosen(groups, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise OnnxgenError(
-            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="another optimizer, or other arguments")
+            Problem(
+                f"{chosen.__name__}: {' '.join(str(error).split())}", help="use another optimizer or other arguments"
+            )
         ) from None
 
 
@@ -95,10 +97,10 @@ def _switches(takes: Iterable[str]) -> list[str]:
 def _as_taken(chosen: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups as the class takes them: LBFGS has a single one, and SparseAdam none of ours."""
     if issubclass(chosen, torch.optim.SparseAdam):
-        raise OnnxgenError(Problem("SparseAdam takes sparse gradients, and these are dense", help="--optimizer adam"))
+        raise OnnxgenError(Problem("SparseAdam needs sparse gradients, but these are dense", help="--optimizer adam"))
     if not issubclass(chosen, torch.optim.LBFGS) or len(groups) == 1:
         return groups
     if len({group.get("lr") for group in groups}) > 1:
-        raise OnnxgenError(Problem("LBFGS has one learning rate for all", help="leave the head's rate at 1"))
+        raise OnnxgenError(Problem("LBFGS has one learning rate for all", help="leave the rate of the head at 1"))
     # What differs is weight decay, which LBFGS has not at all.
     return [{**groups[0], "params": [p for group in groups for p in group["params"]]}]

@@ -67,7 +67,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if not isinstance(model, nn.Module):
         model = open_model(model, settings.weights, from_scratch=settings.from_scratch)
     elif settings.weights is not None:
-        raise OnnxgenError("weights are for a model that is given as a file: load them into this one yourself")
+        raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
     elif settings.from_scratch:
         set_scale(model, "")
         reset(model)
@@ -103,7 +103,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
         if index >= len(outputs):
-            raise OnnxgenError(f"the model has {len(outputs)} outputs, and {column!r} is to be the target of {name}")
+            raise OnnxgenError(f"the model has {len(outputs)} outputs, so {column!r} can't be the target of {name}")
         asked = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
         shown = name if len(feeding.targets) > 1 else ""
         made = objective(index, shown, outputs[index], column, _field(samples, column), batch[column], asked)
@@ -128,8 +128,9 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
     if values is None or values.ndim != 2 or values.shape[1] < 2:
         return
     if bool(((values == 0) | (values == 1)).all()) and bool((values.sum(1) == 1).all()):
-        what = f"each row of target {column!r} has a single 1: one class of {values.shape[1]}, or yes and no for each?"
-        way = "give class indices (y.argmax(1)), or name the loss that is meant: --loss cross_entropy, bce, mse, ..."
+        count = values.shape[1]
+        what = f"each row of target {column!r} has a single 1: one class of {count}, or {count} yes/no labels?"
+        way = "give class indices (y.argmax(1)), or name the loss: --loss cross_entropy, bce, mse, ..."
         raise OnnxgenError(Problem(what, help=way))
 
 
@@ -153,7 +154,7 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: 
         if name not in names:
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
         if names.index(name) not in feeding.targets:
-            what = f"output {name} is to be trained with {loss}, but has no target"
+            what = f"output {name} has the loss {loss}, but no target"
             raise OnnxgenError(Problem(what, help=f"--target {name}=COLUMN"))
 
 

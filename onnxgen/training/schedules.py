@@ -82,16 +82,14 @@ def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     parts = arguments.get("schedulers")
     if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) and "name" in part for part in parts):
         example = "[{name = 'LinearLR', total_iters = 3}, {name = 'CosineAnnealingLR', T_max = 7}]"
-        raise OnnxgenError(
-            Problem(f"{chosen.__name__} needs the schedules it is made of", help=f"schedulers={example}")
-        )
+        raise OnnxgenError(Problem(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}"))
     return [dict(part) for part in parts]
 
 
 def _part(optimizer: torch.optim.Optimizer, part: dict[str, Any], epochs: int) -> LRScheduler:
     chosen = _class(part.pop("name"))
     if chosen.__name__ in _BY_STEP or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
-        raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that changes with each epoch")
+        raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that steps once an epoch")
     _fill_in(chosen, part, optimizer, epochs)
     return _made(chosen, optimizer, part)
 
@@ -103,5 +101,5 @@ def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments
         return chosen(**given, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
         raise OnnxgenError(
-            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="other arguments")
+            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="use other arguments")
         ) from None

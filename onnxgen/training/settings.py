@@ -113,19 +113,23 @@ class Settings:
             if value is not None and value < 1:
                 raise OnnxgenError(f"{name} must be at least 1, not {value}")
         if self.weights is not None and self.from_scratch:
-            raise OnnxgenError("weights and from_scratch exclude each other")
+            raise OnnxgenError("weights and from_scratch exclude each other: give one of them")
         for name, known in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
-                raise OnnxgenError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
+                raise OnnxgenError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
-            raise OnnxgenError("val and test are shares of the data: from 0 up to 1, and less than 1 together")
+            raise OnnxgenError("val and test must be shares of the data: each at least 0, together less than 1")
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
             raise OnnxgenError(f"workers must be a number or 'auto', not {self.workers!r}")
 
 
 def _names(classes: Iterable[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
-        raise OnnxgenError(Problem(f"classes is a single text, {classes!r}", help="classes=('cat', 'dog')"))
+        raise OnnxgenError(
+            Problem(
+                f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
+            )
+        )
     found = tuple(map(str, classes))
     for place, name in enumerate(found):
         if not name.strip() or name in found[:place]:

@@ -110,11 +110,13 @@ class Check:
         if freed is None or not freed.inputs or is_free(read(self.path, self.options), freed):
             return
         if self.graph.trains_norm:
-            self.notes.append("BatchNorm trains, which mixes samples: compared with the file's own batch only")
+            self.notes.append(
+                "BatchNorm runs in training mode, which mixes samples: only the batch of the file is compared"
+            )
             return
         self.freed = freed
         self._examined()
-        self.notes.append(f"the file's batch of {freed.size} was made free: compared with its runs, stacked")
+        self.notes.append(f"the batch of {freed.size} was made free: several runs of the file are compared, stacked")
 
     def verify(
         self,
@@ -145,7 +147,7 @@ class Check:
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 if not isinstance(module, (str, Path)):
-                    raise OnnxgenError("--integrity compares files: give the generated module's path")
+                    raise OnnxgenError("--integrity compares files: give the path of the generated module")
                 report.integrity = compare_weights(self.path, Path(module), space, self.given)
         return report
 
@@ -213,17 +215,19 @@ class Check:
         if self.cast is not None:
             name = str(self.cast).removeprefix("torch.")
             halves.add(name)
-            self.notes.append(f"the module's weights were cast to {name}: inputs and expected outputs are too")
+            self.notes.append(
+                f"the weights of the module were cast to {name}, and so are the inputs and the expected outputs"
+            )
         self.halves = halves
         for name in sorted(halves):
             self.tolerance = self.tolerance.at_least(name)
         if halves:
-            self.notes.append(f"computed in {', '.join(sorted(halves))}: compared to {self.tolerance}")
+            self.notes.append(f"computed in {', '.join(sorted(halves))}: compared with the tolerance {self.tolerance}")
         if self.graph.random:
             names = ", ".join(printable(n) for n in sorted(self.graph.random))
-            self.notes.append(f"random numbers are drawn for {names}: only shape and dtype are compared")
+            self.notes.append(f"outputs that depend on random numbers ({names}): only shape and dtype are compared")
         if self.graph.chooses:
-            self.notes.append("the graph has branches: only those that these inputs take are compared")
+            self.notes.append("the graph has branches: only the branches that these inputs take are compared")
         if self.graph.trains_norm and self.graph.keeps_norm:
             self.notes.append("only some of the graph's BatchNormalizations record training mode")
 
@@ -255,11 +259,14 @@ class Check:
                 self._note_sizes(used)
                 return
         reasons = "; ".join(dict.fromkeys(self.refusals[:1] + self.refusals[-1:]))
-        way_out = "say sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
+        way_out = "fix sizes with --sizes NAME=N, or give inputs of your own with --inputs FILE.npz"
         if self.unsaid:
-            way_out = f"say in a --plugin what {', '.join(self.unsaid)} computes: @onnxgen.op(..., reference=...)"
+            way_out = f"give a reference for {', '.join(self.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
         raise OnnxgenError(
-            Problem(f"could not verify {self.path}: no oracle runs on any input tried ({reasons})", help=way_out)
+            Problem(
+                f"could not verify {self.path}: onnxruntime and onnx.reference run it on no input tried ({reasons})",
+                help=way_out,
+            )
         )
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
@@ -277,7 +284,7 @@ class Check:
         names = [name for name, _, _ in self.graph.inputs]
         wrong = sorted(set(names) ^ set(feeds))
         if wrong:
-            raise OnnxgenError(f"the inputs given are not the graph's: {', '.join(map(printable, wrong))}")
+            raise OnnxgenError(f"the given inputs do not match the graph: {', '.join(map(printable, wrong))}")
         yield {}, 0, {name: feeds[name] for name in names}
 
     def _accepted(self, oracle: Oracle, tries: Iterator[_Input]) -> tuple[_Input, list[Any]] | None:
@@ -293,7 +300,7 @@ class Check:
 
     def _note_sizes(self, used: list[sizing.Sizes]) -> None:
         if used[0] and len(used) > 1 and all(u == used[0] for u in used):
-            self.notes.append(f"of the sizes tried for dynamic dims only {_sizes(used[0])} was accepted by the oracle")
+            self.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
 
     # ---- one run ---------------------------------------------------------------------------------------------------
 
@@ -333,7 +340,7 @@ class Check:
         if found.groups or not run.agrees or self.graph.random or self.approximation is not None:
             return
         if self.graph.straight_through:
-            why = "the graph rounds to integers: its gradients are passed straight through, and not held to differences"
+            why = "the graph rounds to integers: gradients pass straight through, finite differences are not compared"
         else:
             why = directions.hold(network, feeds, self._sizes_of_things(), found)
         if why and why not in self.notes:
@@ -356,7 +363,7 @@ class Check:
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
         names = printable(name), describe(expected), describe(got)
-        note = f"output {names[0]} is not of floats: only its shape and dtype are compared"
+        note = f"output {names[0]} is not floating-point: only its shape and dtype are compared"
         if not is_float and name not in self.graph.random and note not in self.notes:
             self.notes.append(note)
         if not is_float or d.why or not expected.size:

@@ -81,7 +81,7 @@ def compare(
     if isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
         return _nested(list(expected.values()), [got[key] for key in expected], tolerance, values)
     if isinstance(expected, dict) or isinstance(got, dict):
-        return Difference(why=f"{describe(got)} instead of {describe(expected)}, or of other keys")
+        return Difference(why=f"{describe(got)} instead of {describe(expected)}, or other keys")
     if expected is None or got is None or isinstance(expected, list) or isinstance(got, list):
         return _nested(expected, got, tolerance, values)
     expected, got = widened(expected), widened(got)

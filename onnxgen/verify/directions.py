@@ -101,7 +101,7 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
         with _float64():
             return _Held(module, inputs, fixed).compare(found)
     except Exception as error:  # an operator that is not there in float64, or memory that ends
-        return f"gradients are not held to differences: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"finite differences are not compared: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 class _Held:
@@ -165,7 +165,9 @@ class _Held:
                 found.held += 1
                 return
             if abs(left - right) <= SMOOTH * largest + noise:
-                found.wrong.append(f"{name}: backward gives {slope:.4g} along a direction, a small step {right:.4g}")
+                found.wrong.append(
+                    f"{name}: backward gives {slope:.4g} along a direction, a finite difference {right:.4g}"
+                )
                 return
         found.unclear.append(name)
 

@@ -40,8 +40,8 @@ def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got
         again = check.output(name, e, g, slack)
         if again.agrees:
             check.notes.append(
-                f"run {seed % 1000}, output {printable(name)}: {run.outputs[i].why}; but {oracle.name}'s own "
-                "output moves as much when its inputs change in their last bits, so this is not counted"
+                f"run {seed % 1000}, output {printable(name)}: {run.outputs[i].why}; but the output of {oracle.name} "
+                "moves as much when the inputs change in their last bits, so this is not counted"
             )
             run.outputs[i] = again
 
@@ -66,7 +66,7 @@ def freedom(check: Check, run: Run, given: _Given, expected: list[Any], got: lis
             why = f"onnxruntime {name}{noise} computes the same"
         elif (moved := explained(e, g, [a[i] for _, a in answers], check.tolerance)) is not None:
             why = (
-                "onnxruntime's own answers differ as much among themselves (its optimisations, one thread, "
+                "the results of onnxruntime differ as much among themselves (optimisations, one thread, "
                 f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"
             )
             if moved > HIDES:

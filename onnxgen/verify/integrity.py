@@ -36,7 +36,7 @@ def sidecar_of(space: Mapping[str, Any]) -> Path | None:
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the ONNX tensors are made of the state dict (`provenance.way_back`), if the sidecar recorded it."""
+    """How the ONNX tensors are made of the state dict, if the sidecar recorded it (`provenance.way_back`)."""
     try:
         return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
@@ -76,7 +76,7 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
         data = base64.b85decode("".join(text.split()))
         return json_object(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except ValueError as error:
-        raise OnnxgenError(f"the weights in the module are broken: {printable(str(error), 300)}") from None
+        raise OnnxgenError(f"the weights in the module are damaged: {printable(str(error), 300)}") from None
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
@@ -94,11 +94,11 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
 
     sidecar = sidecar_of(space)
     if sidecar is None:
-        raise OnnxgenError(f"{out} has no sidecar to compare: its weights are in the file itself")
+        raise OnnxgenError(f"{out} has no weights file to compare: the weights are in the module itself")
     found = read_tensors(sidecar)
     expected = pipeline.build(path, options, out).tensors
-    differences = [f"tensor {key}: not in the sidecar" for key in expected if key not in found]
-    differences += [f"tensor {key}: the ONNX file has no such thing" for key in found if key not in expected]
+    differences = [f"tensor {key}: missing in the weights file" for key in expected if key not in found]
+    differences += [f"tensor {key}: not in the ONNX file" for key in found if key not in expected]
     for key in expected.keys() & found.keys():
         why = _difference(expected[key], found[key])
         if why:

@@ -87,7 +87,7 @@ class Onnxruntime:
         self.types = {port.name: _element(port.type) for port in ports}
         unknown = sorted(set(self.types.values()) - _PLAIN - set(_EXOTIC))
         if unknown:
-            raise Refused(f"its Python interface has no {', '.join(unknown)}")
+            raise Refused(f"the Python interface of onnxruntime has no {', '.join(unknown)}")
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         options = self.ort.RunOptions()
@@ -110,7 +110,7 @@ class Onnxruntime:
         values = {}
         for name, array in feeds.items():
             if not isinstance(array, np.ndarray):
-                raise Refused("its Python interface can't mix sequences with these types")
+                raise Refused("the Python interface of onnxruntime can't mix sequences with these types")
             exotic = _EXOTIC.get(self.types[name])
             plain = self.ort.OrtValue.ortvalue_from_numpy
             values[name] = plain(array) if exotic is None else make(_bits(array), int(exotic))
@@ -175,7 +175,9 @@ class Reference:
         opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
         wrong = {n.op_type for n in proto_nodes(model) if opset < _REFERENCE_IS_WRONG.get(n.op_type, 0)}
         if wrong:
-            raise Refused(f"it computes {', '.join(sorted(wrong))} of opset {opset} by a later meaning")
+            raise Refused(
+                f"onnx.reference computes {', '.join(sorted(wrong))} of opset {opset} by the rules of a later opset"
+            )
         try:
             self.evaluator = ReferenceEvaluator(model, new_ops=list(new_ops))
         except Exception as error:

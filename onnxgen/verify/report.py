@@ -176,9 +176,9 @@ class VerifyReport:
         g = self.gradients
         found += [f"backward: {g.error}"] if g.error else []
         found += [f"parameter {name}: no gradient reaches it" for name in g.missing]
-        found += [f"parameter {name}: its gradient is not finite" for name in g.not_finite]
+        found += [f"parameter {name}: the gradient is not finite" for name in g.not_finite]
         found += [f"gradient of {line}" for line in g.wrong]
-        found += [f"weights: {ascii(name)[1:-1]} is not what the file stores" for name in self.moved]
+        found += [f"weights: {ascii(name)[1:-1]} differs from the tensor in the file" for name in self.moved]
         return found + (self.integrity.differences if self.integrity else [])
 
     def as_json(self) -> dict[str, Any]:

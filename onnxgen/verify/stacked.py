@@ -52,7 +52,7 @@ class Stacked:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         counts = {feeds[name].shape[axis] for name, axis in self.freed.inputs.items()}
         if len(counts) != 1 or 0 in counts:
-            raise Refused("inputs do not have the same number of samples")
+            raise Refused("the inputs do not have the same number of samples")
         (count,) = counts
         runs = [self.oracle.run(part) for part in self._parts(feeds, count)]
         return [self._joined(name, [run[i] for run in runs], count) for i, name in enumerate(self.outputs)]

@@ -67,6 +67,6 @@ def _deviation(runs: list[_Seen]) -> float:
 def _why(runs: list[_Seen]) -> str:
     limit, varies = max(run.limit for run in runs), _deviation(runs)
     return (
-        f"the rounding of this file may change it by {limit:.3g} in root mean square, and on these inputs it varies by "
-        f"{varies:.3g} only, so a wrong module could pass -> {WAY_OUT}"
+        f"rounding may change this output by {limit:.3g} in root mean square, but on these inputs the output varies by "
+        f"only {varies:.3g}, so a wrong module could pass -> {WAY_OUT}"
     )

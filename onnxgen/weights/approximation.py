@@ -60,7 +60,7 @@ class Distance:
         """As `problem`, of a module whose weights are exactly the file's: rounding those may do the same."""
         if self.missing <= SMALLER or self.rms <= floor:
             return ""
-        return f"is {1 - self.missing:.3g} times what the file computes; what saturates there would make it larger"
+        return f"is {1 - self.missing:.3g} times the file's result; saturation in the file can only make it larger"
 
 
 @dataclass(frozen=True)

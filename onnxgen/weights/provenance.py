@@ -78,7 +78,7 @@ class Source:
     def of(cls, tensor: ir.TensorProtocol, name: str) -> Source:
         """The ONNX tensor itself. Raises `OnnxgenError` for strings, which no state dict holds."""
         if tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
-            raise OnnxgenError(f"tensor {name!r} of type {tensor.dtype.name} cannot be a weight")
+            raise OnnxgenError(f"tensor {name!r} of type {tensor.dtype.name} can't be stored as a weight")
         shape = tuple(tensor.shape.numpy())
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         axes = tuple(merged([(size, stride)]) for size, stride in zip(shape, strides, strict=True))
@@ -237,7 +237,7 @@ class Fold:
         if self.part == "bias":
             return get(f"{self.norm}.bias").astype(np.float64) + (wide - mean) * scale
         if value.shape[self.axis] * self.groups != scale.size or value.shape[0] % self.groups:
-            raise OnnxgenError(f"{self.norm!r} is not of the size it was generated with")
+            raise OnnxgenError(f"{self.norm!r} has another size than when the module was generated")
         if self.axis:  # [in, out / groups, ...]
             wide = wide.reshape(self.groups, -1, *value.shape[1:])
             return (wide * scale.reshape(self.groups, 1, -1, *[1] * (value.ndim - 2))).reshape(value.shape)
@@ -303,7 +303,7 @@ def rebuild(
     entries = record.get(name, [])
     entries = entries if isinstance(entries, list) else [entries]
     if entry >= len(entries):
-        raise OnnxgenError(f"the weights do not say how {name!r} is rebuilt")
+        raise OnnxgenError(f"the weights file does not say how {name!r} is rebuilt: generate the module again")
     found = entries[entry]
     if isinstance(found, str):
         return get(found)
@@ -313,7 +313,7 @@ def rebuild(
     if not found.get("partial"):
         out = np.empty(found["shape"], dtype)
     elif original is None:
-        raise OnnxgenError(f"only parts of {name!r} are in the weights; the original tensor is needed for the rest")
+        raise OnnxgenError(f"only parts of {name!r} are in the weights; the original ONNX file is needed for the rest")
     else:
         out = np.array(original, dtype, order="C").reshape(found["shape"])
     for part in reversed(found["parts"]):  # where parts overlap the first one wins
@@ -323,7 +323,7 @@ def rebuild(
         if "slice" in part:
             value = value[tuple(slice(start, stop) for start, stop in part["slice"])]
         if value.size != math.prod(part["size"]):
-            raise OnnxgenError(f"{part['key']!r} is not of the size it was generated with")
+            raise OnnxgenError(f"{part['key']!r} has another size than when the module was generated")
         atoms = tuple(zip(part["size"], part["stride"], strict=True))
         window(out, part.get("offset", 0), atoms, write=True)[...] = value.reshape(part["size"]).astype(dtype)
     return out

@@ -64,7 +64,8 @@ def write_pair(
     files = [] if weights is None else _plan(_followed(weights), tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
-        raise OnnxgenError(f"module and weights would both be written to {out}")
+        what = f"the module and the weights would both be written to {out}"
+        raise OnnxgenError(Problem(what, help="name another --weights FILE"))
     if not force:
         _refuse_foreign(targets, broken=out.is_file())
     with _clear_errors(out), replacing(path.parent for path in (out, *targets)) as replacements:
@@ -150,7 +151,7 @@ def sidecar_files(path: Path) -> list[Path]:
     try:
         names = sorted(set(json_object(index.read_bytes())["weight_map"].values()))
         if not names or not all(_shard_pattern(base).fullmatch(name) for name in names):
-            raise ValueError("it names files that are no shards of it")
+            raise ValueError("the index names files that are not its shards")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
     return [path.with_name(name) for name in names]
@@ -265,8 +266,8 @@ def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
     """`broken`: what can't be read as weights was ours once, since the module is there that it belongs to."""
     for target in targets:
         if target.is_file() and not _ours(target, broken):
-            way_out = "keep it elsewhere, write the weights to another --weights FILE, or use --force"
-            raise OnnxgenError(Problem(f"{target} is there, and onnxgen did not write it", help=way_out))
+            way_out = "move that file, name another --weights FILE, or overwrite it with --force"
+            raise OnnxgenError(Problem(f"{target} exists, and onnxgen did not write it", help=way_out))
 
 
 def _stale(path: Path, targets: list[Path]) -> list[Path]:

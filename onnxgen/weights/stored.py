@@ -228,7 +228,7 @@ class Views:
         if node is None or facts.dtype is None or not all(isinstance(d, int) for d in facts.shape or ()):
             return
         size = math.prod(int(d) for d in facts.shape or () if isinstance(d, int)) * int(facts.dtype.itemsize)
-        if problem := past(size, self.most, f"{printable(value.name or '')}, made of stored tensors alone, has"):
+        if problem := past(size, self.most, f"{printable(value.name or '')}, computed from stored tensors only, has"):
             raise OnnxgenError(Problem(problem, printable(node.name or ""), printable(node.op_type)))
 
 

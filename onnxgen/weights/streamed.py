@@ -108,11 +108,11 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER, size - 8):
-                raise ValueError("its header is cut short")
+                raise ValueError("the header is cut short")
             header = json_object(file.read(length))
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("its metadata is no map of strings")
+            raise ValueError("the metadata is not a map of strings")
         entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
         _check_offsets(entries, size)
         return metadata, entries
@@ -128,7 +128,7 @@ def _entry(key: str, found: Any, begin: int) -> Entry:
         raise ValueError(f"tensor {printable(key)!r} has no description")
     dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BY_NAME:
-        raise ValueError(f"tensor {printable(key)!r} is of a type that is not known")
+        raise ValueError(f"tensor {printable(key)!r} has an unknown type")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {printable(key)!r} has no sizes")
     if math.prod(shape) * int(BY_NAME[dtype].itemsize) != offsets[1] - offsets[0] or max(shape, default=0) >= 2**63:
@@ -171,7 +171,7 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
-        raise OnnxgenError(f"{len(text):,} bytes are too many for the header of a safetensors file")
+        raise OnnxgenError(f"the header of the safetensors file would have {len(text):,} bytes, which is too many")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -178,7 +178,7 @@ def test_settings_that_are_wrong(root: Path, capsys: Out) -> None:
         (None, "there is no pyproject.toml in"),
         ("", "has no [tool.onnxgen] -> write [[tool.onnxgen.models]]"),
         ("[tool.onnxgen]\nembed = true\n", "tool.onnxgen has no models -> write"),
-        ("[tool.onnxgen\n", "is no TOML file"),
+        ("[tool.onnxgen\n", "is not a TOML file"),
         ("[tool]\nonnxgen = 3\n", "tool.onnxgen must be a table, not 3"),
     ],
 )

@@ -298,8 +298,8 @@ def test_locations_of_real_files(model: dict[str, Any], cache: Cache, tmp_path: 
     [
         ("../net.bin", "leaves the model folder by .."),
         ("/etc/hosts", "is at an absolute path"),
-        ("no.bin", "its external data file no.bin is missing"),
-        ("", "its external data names no file"),
+        ("no.bin", "the external data file no.bin is missing"),
+        ("", "the external data names no file"),
         ("pipe", "is not a regular file"),
     ],
 )

@@ -317,7 +317,7 @@ def table(source: str, output: str) -> str:
         ),
         (
             "[tool.hatch.build.hooks.onnxgen]\nsource = 1\n",
-            "tool.hatch.build.hooks.onnxgen.source: there is no such key",
+            "tool.hatch.build.hooks.onnxgen.source: unknown key",
         ),
     ],
     ids=["missing", "one output", "outside", "broken", "no package", "weights", "hook's table"],
@@ -345,7 +345,7 @@ def test_a_hook_without_models_says_so(backend: Backend, tmp_path: Path) -> None
     text = (project / "pyproject.toml").read_text().split("[[", 1)[0]
     (project / "pyproject.toml").write_text(text)
     for kind in ("wheel", "sdist", "editable"):
-        assert "there is no [tool.onnxgen]" in backend.fails(kind, project, tmp_path / "dist")[-1]
+        assert "the file has no [tool.onnxgen] table" in backend.fails(kind, project, tmp_path / "dist")[-1]
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="nothing is read-only for this user")

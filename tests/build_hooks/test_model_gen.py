@@ -265,5 +265,5 @@ def test_paths_of_a_script_are_relative_to_it(here: Path, tmp_path: Path) -> Non
 
 def test_where_there_is_no_script_it_says_so(here: Path) -> None:
     done = python("-c", "from onnxgen import ModelGen; ModelGen().input('a.onnx').run_from_script()", cwd=here)
-    assert done.returncode != 0 and "is called by no script" in done.stderr.splitlines()[-1]
+    assert done.returncode != 0 and "must be called from a script" in done.stderr.splitlines()[-1]
     assert not (here / "a.py").exists()

@@ -507,7 +507,7 @@ def test_a_module_is_a_python_file(model: Path, out: Path, tmp_path: Path, capsy
     before = {p: p.read_bytes() for p in out.parent.iterdir()}
     for args in commands:
         assert call(*args) == 2
-        assert capsys.readouterr().err == f"error: {text} is no Python file -> a module's name ends in .py: {out}\n"
+        assert capsys.readouterr().err == f"error: {text} is not a Python file -> name a file that ends in .py: {out}\n"
     assert {p: p.read_bytes() for p in out.parent.iterdir()} == before
     assert call(model, "-o", tmp_path) == 2 and "it is a folder" in capsys.readouterr().err
 

@@ -76,10 +76,12 @@ def _refused(place: Place, capsys: Out, *options: object) -> str:
 
 @FORCED
 def test_the_model_is_never_written_over(place: Place, capsys: Out, force: list[str]) -> None:
-    assert "no Python file" in _refused(place, capsys, "-o", place.model, *force)
-    assert "the ONNX model itself" in _refused(place, capsys, "-o", place.out, "--weights", place.model, *force)
+    assert "is not a Python file" in _refused(place, capsys, "-o", place.model, *force)
+    assert "is the ONNX model or holds its data" in _refused(
+        place, capsys, "-o", place.out, "--weights", place.model, *force
+    )
     (place.folder / "alias.py").symlink_to(place.model)
-    assert "the ONNX model itself" in _refused(place, capsys, "-o", place.folder / "alias.py", *force)
+    assert "is the ONNX model or holds its data" in _refused(place, capsys, "-o", place.folder / "alias.py", *force)
 
 
 @FORCED
@@ -87,7 +89,7 @@ def test_the_models_data_is_never_written_over(place: Place, capsys: Out, force:
     onnx.save(network(), place.model, save_as_external_data=True, location="data.safetensors", size_threshold=0)
     data = place.folder / "data.safetensors"
     assert "holds its data" in _refused(place, capsys, "-o", place.folder / "data.py", *force)
-    assert "no Python file" in _refused(place, capsys, "-o", data, *force)
+    assert "is not a Python file" in _refused(place, capsys, "-o", data, *force)
     assert "holds its data" in _refused(place, capsys, "-o", place.out, "--weights", data, *force)
     assert place() == 0
 
@@ -102,8 +104,10 @@ def test_only_plain_files_are_replaced(place: Place, capsys: Out, force: list[st
     os.mkfifo(place.folder / "pipe.py")
     assert "a folder" in _refused(place, capsys, "-o", place.folder / "sub", *force)
     assert "a folder" in _refused(place, capsys, "-o", "", *force)
-    assert "no regular file" in _refused(place, capsys, "-o", place.folder / "pipe.py", *force)
-    assert "no regular file" in _refused(place, capsys, "-o", place.out, "--weights", place.folder / "pipe", "--force")
+    assert "not a regular file" in _refused(place, capsys, "-o", place.folder / "pipe.py", *force)
+    assert "not a regular file" in _refused(
+        place, capsys, "-o", place.out, "--weights", place.folder / "pipe", "--force"
+    )
     assert "onnxgen-tmp" not in _refused(place, capsys, "-o", place.out / "under.py", *force)
     assert "--weights" in _refused(place, capsys, "-o", place.out, "--weights", "", *force)
 

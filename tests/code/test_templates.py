@@ -142,7 +142,9 @@ def test_what_is_onnxgens_stays(old: str, new: str, tmp_path: Path, capsys: pyte
     own(tmp_path, text.replace(old, new))
     assert run(args) == 2
     err = capsys.readouterr().err
-    assert re.search("templates in .* change what they can only add to: .*TEMPLATES.md", err) and err.count("\n") == 1
+    assert (
+        re.search("templates in .* change text that they may only add to: .*TEMPLATES.md", err) and err.count("\n") == 1
+    )
     assert not (tmp_path / "model.py").exists()
 
 

@@ -18,6 +18,7 @@ from onnxgen.common.names import (
     module_part,
     network_name,
     printable,
+    sentence,
 )
 from onnxgen.common.paths import helpers_dir, templates_dir
 from onnxgen.errors import OnnxgenError
@@ -188,6 +189,11 @@ def test_printable_cuts() -> None:
     assert printable("a" * 81) == "a" * 77 + "..."
     assert printable("a" * 80) == "a" * 80
     assert printable("naïve 'x'\n") == "naive ?x??"
+
+
+def test_a_sentence_keeps_its_quotes() -> None:
+    assert sentence("not 'naïve'\n\\ \x1b[31m") == "not 'naive'?? ?[31m"
+    assert sentence("'" * 401) == "'" * 397 + "..."
 
 
 def test_module_attributes_are_those_of_torch() -> None:

@@ -116,7 +116,7 @@ def test_constants_of_every_kind(tmp_path: Path) -> None:
     done = Trained(model(nodes), tmp_path, Options(trainable="^(w|b|s|f)$"))
     done.agrees()
     assert sorted(done.report.changed) == ["b", "f", "s", "w"]
-    assert done.report.notes == ["s was sparse, and is no longer"]
+    assert done.report.notes == ["s was sparse and is now dense"]
     new = onnx.load(done.out)
     assert [n.attribute[0].name for n in new.graph.node[:4]] == ["value", "value_floats", "value", "value_float"]
     assert new.graph.node[4:] == onnx.load(done.path).graph.node[4:]
@@ -209,4 +209,4 @@ def test_a_tensor_of_a_local_function_for_two_calls(tmp_path: Path) -> None:
     """Called twice it has one tensor for both: where they differ now, the network is exported anew, and says why."""
     done = Trained(calls("one", "two"), tmp_path)
     done.agrees()
-    assert done.report.road == ANEW and "for all its calls" in done.report.why
+    assert done.report.road == ANEW and "once for all calls" in done.report.why

@@ -41,7 +41,7 @@ def refused(folder: Path, message: str, **given: Any) -> None:
 
 def test_the_original_is_gone(folder: Path) -> None:
     (folder / "mnist.onnx").rename(folder / "elsewhere.onnx")
-    refused(folder, "was generated from mnist.onnx, which is not beside it -> name the file with --onnx")
+    refused(folder, "was generated from mnist.onnx, which is not in the same folder -> name the file with --onnx")
     assert onnxgen.export(folder / "model.py", folder / "elsewhere.onnx", out=folder / "t.onnx").wrote
 
 
@@ -89,7 +89,7 @@ def test_weights_of_another_network(
 def test_weights_that_are_none(folder: Path) -> None:
     refused(folder, "there is no file", weights=folder / "best.safetensors")
     torch.save({"state_dict": {}}, folder / "last.ckpt")
-    refused(folder, "is a checkpoint of PyTorch or Lightning, not safetensors -> ", weights=folder / "last.ckpt")
+    refused(folder, "is a PyTorch or Lightning checkpoint, not a safetensors file -> ", weights=folder / "last.ckpt")
     (folder / "text").write_text("hello")
     refused(folder, "is not a safetensors file", weights=folder / "text")
 
@@ -105,7 +105,7 @@ def test_a_module_without_a_record(folder: Path) -> None:
         line.split('"')[1] for line in (folder / "model.py").read_text().splitlines() if line.startswith("FINGERPRINT")
     )
     save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"fingerprint": fingerprint})
-    refused(folder, "do not say which ONNX file they came from -> generate both again")
+    refused(folder, "do not name the ONNX file that they came from -> generate module and weights again")
 
 
 def test_without_onnxruntime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_header_whose_length_begins_like_a_pickle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("theirs", [b"", b"my table", b"\x08\x07"])
 def test_what_is_there_and_is_no_earlier_export(folder: Path, name: str, theirs: bytes) -> None:
     (folder / "out" / name).write_bytes(theirs)
-    refused(folder, f"{name} is there.*no earlier export|it is there.*no earlier export")
+    refused(folder, f"{name} exists and is not an earlier export|{name}: it exists and is not an earlier export")
     assert onnxgen.export(folder / "model.py", out=folder / "out" / "tuned.onnx", force=True).wrote
 
 
@@ -153,7 +153,7 @@ def test_another_network_is_there(folder: Path) -> None:
     model = onnx.load(MNIST)
     model.graph.output[0].name = model.graph.node[-1].output[0] = "other"
     onnx.save(model, folder / "out" / "tuned.onnx")
-    refused(folder, "no earlier export of this model -> name another file with -o, or use --force")
+    refused(folder, "is not an earlier export of this model -> name another file with -o, or overwrite it with --force")
 
 
 def test_an_earlier_export_is_written_over(folder: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_module_with_two_results(tmp_path: Path) -> None:
     nodes = [h.make_node("MatMul", ["x", f"heads.{x}.weight"], [x], f"/heads/{x}/MatMul") for x in "ab"]
     ports = [[h.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 4]) for n in names] for names in ("x", "ab")]
     onnx.save(h.make_model(h.make_graph(nodes, "g", *ports, stored), ir_version=8), tmp_path / "m.onnx")
-    with pytest.raises(OnnxgenError, match="heads returns 2 values .*name one of the modules in it"):
+    with pytest.raises(OnnxgenError, match="heads returns 2 values .*name a module inside it"):
         build(tmp_path / "m.onnx", Options(dropout={"heads": 0.1}), tmp_path / "model.py")
 
 

@@ -73,9 +73,11 @@ def test_attention_with_a_cache(causal: int, mask: bool) -> None:
 def test_attention_on_gpus_only_is_refused() -> None:
     text = refusal("Attention", packed(), {"num_heads": 2, "do_rotary": 1}, domain="com.microsoft")
     assert "GPUs only" in text
-    assert "0 heads" in refusal("Attention", packed(), {"num_heads": 0}, domain="com.microsoft")
+    assert "the number of heads must be at least 1, not 0" in refusal(
+        "Attention", packed(), {"num_heads": 0}, domain="com.microsoft"
+    )
     sizes = {"num_heads": 2, "qkv_hidden_sizes": [8, 16]}
-    assert "not three" in refusal("Attention", packed(), sizes, domain="com.microsoft")
+    assert "must have 3 elements, not 2" in refusal("Attention", packed(), sizes, domain="com.microsoft")
     sizes = {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 12]}
     assert "one cache" in refusal("Attention", packed(8, 28), sizes, outputs=2, domain="com.microsoft")
     mask = np.ones((2, 1, 5, 5), I32)

@@ -88,7 +88,7 @@ def test_text() -> None:
     ({"ndim": 2}, "several axes runs on GPUs only"), ({"state_window": 2}, "window of states runs on GPUs only"),
     ({"channels_last": 1, "state_length": 5}, "slice of channels runs on GPUs only"),
     ({"channels_last": 1, "input_channels": 2}, "slice of channels runs on GPUs only"),
-    ({"activation": "gelu"}, "neither none, silu"), ({"dilation": 0}, "its dilation is none"),
+    ({"activation": "gelu"}, "'gelu' must be none, silu or swish"), ({"dilation": 0}, "dilation 0 at least 1"),
 ])  # fmt: skip
 def test_what_the_kernel_refuses_is_refused(attrs: dict[str, Any], why: str) -> None:
     inputs = inputs_of(2, (4,), 7, 3, 1, True, True, last=False)
@@ -153,7 +153,9 @@ def test_sequences_that_the_kernel_refuses_are_refused() -> None:
         return refusal("VarlenCausalConvWithState", inputs, attrs, outputs=2, domain=MICROSOFT)
 
     inputs = packed([0, 3, 10], kernel=2)
-    assert "run on GPUs only" in why([*inputs, None, floats(10, 2, 4), floats(10, 1)], {})
-    assert "contradict" in why(inputs, {"state_update_capacity": 2})
-    assert "contradict" in why([*inputs, np.ones(2, np.int32)], {})
-    assert "neither none, silu" in why(inputs, {"activation": "gelu"})
+    assert "kernel_delta, previous_mask, group_size and delta_offset run on GPUs only" in why(
+        [*inputs, None, floats(10, 2, 4), floats(10, 1)], {}
+    )
+    assert "capture_count must be given exactly if" in why(inputs, {"state_update_capacity": 2})
+    assert "capture_count must be given exactly if" in why([*inputs, np.ones(2, np.int32)], {})
+    assert "'gelu' must be none, silu or swish" in why(inputs, {"activation": "gelu"})

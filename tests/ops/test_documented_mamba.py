@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxgen.errors import WRITER
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, node_model, refusal, run_model, run_node
 
@@ -130,4 +131,4 @@ def test_what_is_refused() -> None:
     inputs = drawn(2, 2, 1, 0)
     for wrong in ({"n_groups": 3}, {"head_dim": 64}, {"heads": 2}):
         text = refusal("Mamba2Verify", inputs, attributes(1) | wrong, domain="com.microsoft", outputs=3)
-        assert "heads" in text and "fix the file" in text
+        assert "do not fit ssm_state" in text and WRITER in text

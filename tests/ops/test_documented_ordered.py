@@ -112,7 +112,9 @@ def test_dequantized(order: int, to: int, dtype: Any, dynamic: bool) -> None:
 
 def test_refused_orders() -> None:
     x, scale = floats(4, 40), number(1)
-    assert "no whole tiles of 32" in refused("QuantizeWithOrder", [x, scale], {"order_input": 1, "order_output": 2})
+    assert "do not divide into tiles of 32" in refused(
+        "QuantizeWithOrder", [x, scale], {"order_input": 1, "order_output": 2}
+    )
     assert "orders 2, 1" in refused("QuantizeWithOrder", [x, scale], {"order_input": 2, "order_output": 1})
     assert "orders 1, 5" in refused("QuantizeWithOrder", [x, scale], {"order_input": 1, "order_output": 5})
     attrs = {"order_input": 0, "order_output": 1, "to": 1}
@@ -233,11 +235,11 @@ def test_refused_products() -> None:
     inputs = [int8(4, 32), scales[0], int8(32, 32), scales[1], scales[0]]
     assert "orders 2, 0, 2" in refused("QOrderedMatMul", inputs, {"order_A": 2, "order_B": 0, "order_Y": 2})
     tiled = {"order_A": 2, "order_B": 3, "order_Y": 2}
-    assert "bias of a product of tiles" in refused("QOrderedMatMul", [*inputs, floats(32)], tiled)
+    assert "a bias is not defined for a tiled product" in refused("QOrderedMatMul", [*inputs, floats(32)], tiled)
     narrow = [int8(4, 32), scales[0], int8(32, 12), scales[1], scales[0]]
-    assert "no whole tiles of 8" in refused("QOrderedMatMul", narrow, tiled)
+    assert "do not divide into tiles of 8" in refused("QOrderedMatMul", narrow, tiled)
     narrow[2] = int8(32, 8)
-    assert "no whole tiles of 32" in refused("QOrderedMatMul", narrow, tiled)
+    assert "do not divide into tiles of 32" in refused("QOrderedMatMul", narrow, tiled)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -287,12 +289,12 @@ def test_attention(mask: list[list[int]] | None, stored: bool, dynamic: bool) ->
 def test_refused_attention() -> None:
     inputs, attrs = attention_inputs(None)
     assert "causal mask" in refused("QOrderedAttention", inputs, attrs | {"unidirectional": 1})
-    assert "several sizes" in refused("QOrderedAttention", inputs, attrs | {"qkv_hidden_sizes": [8, 8, 4]})
+    assert "heads of different sizes" in refused("QOrderedAttention", inputs, attrs | {"qkv_hidden_sizes": [8, 8, 4]})
     assert "orders 1, 1, 1" in refused("QOrderedAttention", inputs, attrs | {"order_weight": ROW})
     ends = [*inputs[:17], np.array([3, 5], np.int32)]
     assert "[batch, sequence]" in refused("QOrderedAttention", ends, attrs)
     inputs[14] = None
-    assert "no scale" in refused("QOrderedAttention", inputs, attrs)
+    assert "scale_QKT_gemm or scale_QKT_softmax is missing" in refused("QOrderedAttention", inputs, attrs)
 
 
 @pytest.mark.parametrize("window, flagged", [(2, [0]), (1, [0, 5]), (2, []), (4, [3])])
@@ -365,7 +367,7 @@ def test_chain(shape: list[Any]) -> None:
 
 
 def test_a_chain_of_unknown_rank() -> None:
-    with pytest.raises(OnnxgenError, match="QuantizeWithOrder.*the rank of its input x is unknown"):
+    with pytest.raises(OnnxgenError, match="QuantizeWithOrder.*the rank of input x is unknown"):
         generate(chain(None))
 
 
@@ -375,5 +377,5 @@ def test_a_chain_of_unknown_rank() -> None:
 @pytest.mark.parametrize("op", ["QuantizeBFP", "DequantizeBFP"])
 def test_unknown_bytes(op: str) -> None:
     text = refused(op, [int8(32).view(np.uint8)], {"bfp_type": 1})
-    assert "does not say how the bytes of its blocks lie" in text
+    assert "the layout of the blocks is not documented" in text
     assert "-> generate from the file before" in text and "docs/EXTENDING.md" in text

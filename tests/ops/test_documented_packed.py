@@ -80,9 +80,10 @@ def test_activations(kind: str) -> None:
 
 
 @pytest.mark.parametrize("attrs, why", [
-    ({"packed_type": 16}, "packed as IQ2_XXS"), ({"packed_type": 40}, "packed_type 40 is none"),
-    ({"activation_type": "gelu"}, "neither none, relu2 nor silu"), ({"K": 32}, "bytes are not 32 numbers"),
-    ({"K": 63}, "bytes are not 63 numbers"), ({"N": 7}, "6 rows, not 7"),
+    ({"packed_type": 16}, "packed as IQ2_XXS"), ({"packed_type": 40}, "packed_type 40 has no CPU kernel"),
+    ({"activation_type": "gelu"}, "must be none, relu2 or silu, not 'gelu'"),
+    ({"K": 32}, "bytes do not hold 32 numbers"),
+    ({"K": 63}, "bytes do not hold 63 numbers"), ({"N": 7}, "6 rows, but attribute 'N' is 7"),
 ])  # fmt: skip
 def test_refused_products(attrs: dict[str, Any], why: str) -> None:
     inputs = [floats(4, 64).astype(F16), weights(8, 2, 6)[0]]
@@ -94,7 +95,7 @@ def test_refused_products(attrs: dict[str, Any], why: str) -> None:
 def test_a_global_scale_is_refused() -> None:
     inputs = [floats(4, 64).astype(F16), weights(8, 2, 6)[0], np.array(2, F)]
     text = refusal("MatMulPacked", inputs, {"packed_type": 8, "N": 6, "K": 64}, domain=MICROSOFT)
-    assert "NVFP4" in text and "-> pack them as" in text
+    assert "NVFP4" in text and "-> pack the weights as" in text
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
@@ -177,8 +178,8 @@ def test_a_bad_weight_spoils_its_token() -> None:
 
 @pytest.mark.parametrize("attrs, why", [
     ({"activation_type": "relu2"}, "packed as IQ2_XXS"), ({"up_type": 18}, "packed as IQ3_XXS"),
-    ({"routing_epsilon": 0.1}, "needs router_weights"), ({"k": 5}, "5 of 4 experts"),
-    ({"down_type": 13}, "not whole blocks"),
+    ({"routing_epsilon": 0.1}, "need the input router_weights"), ({"k": 5}, "'k' is 5, but there are 4 experts"),
+    ({"down_type": 13}, "do not hold whole blocks"),
 ])  # fmt: skip
 def test_refused_experts(attrs: dict[str, Any], why: str) -> None:
     text = refusal("MoEPacked", drawn()[0], TYPES | attrs, domain=MICROSOFT)

@@ -179,7 +179,7 @@ def test_pages_that_are_refused() -> None:
     text = refusal("PagedAttention", inputs, attrs | {"v_head_size": 2}, domain="com.microsoft", outputs=3)
     assert "contradicts" in text
     text = refusal("PagedAttention", inputs, attrs | {"kv_num_heads": 3}, domain="com.microsoft", outputs=3)
-    assert "heads that share" in text
+    assert "is not a multiple of kv_num_heads" in text
 
 
 def test_selections_that_are_refused() -> None:
@@ -190,7 +190,7 @@ def test_selections_that_are_refused() -> None:
     for more, says in (
         ({"attention_mode": "all"}, "attention_mode"),
         ({"auxiliary_cache_layout": "paged"}, "layout"),
-        ({"selected_kv_source": "auxiliary"}, "its second cache is missing"),
+        ({"selected_kv_source": "auxiliary"}, "the auxiliary key, value or lengths are missing"),
     ):
         text = refusal("SparsePagedAttention", inputs, attrs | more, domain="com.microsoft", outputs=3)
         assert says in text
@@ -318,7 +318,11 @@ def test_selected_keys_that_are_refused() -> None:
     for more, outputs, says in (
         ({"selected_kv_source": "auxiliary"}, 3, "selected_kv_source"),
         ({"is_causal": 0}, 3, "is_causal"),
-        ({"selected_kv_source": "auxiliary", "attention_mode": "local_plus_selected"}, 3, "its window"),
+        (
+            {"selected_kv_source": "auxiliary", "attention_mode": "local_plus_selected"},
+            3,
+            "local_window_size or the auxiliary key",
+        ),
         ({}, 4, "leave validation_status out"),
     ):
         text = refusal("DynamicSparseAttention", inputs, attrs | more, domain="com.microsoft", outputs=outputs)
@@ -371,4 +375,4 @@ def test_merged_selections_are_refused() -> None:
     for mode in ("append_range", "append"):
         attrs = {"max_output_entries": 2, "policy_mode": mode}
         text = refusal("PackedSparseAttentionIndexerMerge", inputs, attrs, domain="com.microsoft", outputs=3)
-        assert "its policy_mode is unknown" in text
+        assert f"policy_mode {mode!r} is unknown, or" in text

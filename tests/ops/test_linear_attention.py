@@ -104,7 +104,7 @@ def test_what_the_kernel_refuses_is_refused() -> None:
 
     inputs, attrs = inputs_of("gated_delta"), attrs_of("gated_delta")
     assert "runs on GPUs only" in why(inputs, attrs | {"state_window": 2})
-    assert "update_rule is none of" in why(inputs, attrs | {"update_rule": "other"})
-    assert "decay or its beta is missing" in why(inputs[:5], attrs)
-    assert "decay or its beta is missing" in why(inputs[:3], attrs | {"update_rule": "gated"})
-    assert "3 heads of queries, and 2 of keys" in why(inputs, attrs | {"q_num_heads": 3})
+    assert "'update_rule' must be one of" in why(inputs, attrs | {"update_rule": "other"})
+    assert "missing (decay or beta)" in why(inputs[:5], attrs)
+    assert "missing (decay or beta)" in why(inputs[:3], attrs | {"update_rule": "gated"})
+    assert "q_num_heads 3 and kv_num_heads 2" in why(inputs, attrs | {"q_num_heads": 3})

@@ -86,7 +86,7 @@ def test_imputer(values: list[float], replaced: float) -> None:
 def test_imputer_of_integers() -> None:
     x = np.array([[0, 4, 0], [1, 0, 2]])
     run_ml("Imputer", [x], {"imputed_value_int64s": [5, 6, 7], "replaced_value_int64": 0})
-    assert "no values of the type of its input" in message("Imputer", [x], {"imputed_value_floats": [1.0]})
+    assert "no imputed values of the input's type" in message("Imputer", [x], {"imputed_value_floats": [1.0]})
 
 
 @pytest.mark.parametrize("attrs", [{}, {"threshold": 0.1}])
@@ -196,7 +196,7 @@ def test_one_hot_encoder_of_unknown_categories() -> None:
         with pytest.raises(ValueError, match="none of the encoder's categories"):
             model(other)
     assert "a category twice" in message("OneHotEncoder", [INTS], {"cats_int64s": [1, 1]})
-    assert "no categories of the type of its input" in message("OneHotEncoder", [INTS], {"cats_strings": ["a"]})
+    assert "no categories of the input's type" in message("OneHotEncoder", [INTS], {"cats_strings": ["a"]})
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_classifier(transform: str, classes: int, labels: list[Any]) -> None:
         return  # a label a class is needed: see the refusals
     if transform == "PROBIT" and classes == 1 and labels:
         model = ml_model("LinearClassifier", [samples(transform)], attrs, 1, 2)
-        with pytest.raises(OnnxgenError, match="one score, two classes and PROBIT"):
+        with pytest.raises(OnnxgenError, match="PROBIT is not defined for one score of two classes"):
             generate(model)  # onnxruntime leaves half of the output unwritten
         return
     run_ml("LinearClassifier", [samples(transform)], attrs, outputs=2, dynamic=True)
@@ -98,7 +98,9 @@ def test_refusals() -> None:
 
     x = floats(2, 3)
     assert "no intercepts" in message(x, coefficients=[1.0] * 6, classlabels_ints=[0, 1])
-    assert "2 scores and 0 labels" in message(x, coefficients=[1.0] * 6, intercepts=[0.0, 0.0])
-    assert "one score and 1 labels" in message(x, coefficients=[1.0] * 3, intercepts=[0.0], classlabels_ints=[4])
-    assert "of rank 3" in message(x[None], coefficients=[1.0] * 3, intercepts=[0.0])
-    assert "not those of 2" in message(x, coefficients=[1.0] * 3, intercepts=[0.0] * 2, classlabels_ints=[0, 1])
+    assert "2 scores but 0 labels" in message(x, coefficients=[1.0] * 6, intercepts=[0.0, 0.0])
+    assert "one score must have two labels, not 1" in message(
+        x, coefficients=[1.0] * 3, intercepts=[0.0], classlabels_ints=[4]
+    )
+    assert "has rank 3" in message(x[None], coefficients=[1.0] * 3, intercepts=[0.0])
+    assert "do not divide into 2" in message(x, coefficients=[1.0] * 3, intercepts=[0.0] * 2, classlabels_ints=[0, 1])

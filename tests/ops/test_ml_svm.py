@@ -123,8 +123,16 @@ def test_refusals() -> None:
             generate(ml_model(operator, [floats(2, 3)], attrs, 1, 2 if operator == "SVMClassifier" else 1))
         return str(caught.value)
 
-    assert "no kernel_params" in message("SVMRegressor", regressor("RBF", 4) | {"kernel_params": [0.5]})
-    assert "kernel_type ?CUBE? is none of" in message("SVMRegressor", regressor("CUBE", 4))
-    assert "not 5 support vectors" in message("SVMRegressor", regressor("RBF", 4) | {"n_supports": 5})
-    assert "one score, two classes and PROBIT" in message("SVMClassifier", classifier("RBF", 2, False, "PROBIT"))
-    assert "not as many as its classes" in message("SVMClassifier", classifier("RBF", 3, False) | {"rho": [0.5]})
+    assert "attribute 'kernel_params' (gamma, coef0, degree) is missing" in message(
+        "SVMRegressor", regressor("RBF", 4) | {"kernel_params": [0.5]}
+    )
+    assert "'kernel_type' must be one of LINEAR, POLY, RBF, SIGMOID, not 'CUBE'" in message(
+        "SVMRegressor", regressor("CUBE", 4)
+    )
+    assert "must have 5 support vectors" in message("SVMRegressor", regressor("RBF", 4) | {"n_supports": 5})
+    assert "PROBIT is not defined for one score of two classes" in message(
+        "SVMClassifier", classifier("RBF", 2, False, "PROBIT")
+    )
+    assert "does not fit the classes and support vectors" in message(
+        "SVMClassifier", classifier("RBF", 3, False) | {"rho": [0.5]}
+    )

@@ -194,16 +194,16 @@ def test_refusals() -> None:
     attrs = trees.old("class", weighted(trees, "one", 2), False, False) | {"classlabels_int64s": [0, 1]}
     attrs["class_ids"] = [i % 2 for i in range(len(trees.leaves))]
     assert "one base value" in message("TreeEnsembleClassifier", attrs, base_values=[0.5])
-    assert "whose label is text" in message(
+    assert "one class with a text label" in message(
         "TreeEnsembleClassifier", {k: v for k, v in attrs.items() if k != "classlabels_int64s"},
         classlabels_strings=["a"], class_ids=[0] * len(trees.leaves),
     )  # fmt: skip
     attrs = trees.old("target", weighted(trees, "dense", 1), False, False) | {"n_targets": 1}
     nodes = len(attrs["nodes_modes"])
     assert "unknown mode" in message("TreeEnsembleRegressor", attrs, nodes_modes=["BRANCH_MAYBE"] * nodes)
-    assert "a node that is not there" in message("TreeEnsembleRegressor", attrs, nodes_truenodeids=[99] * nodes)
+    assert "a node that does not exist" in message("TreeEnsembleRegressor", attrs, nodes_truenodeids=[99] * nodes)
     assert "asks for feature 9" in message("TreeEnsembleRegressor", attrs, nodes_featureids=[9] * nodes)
-    assert "leads back to itself" in message(
+    assert "leads back to a node" in message(
         "TreeEnsembleRegressor", attrs, nodes_truenodeids=[0] * nodes, nodes_falsenodeids=[0] * nodes
     )
     attrs = trees.new([(0, 1.0)] * len(trees.leaves), False, TensorProto.FLOAT) | {"n_targets": 1}

@@ -95,5 +95,5 @@ def test_a_large_vocabulary_lies_in_the_sidecar() -> None:
 def test_refusals() -> None:
     x = np.array([1, 2])
     assert "mode" in refusal("TfIdfVectorizer", [x], BASE | {"mode": "tf"})
-    assert "part its pool" in refusal("TfIdfVectorizer", [x], BASE | {"ngram_counts": [0, 3, 6]})
+    assert "do not divide the pool" in refusal("TfIdfVectorizer", [x], BASE | {"ngram_counts": [0, 3, 6]})
     assert "twice" in refusal("TfIdfVectorizer", [x], BASE | {"pool_int64s": [2, 2, 5, 3, 2, 2, 2, 3, 3, 2]})

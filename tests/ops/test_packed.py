@@ -56,8 +56,10 @@ def test_named_sizes() -> None:
 
 
 @pytest.mark.parametrize("packed_type, size, dtype, why", [
-    (16, 256, 1, "packed as IQ2_XXS"), (3, 32, 1, "none that onnxruntime has"), (2, 32, 7, "none that onnxruntime has"),
-    (2, 33, 1, "are not 33 numbers"), (2, 64, 1, "rows of 18 bytes are not 64 numbers"), (2, 0, 1, "are not 0 numbers"),
+    (16, 256, 1, "packed as IQ2_XXS"), (3, 32, 1, "packed_type 3 has no CPU kernel"),
+    (2, 32, 7, "output_dtype must be float"),
+    (2, 33, 1, "do not hold 33 numbers"),
+    (2, 64, 1, "rows of 18 bytes do not hold 64 numbers"), (2, 0, 1, "do not hold 0 numbers"),
 ])  # fmt: skip
 def test_what_is_refused(packed_type: int, size: int, dtype: int, why: str) -> None:
     attrs = {"packed_type": packed_type, "K": size, "output_dtype": dtype}

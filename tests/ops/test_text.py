@@ -146,7 +146,7 @@ def test_patterns(pattern: str, texts: list[str]) -> None:
     + ["a{1001}", r"\C", "[[:nix:]]", "(?P=n)", "(?#x)"],
 )
 def test_refused_patterns(pattern: str) -> None:
-    assert "its pattern" in refusal("RegexFullMatch", [strings("a")], {"pattern": pattern})
+    assert "the pattern can't be translated" in refusal("RegexFullMatch", [strings("a")], {"pattern": pattern})
 
 
 @pytest.mark.parametrize("pattern", [r"(\W|^)[\w.\-]{0,25}@(yahoo|gmail)\.com(\W|$)", r"\d{3}-\d{4}", "", "(?i)kiss"])
@@ -194,6 +194,6 @@ def test_patterns_that_would_take_re_longer(pattern: str) -> None:
 def test_the_length_of_a_pattern_costs_nothing() -> None:
     """A megabyte was read in 17 seconds."""
     began = time.process_time()
-    with pytest.raises(NotRe, match="1,000,000 characters, and may have 4,096"):
+    with pytest.raises(NotRe, match="1,000,000 characters, at most 4,096"):
         as_python("a" * 1_000_000)
     assert time.process_time() - began < 1

@@ -91,8 +91,8 @@ def test_nothing_at_all() -> None:
 
 
 def test_refusals() -> None:
-    assert "not run on text" in refusal("Pad", [X, np.array([0, 1, 1, 0])], initializers={1})
-    assert "not run on text" in refusal("NonZero", [X])
+    assert "does not take strings" in refusal("Pad", [X, np.array([0, 1, 1, 0])], initializers={1})
+    assert "does not take strings" in refusal("NonZero", [X])
 
 
 def model(

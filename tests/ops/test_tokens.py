@@ -49,7 +49,9 @@ def test_drawn_ngrams_are_blocked(seed: int) -> None:
 
 
 def test_ngrams_of_no_token_are_refused() -> None:
-    assert "its ngram_size is 0" in refused("NGramRepeatBlock", [ints(1)[None], floats(1, 4)], {"ngram_size": 0})
+    assert "'ngram_size' must be at least 1, not 0" in refused(
+        "NGramRepeatBlock", [ints(1)[None], floats(1, 4)], {"ngram_size": 0}
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -73,7 +75,9 @@ def test_drafts_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match="predicted tokens"):
             ran.model(*map(torch.tensor, ([1, 2, 3], [1], start, guesses)))
     inputs, attrs = [ints(1), ints(1), ints(0)], {"min_ngram_size": 3, "max_ngram_size": 2}
-    assert "its n-grams are of 3 to 2 tokens" in refused("BifurcationDetector", inputs, attrs, outputs=2)
+    assert "min_ngram_size 3 must be from 1 to max_ngram_size 2" in refused(
+        "BifurcationDetector", inputs, attrs, outputs=2
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -90,7 +94,7 @@ def test_time_is_warped(seed: int) -> None:
 
 def test_time_that_is_not_there() -> None:
     run("DynamicTimeWarping", [np.zeros((0, 3), np.float32)])
-    assert "its costs are no matrix" in refused("DynamicTimeWarping", [floats(2, 3, 3)])
+    assert "the costs must be one matrix" in refused("DynamicTimeWarping", [floats(2, 3, 3)])
 
 
 # ---- hashes ----------------------------------------------------------------------------------------------------------
@@ -180,11 +184,11 @@ def test_what_the_kernels_of_hashes_refuse_is_refused() -> None:
         op = "NGramHashMapping" if inputs is plain else "VarlenNGramHashMapping"
         return refused(op, inputs, {**attrs, **changed}, outputs=outputs)
 
-    assert "its max_ngram_size is below 2" in why(plain, max_ngram_size=1)
-    assert "its n_head_per_ngram below 1" in why(plain, n_head_per_ngram=0)
-    assert "is no int32" in why(plain, pad_id=2**31)
-    assert "its vocab_sizes are not of 2 hashes" in why(plain, n_head_per_ngram=2)
-    assert "contradict each other" in why(packed, state_update_capacity=2)
-    assert "contradict each other" in why([*packed, *[None] * 5, np.array([1], np.int32)])
-    assert "it has no segment_ids" in why(packed, outputs=3)
-    assert "it has no segment_ids" in why([*packed, *[None] * 4, np.array([[1]], np.int32)])
+    assert "max_ngram_size 1 must be at least 2" in why(plain, max_ngram_size=1)
+    assert "n_head_per_ngram 0 at least 1" in why(plain, n_head_per_ngram=0)
+    assert "does not fit int32" in why(plain, pad_id=2**31)
+    assert "vocab_sizes must have 2 elements" in why(plain, n_head_per_ngram=2)
+    assert "capture_count must be given exactly if" in why(packed, state_update_capacity=2)
+    assert "capture_count must be given exactly if" in why([*packed, *[None] * 5, np.array([1], np.int32)])
+    assert "the input segment_ids is missing" in why(packed, outputs=3)
+    assert "the input segment_ids is missing" in why([*packed, *[None] * 4, np.array([[1]], np.int32)])

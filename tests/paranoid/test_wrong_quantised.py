@@ -129,7 +129,7 @@ def forgotten(node: ir.Node) -> None:
     """A node's weight is said to be no parameter."""
     weight = node.inputs[1]
     assert weight is not None
-    weight.meta["trainable"] = False, "no output depends on it differentiably"
+    weight.meta["trainable"] = False, "no gradient reaches it from an output"
 
 
 def transposed(node: ir.Node) -> None:

@@ -199,7 +199,7 @@ ACCEPTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "positions of each sample": (
         LOOKED_UP, {"x": [2, 3, 4]}, {"s": [6, 4], "i": [[0, 2], [3, 5]]}
     ),
-    "positions of each sample, one after the other": (
+    "positions of each sample, along one axis": (
         LOOKED_UP, {"x": [2, 3, 4]}, {"s": [6, 4], "i": [[0, 3], [2, -1], [1, 4]]}
     ),
     "one position of one sample": (
@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str, str]] =
     "a sum over samples": ([("MatMul", "w x", "y")], {"x": [4, 2]}, {"w": W.T}, "n_y", "sums over the batch"),
     "a weight for each sample": ([("Mul", "x w", "y")], {"x": [4, 6]}, {"w": W}, "n_y", "element of its own"),
     "a sample among constants": (
-        [("Concat", "x c", "y", {"axis": 0})], {"x": [1, 6]}, {"c": W}, "n_y", "no sample among the samples"
+        [("Concat", "x c", "y", {"axis": 0})], {"x": [1, 6]}, {"c": W}, "n_y", "with something that is not a sample"
     ),
     "some of the samples": ([("Slice", "x a e", "y")], {"x": [8, 3]}, {"a": [0], "e": [4]}, "n_y", "cuts out a part"),
     "one of the samples": ([("Gather", "x i", "y")], {"x": [8, 3]}, {"i": 0}, "n_y", "selects from the batch"),
@@ -264,20 +264,20 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], str, str]] =
     "the batch on two axes": (
         [("Transpose", "x", "t"), ("Add", "x t", "y")], {"x": [1, 1]}, {}, "n_y", "on different axes"
     ),
-    "a batch torn apart": ([("Reshape", "x s", "y")], {"x": [4, 3]}, {"s": [2, 6]}, "n_y", "tears the batch apart"),
-    "an operator without a rule": ([("NonZero", "x", "y")], {"x": [1, 6]}, {}, "n_y", "nothing is known"),
+    "a batch torn apart": ([("Reshape", "x s", "y")], {"x": [4, 3]}, {"s": [2, 6]}, "n_y", "splits the batch axis"),
+    "an operator without a rule": ([("NonZero", "x", "y")], {"x": [1, 6]}, {}, "n_y", "does not know how"),
     "dynamic quantization": (
-        [("DynamicQuantizeLinear", "x", "y s z")], {"x": [1, 6]}, {}, "n_y", "nothing is known"
+        [("DynamicQuantizeLinear", "x", "y s z")], {"x": [1, 6]}, {}, "n_y", "does not know how"
     ),
     "random numbers for all": (
-        [("RandomNormal", "", "r", {"shape": [1, 6]}), ("Add", "x r", "y")], {"x": [1, 6]}, {}, "n_r", "same numbers"
+        [("RandomNormal", "", "r", {"shape": [1, 6]}), ("Add", "x r", "y")], {"x": [1, 6]}, {}, "n_r", "same random"
     ),
     "the indices of a pool": (
-        [("MaxPool", "x", "p y", {"kernel_shape": [2]})], {"x": [1, 2, 6]}, {}, "n_p", "made of all samples"
+        [("MaxPool", "x", "p y", {"kernel_shape": [2]})], {"x": [1, 2, 6]}, {}, "n_p", "mix all samples"
     ),
     "padding of the batch": ([("Pad", "x p", "y")], {"x": [1, 6]}, {"p": [0, 0, 1, 0]}, "n_y", "pads the batch"),
-    "the size as a result": ([("Shape", "x", "y")], {"x": [1, 6]}, {}, "n_y", "batch's size is a result"),
-    "every second sample's own": ([("Tile", "x r", "y")], {"x": [1, 6]}, {"r": [2, 1]}, "", "one after the other"),
+    "the size as a result": ([("Shape", "x", "y")], {"x": [1, 6]}, {}, "n_y", "returns the size of the batch"),
+    "every second sample's own": ([("Tile", "x r", "y")], {"x": [1, 6]}, {"r": [2, 1]}, "", "along one axis"),
     "a state of the wrong axis": (
         [("GRU", "x w r", "y", {"hidden_size": 2})],
         {"x": [1, 8, 4]}, {"w": W[None, :, :4].repeat(2, 1)[:, :6], "r": W[None, :2, :2].repeat(3, 1)}, "n_y", "axis 1",
@@ -306,7 +306,7 @@ def test_a_branch_is_refused(tmp_path: Path) -> None:
         ("If", "b", "y", {"then_branch": then, "else_branch": other}),
     ]
     path = save(tmp_path / "m.onnx", nodes, {"x": [1, 4], "c": [3]}, {})
-    with pytest.raises(OnnxgenError, match=r"n_y \(If-17\).*nothing is known"):
+    with pytest.raises(OnnxgenError, match=r"n_y \(If-17\).*does not know how"):
         build(path, replace(FREE, batch_axes={"c": None}), tmp_path / "model.py")
 
 
@@ -371,13 +371,13 @@ def test_inputs_that_have_no_batch(tmp_path: Path) -> None:
     [
         ({"z": 0}, "the model has no input z -> its inputs are: x, k"),
         ({"x": 5}, "input x has no axis 5"),
-        ({"x": 1, "k": 0}, "input k is 1 on axis 0, and the batch is 4"),
+        ({"x": 1, "k": 0}, "input k has size 1 on axis 0, but the batch is 4"),
     ],
 )
 def test_axes_that_are_wrong(axes: dict[str, int | None], says: str, tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError, match=says):
         build(_linear(tmp_path / "m.onnx"), replace(FREE, batch_axes=axes), tmp_path / "model.py")
-    with pytest.raises(OnnxgenError, match="--batch-axis belongs to --dynamic-batch"):
+    with pytest.raises(OnnxgenError, match="--batch-axis needs --dynamic-batch"):
         Options(batch_axes=axes)
 
 

@@ -110,7 +110,7 @@ def test_the_files_of_a_project(root: Path) -> None:
             'plugins = ["no_such_module"]',
             r"models\[0\]\.plugins: no_such_module: there is no such module -> install it",
         ),
-        ('plugins = ["src/pkg/"]', r"models\[0\]\.plugins: src/pkg holds src/pkg/net\.py, which is made by it"),
+        ('plugins = ["src/pkg/"]', r"models\[0\]\.plugins: src/pkg holds src/pkg/net\.py, which is generated with it"),
     ],
 )
 def test_bad_settings(root: Path, settings: str, said: str) -> None:

@@ -76,7 +76,7 @@ def test_it_changes_nothing_of_other_files(site: Path) -> None:
     ("text", "said"),
     [
         ("1 / 0\n", r"^entry point acme of acme_one: ZeroDivisionError: division by zero \("),
-        ("", r"^entry point acme of acme_one: it registers no operator -> "),
+        ("", r"^entry point acme of acme_one: the plugin registers no operator -> "),
     ],
 )
 def test_a_bad_one_is_one_line(site: Path, text: str, said: str) -> None:

@@ -149,25 +149,37 @@ def test_what_a_dead_node_asked_for_is_not_there(here: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "call", "said"),
     [
-        ("", 'b.helper("swish")', "there is no function or class swish at the top level of its files"),
-        ("from .x import y\ndef f(x): return y(x)", 'b.helper("f")', "y is imported from .x -> a copy stands alone"),
+        ("", 'b.helper("swish")', "the plugin has no function or class swish at the top level of its files"),
+        (
+            "from .x import y\ndef f(x): return y(x)",
+            'b.helper("f")',
+            "y is imported from .x -> a copied helper stands alone",
+        ),
         (
             "def f(x): return onnxgen.load(x)",
             'b.helper("f")',
-            "onnxgen is onnxgen?s, which generated code never imports",
+            "onnxgen is part of onnxgen, which generated code never imports",
         ),
-        ("def Model(x): return x", 'b.helper("Model")', "a generated file has another Model -> call it otherwise"),
-        ("def crop(x): return x", 'b.helper("resize")', "there is no function or class resize"),
-        ("def resize(x): return x", 'b.helper("resize")', "a generated file has another resize"),
+        (
+            "def Model(x): return x",
+            'b.helper("Model")',
+            "the generated file already has another Model -> give it another name",
+        ),
+        ("def crop(x): return x", 'b.helper("resize")', "the plugin has no function or class resize"),
+        ("def resize(x): return x", 'b.helper("resize")', "the generated file already has another resize"),
         ("import os.path\ndef f(x): return os.path.join(x)", 'b.helper("f")', "import os.path can?t be copied"),
         (
             "from acme import F\ndef f(x): return F(x)",
             'b.helper("f")',
-            "acme.F would be called F, which means something",
+            "acme.F would be called F, which has another meaning",
         ),
         ("", 'b.imported("a b", "c")', "from a b import c is not Python"),
-        ("", 'b.imported("onnxgen.ops", "c")', "c is onnxgen?s, which generated code never imports"),
-        ("", '(b.imported("a", "c"), b.imported("b", "c"))[0]', "b.c would be called c, which means something else"),
+        ("", 'b.imported("onnxgen.ops", "c")', "c is part of onnxgen, which generated code never imports"),
+        (
+            "",
+            '(b.imported("a", "c"), b.imported("b", "c"))[0]',
+            "b.c would be called c, which has another meaning there",
+        ),
     ],
     ids=str,
 )
@@ -190,7 +202,9 @@ def test_what_cannot_be_copied(here: Path, body: str, call: str, said: str) -> N
 def test_a_network_called_as_its_helper(here: Path) -> None:
     written(here / "ops.py", OPS + LAYERS)
     saved(net(), here / "swish.onnx")
-    with pytest.raises(OnnxgenError, match="the network is called Swish, as what a plugin brings -> use --class-name"):
+    with pytest.raises(
+        OnnxgenError, match="the network and a name of a plugin are both called Swish -> give the class another name"
+    ):
         build(here / "swish.onnx", Options(plugins=["ops.py"]), here / "m.py")
     build(here / "swish.onnx", Options(plugins=["ops.py"], class_name="Net"), here / "m.py")
 
@@ -200,7 +214,9 @@ def test_two_plugins_with_code_of_one_name(here: Path) -> None:
     written(here / "b.py", FUNCTION.replace('op("Swish"', 'op("Other"').replace("torch.sigmoid", "torch.tanh"))
     nodes = [helper.make_node(op, ["x"], [y], domain="com.acme") for op, y in (("Swish", "y"), ("Other", "z"))]
     proto = model(nodes, [("x", ["n", 4])], [("y", None), ("z", None)])
-    with pytest.raises(OnnxgenError, match=r"plugin b\.py: a generated file has another swish -> call it otherwise"):
+    with pytest.raises(
+        OnnxgenError, match=r"plugin b\.py: the generated file already has another swish -> give it another name"
+    ):
         build(saved(proto, here / "m.onnx"), Options(plugins=["a.py", "b.py"]), here / "m.py")
 
 

@@ -206,10 +206,10 @@ def test_threads_have_plugins_of_their_own(here: Path) -> None:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("a * x * torch.sigmoid(gama * x)", "its text uses gama, which it is not given"),
-        ("os.system(x * beta * a)", "its text uses os, which it is not given"),
-        ("x * a", "its text leaves out beta"),
-        ("x * a * beta *", "its text is no Python expression"),
+        ("a * x * torch.sigmoid(gama * x)", "the text uses gama without a value"),
+        ("os.system(x * beta * a)", "the text uses os without a value"),
+        ("x * a", "the text does not use beta"),
+        ("x * a * beta *", "the text is not a Python expression"),
     ],
 )
 def test_a_text_names_what_it_is_given(here: Path, text: str, says: str) -> None:
@@ -296,9 +296,9 @@ ONE = 'import onnxgen\n@onnxgen.op("Swish", domain="com.acme")\ndef swish({}):\n
         ("def f(:\n", "ops.py: SyntaxError: "),
         ("import nothing_of_this_name\n", "ops.py: ModuleNotFoundError: No module named"),
         ("raise SystemExit('bye')\n", "ops.py: SystemExit: bye"),
-        ("x = 1\n", "ops.py: it registers no operator -> decorate a function"),
+        ("x = 1\n", "ops.py: the plugin registers no operator -> decorate a function"),
         (SWISH + SWISH.partition("\n\n\n")[2], "ops.py: com.acme.Swish is registered twice from opset 1 on"),
-        ('import onnxgen\n@onnxgen.op("A")\ndef a(): ...\n', "ops.py: the function of A takes nothing"),
+        ('import onnxgen\n@onnxgen.op("A")\ndef a(): ...\n', "ops.py: the function of A takes no arguments"),
     ],
     ids=["raises", "syntax", "import", "exit", "nothing", "twice", "takes nothing"],
 )
@@ -316,7 +316,7 @@ def test_missing_plugins(here: Path) -> None:
         ("json.no.such", "there is no such module"),
         ("a b", "is neither the path of a .py file nor the name of a module"),
         ("empty/", "the folder has no __init__.py"),
-        ("json", "it registers no operator"),
+        ("json", "the plugin registers no operator"),
     ):
         (problem,) = problems(net(), name)
         assert problem.startswith(f"--plugin {name}: {said}")
@@ -332,14 +332,18 @@ def test_the_same_operator_in_two_plugins(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "body", "said"),
     [
-        ("b, x", "return x", "it has 2 inputs, but its function in plugin ops.py takes 1 -> give the function another"),
-        ("b, x, y, z, *, alpha", "return x", "its z is missing -> give z a default if it may be left out"),
-        ("b, x, y, *, beta", "return x", "its attribute alpha is no parameter of its function in plugin ops.py -> "),
-        ("b, x, y, *, alpha", "return 'x'", "plugin ops.py returns str, which is no expression -> return b("),
-        ("b, x, y, *, alpha", "pass", "plugin ops.py returns nothing for output 0, which is used"),
+        (
+            "b, x",
+            "return x",
+            "the node has 2 inputs, but the function in plugin ops.py takes 1 -> give the function another",
+        ),
+        ("b, x, y, z, *, alpha", "return x", "'z' is missing -> give z a default if it may be left out"),
+        ("b, x, y, *, beta", "return x", "attribute 'alpha' is no parameter of the function in plugin ops.py -> "),
+        ("b, x, y, *, alpha", "return 'x'", "plugin ops.py returns str, which is not an expression -> return b("),
+        ("b, x, y, *, alpha", "pass", "plugin ops.py returns None for output 0, which is used"),
         ("b, x, y, *, alpha", "return [x, y]", "plugin ops.py returns 2 values for 1 output"),
         ("b, x, y, *, alpha", "return x.no_such_thing", "plugin ops.py: AttributeError: "),
-        ("b, x, y, *, alpha", "return b('x +')", "plugin ops.py: its text is no Python expression: x +"),
+        ("b, x, y, *, alpha", "return b('x +')", "plugin ops.py: the text is not a Python expression: x +"),
         ("b, x, y, *, alpha", "raise b.error('not so', 'but so')", "not so -> but so"),
     ],
     ids=["inputs", "missing", "attribute", "text", "nothing", "many", "raises", "template", "own"],
@@ -353,13 +357,13 @@ def test_a_node_that_does_not_fit(here: Path, arguments: str, body: str, said: s
 def test_a_rule_that_fails(here: Path) -> None:
     written(here / "ops.py", SWISH.replace("[n.input(0)]", "n.no_such"))
     (problem,) = problems(net(), "ops.py")
-    assert "(com.acme.Swish-1): plugin ops.py: its infer rule: AttributeError: " in problem
+    assert "(com.acme.Swish-1): plugin ops.py: the infer rule fails: AttributeError: " in problem
     written(here / "ops.py", SWISH.replace("[n.input(0)]", "[1]"))
-    assert "a rule returns a list of Info" in problems(net(), "ops.py")[0]
+    assert "an infer rule must return a list of Info" in problems(net(), "ops.py")[0]
 
 
 def test_plugins_are_a_list() -> None:
-    with pytest.raises(OnnxgenError, match="plugins are a list"):
+    with pytest.raises(OnnxgenError, match="plugins must be a list"):
         Options(plugins="ops.py")
 
 
@@ -439,5 +443,5 @@ def test_verify_and_export_compare(here: Path, capsys: pytest.CaptureFixture[str
     written(here / "none.py", SWISH)
     capsys.readouterr()
     assert command(["verify", "net.onnx", "net.py", "--plugin", "none.py"]) == 2
-    said = " -> say in a --plugin what com.acme.Swish computes: @onnxgen.op(..., reference=...)\n"
+    said = " -> give a reference for com.acme.Swish in a --plugin: @onnxgen.op(..., reference=...)\n"
     assert capsys.readouterr().err.endswith(said)

@@ -104,10 +104,10 @@ def test_a_scale_of_several_weights_stays(tmp_path: Path) -> None:
     model = load(path, Options(quantized="qat-learned"))
     assert [name for name, _ in model.named_parameters() if name.endswith("scale")] == []
     report = generate(path, tmp_path / "m.py", Options(quantized="qat-learned")).report
-    assert "not learned, since several tensors share the scale: s" in report.notes
+    assert "not trained, since several tensors share the scale: s" in report.notes
     assert report.trainable["s"] == (False, "several tensors share the scale")
     fixed = generate(path, tmp_path / "fixed.py", Options(quantized="qat")).report
-    assert not any("not learned" in note for note in fixed.notes)
+    assert not any("not trained" in note for note in fixed.notes)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -58,7 +58,7 @@ def test_refused(body: str, tmp_path: Path) -> None:
     inputs = {"x": np.zeros((2, 3, 4, 5), np.float32), "s": np.array(1, np.float32)}
     with pytest.raises((Fail, InvalidArgument, RuntimeException), match="(?i)axis|axes|infer|rank"):
         ort.InferenceSession(path, OPTIONS).run(None, inputs)
-    with pytest.raises(OnnxgenError, match="out of range.*the file is broken: export it again"):
+    with pytest.raises(OnnxgenError, match="out of range.*run onnx.checker.check_model on the file"):
         build(path, Options(), tmp_path / "net.py")
 
 
@@ -75,5 +75,5 @@ def test_never_taken(tmp_path: Path) -> None:
     y = If (c) <then_branch = g1 () => (a) {{ a = Softmax<axis={}>(x) }},
                 else_branch = g2 () => (b) {{ b = Identity(x) }}>"""
     build(_model(text.format(7), tmp_path), Options(), tmp_path / "net.py")
-    with pytest.raises(OnnxgenError, match="axis 1099511627776 is out of range of any tensor"):
+    with pytest.raises(OnnxgenError, match="axis 1099511627776 is out of range for any tensor"):
         build(_model(text.format(2**40), tmp_path), Options(), tmp_path / "net.py")

@@ -80,10 +80,10 @@ def test_a_trained_part_goes_back_into_the_whole_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--outputs", "/fc1/Gemm_output"], "is no value of the graph -> is it /fc1/Gemm_output_0"),
+        (["--outputs", "/fc1/Gemm_output"], "is not a value of the graph -> did you mean /fc1/Gemm_output_0"),
         (["--outputs", "fc1.weight"], "fc1.weight is stored in the file"),
         (["--outputs", HIDDEN, "--outputs", HIDDEN], "is named twice"),
-        (["--inputs", HIDDEN, "--outputs", FEATURES], f"the outputs don't depend on {HIDDEN}"),
+        (["--inputs", HIDDEN, "--outputs", FEATURES], f"no output depends on {HIDDEN}"),
     ],
 )
 def test_names_that_make_no_sense(

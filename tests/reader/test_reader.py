@@ -162,17 +162,20 @@ def reference() -> NodeProto:
 
 MAP = onnx.TypeProto(map_type=onnx.TypeProto.Map(key_type=99, value_type=oh.make_tensor_type_proto(1, [])))
 REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
-    "undeclared": (model([node("Add", ["x", "ghost"], name="plus")]), "node plus (Add-17): its input ghost is no"),
+    "undeclared": (
+        model([node("Add", ["x", "ghost"], name="plus")]),
+        "node plus (Add-17): input ghost is not a graph input",
+    ),
     "undeclared inside": (conditional(branch([node("Neg", ["ghost"], ["q"])], "q")), "ghost"),
     "from a sibling": (conditional(branch([node("Neg", ["other"], ["q"])], "q")), "input other is no"),
-    "output of nothing": (model([RELU], outputs=["y", "z"]), "graph output z is made by no node"),
+    "output of nothing": (model([RELU], outputs=["y", "z"]), "no node computes graph output z"),
     "no outputs": (model([RELU], outputs=[]), "no outputs"),
     "two makers": (model([RELU, node("Neg")]), "duplicate name y"),
     "one node, one name": (model([node("Split", ["x"], ["y", "y"], axis=0)]), "duplicate name y"),
     "input made": (model([RELU, node("Neg", ["y"], ["x"])]), "duplicate name x"),
     "input twice": (model([RELU], inputs=["x", "x"]), "duplicate name x"),
     "input unnamed": (model([RELU], inputs=["x", ""]), "has no name"),
-    "initializer twice": (model([ADD], [weight("w", 4), weight("w", 4)]), "two initializers named w"),
+    "initializer twice": (model([ADD], [weight("w", 4), weight("w", 4)]), "two initializers are named w"),
     "initializer unnamed": (model([RELU], [weight("", 4)]), "an initializer has no name"),
     "initializer made": (model([RELU], [weight("y", 4)]), "duplicate name y"),
     "hides an outer value": (
@@ -194,15 +197,24 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
         model([node("Softmax", axis=1.5)]),
         "attribute axis is of type FLOAT, but the operator needs INT",
     ),
-    "attribute in the wrong field": (model([untyped(type=2, f=1.0)]), "says it is of type INT but holds another"),
+    "attribute in the wrong field": (
+        model([untyped(type=2, f=1.0)]),
+        "is declared as INT but holds a value of another type",
+    ),
     "attribute of no type": (model([untyped()]), "attribute axis has no known type"),
     "attribute of two types": (model([untyped(i=1, f=1.0)]), "attribute axis has no known type"),
-    "attribute without its graph": (model([node("If", ["c"]), untyped(type=5)], [TRUE]), "holds another"),
-    "attribute twice": (model([twice()]), "the attribute axis twice"),
+    "attribute without its graph": (
+        model([node("If", ["c"]), untyped(type=5)], [TRUE]),
+        "holds a value of another type",
+    ),
+    "attribute twice": (model([twice()]), "attribute axis is given twice"),
     "attribute reference": (model([reference()]), "function attribute that does not exist"),
-    "unknown dtype": (model([ADD], [broken_weight(data_type=99)]), "initializer w: it has the unknown element type 99"),
+    "unknown dtype": (
+        model([ADD], [broken_weight(data_type=99)]),
+        "initializer w: the tensor has the unknown element type 99",
+    ),
     "undefined dtype": (model([ADD], [broken_weight(data_type=0)]), "unknown element type 0"),
-    "input dtype": (model([RELU], inputs=[value("x", [1], 99)]), "value x: it has the unknown element type 99"),
+    "input dtype": (model([RELU], inputs=[value("x", [1], 99)]), "value x: the tensor has the unknown element type 99"),
     "short raw": (
         model([ADD], [broken_weight(raw_data=bytes(7))]),
         "7 bytes of data, but its dims [2] and dtype need 8",
@@ -211,35 +223,35 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "long data": (model([ADD], [broken_weight(float_data=[1.0, 2.0, 3.0])]), "3 elements of data"),
     "data of another type": (
         model([ADD], [broken_weight(int64_data=[1, 2])]),
-        "it is of type FLOAT, but has elements of another",
+        "the tensor is of type FLOAT, but its elements are of another type",
     ),
     "data of two types": (
         model([ADD], [broken_weight(float_data=[1.0, 2.0], int32_data=[1])]),
-        "it is of type FLOAT, but has elements of another",
+        "the tensor is of type FLOAT, but its elements are of another type",
     ),
     "a map of nothing": (
         model([RELU], inputs=["x", onnx.ValueInfoProto(name="m", type=MAP)]),
-        "value m: it has the unknown element type 99",
+        "value m: the tensor has the unknown element type 99",
     ),
     "no data": (model([ADD], [broken_weight()]), "0 elements of data"),
     "huge dims": (model([ADD], [broken_weight(dims=[2**62, 2**62], raw_data=bytes(8))]), "8 bytes of data"),
     "negative dims": (model([ADD], [broken_weight(dims=[-1, 2], raw_data=bytes(8))]), "negative dims [-1, 2]"),
     "in a Constant": (
         model([node("Constant", [], ["k"], name="k", value=broken_weight(raw_data=b"1")), node("Add", ["x", "k"])]),
-        "node k (Constant-17): attribute value: it has 1 bytes",
+        "node k (Constant-17): attribute value: the tensor has 1 bytes",
     ),
-    "too few inputs": (model([node("Add", ["x"], name="plus")]), "node plus (Add-17): it lacks input 1"),
-    "left out input": (model([node("Add", ["x", ""], name="plus")]), "it lacks input 1"),
-    "too many inputs": (model([node("Relu", ["x", "x"])]), "it has 2 inputs; its operator takes 1 at most"),
-    "too many outputs": (model([node("Relu", ["x"], ["y", "z"])]), "it has 2 outputs; its operator has 1"),
-    "no attribute": (model([node("Cast")]), "it lacks the attribute to, which"),
+    "too few inputs": (model([node("Add", ["x"], name="plus")]), "node plus (Add-17): required input 1 is missing"),
+    "left out input": (model([node("Add", ["x", ""], name="plus")]), "required input 1 is missing"),
+    "too many inputs": (model([node("Relu", ["x", "x"])]), "the node has 2 inputs; the operator takes 1 at most"),
+    "too many outputs": (model([node("Relu", ["x"], ["y", "z"])]), "the node has 2 outputs; the operator has 1"),
+    "no attribute": (model([node("Cast")]), "required attribute to is missing"),
     "a node without outputs": (
         model([node("Log", ["x"], [], domain="d", name="log"), RELU], opsets={"": 17, "d": 1}),
-        "node log (Log-1): it has no outputs",
+        "node log (Log-1): the node has no outputs",
     ),
-    "unknown attribute": (model([node("Relu", slope=1.0)]), "the attribute slope, which its operator does not know"),
-    "no such type": (model([node("Cast", to=-1)]), "its attribute to is -1, which is no element type"),
-    "no attribute of a newer operator": (model([node("Gelu", ["x", "x"])], opsets={"": 11}), "it has 2 inputs"),
+    "unknown attribute": (model([node("Relu", slope=1.0)]), "attribute slope is not defined for the operator"),
+    "no such type": (model([node("Cast", to=-1)]), "attribute to is -1, which is not an element type"),
+    "no attribute of a newer operator": (model([node("Gelu", ["x", "x"])], opsets={"": 11}), "the node has 2 inputs"),
     "vast opset": (model([node("Relu", domain="d")], opsets={"d": 2**40}), "version 1099511627776, which does not"),
     "newer opset": (model([RELU], opsets={"": 9999}), "opset 9999 is newer than"),
     "no opset 0": (model([RELU], opsets={"": 0}), "version 0, which does not exist"),
@@ -279,7 +291,7 @@ LIMITS: dict[str, tuple[Limits, onnx.ModelProto]] = {
     "nodes": (Limits(nodes=2), model([node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["b"]), node("Relu", ["b"])])),
     "nodes ": (Limits(nodes=2), conditional(branch([node("Neg", ["x"], ["q"])], "q"))),
     "initializers": (Limits(initializers=1), model([ADD], [weight("w", 4), weight("v", 4)])),
-    "deeper": (
+    "graphs are nested 2 deep": (
         Limits(depth=1),
         conditional(
             branch(

@@ -47,9 +47,9 @@ def test_external_data_is_mapped(write: Write, tmp_path: Path, monkeypatch: pyte
         ("w.bin", {"offset": 4}, "ends at byte 20 of w.bin, which has only 16"),
         ("w.bin", {"length": 12}, "has 12 bytes, but its dtype and dims need 16"),
         ("w.bin", {"length": 20}, "has 20 bytes, but"),
-        ("w.bin", {"offset": -4}, "the offset -4, which is no size"),
+        ("w.bin", {"offset": -4}, "the offset -4, which is not a size"),
         ("w.bin", {"offset": "ten"}, "the offset ten"),
-        ("w.bin", {"length": "9" * 40}, "which is no size"),
+        ("w.bin", {"length": "9" * 40}, "which is not a size"),
         ("none.bin", {}, "none.bin is missing"),
         ("w.bin/x", {}, "is missing"),
         ("", {}, "names no file"),
@@ -68,7 +68,7 @@ def test_external_data_refused(write: Write, tmp_path: Path, location: str, more
     (tmp_path / "w.bin").write_bytes(DATA.tobytes())
     (tmp_path / "sub").mkdir()
     message = refusal(write(external(location, **more)))
-    assert "initializer w: its external data" in message and says in message
+    assert "initializer w: the external data" in message and says in message
 
 
 def test_external_links_refused(write: Write, tmp_path: Path) -> None:

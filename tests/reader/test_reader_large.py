@@ -136,7 +136,7 @@ def test_a_file_that_is_replaced(write: Write, tmp_path: Path) -> None:
 def test_a_length_that_is_wrong(write: Write) -> None:
     wrong = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3, 5], raw_data=bytes(64))
     path = write(model([ADD], [wrong]))
-    assert "it has 64 bytes of data, but its dims [3, 5] and dtype need 60" in refusal(path)
+    assert "the tensor has 64 bytes of data, but its dims [3, 5] and dtype need 60" in refusal(path)
 
 
 def test_the_same_as_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

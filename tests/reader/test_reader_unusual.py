@@ -114,7 +114,7 @@ def test_sparse_tensors(write: Write, pairs: bool) -> None:
         sparse.indices.CopyFrom(from_array(bad))
         assert "indices" in refusal(write(model([node("Constant", [], ["w"], sparse_value=sparse), ADD])))
     sparse.dims[:] = [2**40, 4]
-    assert "elements when it is dense; the limit is" in refusal(
+    assert "elements when dense; the limit is" in refusal(
         write(model([node("Constant", [], ["w"], sparse_value=sparse), ADD]))
     )
 
@@ -156,7 +156,7 @@ def test_input_shapes(write: Write) -> None:
     ("shapes", "says"),
     [
         ({"z": (1,)}, "no input z -> its inputs are: x, m"),
-        ({"x": (1, 3)}, "it has 3 dims, not 2"),
+        ({"x": (1, 3)}, "the input has 3 dims, not 2"),
         ({"x": (1, 4, 4)}, "the file fixes dim 1 at 3, not 4"),
         ({"x": (1, 3, -2)}, "a negative dim"),
         ({"x": (1, 3, 4), "m": (2, 1, 1)}, "dim 0 is n, which is 1 elsewhere, not 2"),

@@ -172,7 +172,7 @@ def test_classes_out_of_range(model: Any) -> None:
     labels = Y.copy()
     labels[6] = 3
     assert said((X, labels), network) == (
-        "the data has 4 classes (0, 1, 2, ...), and the model tells 3 apart -> --replace-head 4"
+        "the data has 4 classes (0, 1, 2, ...), but the model has 3 -> --replace-head 4"
     )
     labels = Y.copy()
     labels[6] = -1
@@ -181,7 +181,7 @@ def test_classes_out_of_range(model: Any) -> None:
     )
     items = [(torch.zeros(5), 3 if i == 4 else 0) for i in range(10)]
     assert said(items, network, val=0) == (
-        "column 'target' has the labels 0, 3 (3 in row 4), and the model's 3 are 0 to 2"
+        "column 'target' has the labels 0, 3 (3 in row 4), but the model's 3 are 0 to 2"
         " -> number them 0 to 1; --replace-head 4 keeps their numbers"
     )
 
@@ -189,7 +189,7 @@ def test_classes_out_of_range(model: Any) -> None:
 def test_fewer_classes_are_a_note(model: Any) -> None:
     network = model(x=("float32", ("batch", 5)))
     data = checked((X, np.arange(10) % 2), network)
-    assert "the model tells 3 classes apart, and the data has 2: --replace-head 2 fits it" in data.notes
+    assert "the model has 3 classes, the data 2: --replace-head 2 fits the model to the data" in data.notes
     assert not any("replace-head" in note for note in checked((X, Y), network).notes)
 
 
@@ -226,7 +226,7 @@ def test_numbers_that_no_embedding_has(model: Any) -> None:
     network = model(ids=("int64", ("batch", "length")), mask=("int64", ("batch", "length")))
     mask = np.ones_like(ids)
     checked({"ids": ids, "mask": mask, "label": Y}, network)
-    way = "the numbers must come from what the model was trained with, its tokenizer for example"
+    way = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
     for wrong in (7, -1):
         ids[9, 1] = wrong
         assert said({"ids": ids, "mask": mask, "label": Y}, network, val=0) == (
@@ -321,7 +321,7 @@ def test_a_head_that_was_replaced_counts(model: Any, tmp_path: Path) -> None:
     changed = network(tmp_path, x=("float32", ("batch", 5)))
     changed.fc = nn.Linear(1, 5)  # type: ignore[assignment]
     checked((X, np.arange(10) % 5), changed)
-    assert said((X, np.arange(10) % 6), changed).endswith("and the model tells 5 apart -> --replace-head 6")
+    assert said((X, np.arange(10) % 6), changed).endswith("but the model has 5 -> --replace-head 6")
 
 
 @pytest.mark.parametrize(
@@ -330,10 +330,10 @@ def test_a_head_that_was_replaced_counts(model: Any, tmp_path: Path) -> None:
         (
             [5, 6, 7],
             3,
-            "labels 5, 6, 7 \\(. in row .\\), and the model's 3 are 0 to 2 -> number them 0 to 2; --replace-head 8",
+            "labels 5, 6, 7 \\(. in row .\\), but the model's 3 are 0 to 2 -> number them 0 to 2; --replace-head 8",
         ),
         ([0, 2, 9, 4], 3, "labels 0, 2, 4, 9 .* -> number them 0 to 3 and --replace-head 4; --replace-head 10"),
-        ([0, 3], 3, "labels 0, 3 .*, and the model's 3 are 0 to 2 -> number them 0 to 1; --replace-head 4 keeps"),
+        ([0, 3], 3, "labels 0, 3 .*, but the model's 3 are 0 to 2 -> number them 0 to 1; --replace-head 4 keeps"),
         (
             [0, 10**6, 1],
             3,

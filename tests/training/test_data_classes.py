@@ -158,14 +158,16 @@ def test_a_dataset_has_to_be_in_the_order(model: torch.nn.Module) -> None:
         check(model, found, feed(found, model, settings), settings)
 
     opened(Named("owl", "cat"))
-    with pytest.raises(OnnxgenError, match="numbered by the data itself as cat, owl, and classes are owl, cat, ant"):
+    with pytest.raises(
+        OnnxgenError, match="numbers the classes of target .* as cat, owl, but classes= has owl, cat, ant"
+    ):
         opened(Named("cat", "owl"))
 
 
 def test_numbers_are_no_names(tmp_path: Path) -> None:
     vector = network(tmp_path, x=("float32", ("batch", 2)))
     data = {"x": np.ones((4, 2), np.float32), "label": np.array([1, 2, 2, 1])}
-    assert "class indices from 0 on" in said(vector, data, classes=("1", "2", "3"), **CPU)
+    assert "holds class indices, but classes= is for names" in said(vector, data, classes=("1", "2", "3"), **CPU)
     expected = F.cross_entropy(vector(torch.ones(4, 2)).detach(), torch.tensor([1, 2, 2, 1]))
     assert evaluate(vector, data, classes=ORDER, **CPU)["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert evaluate(vector, data, **CPU)["loss"] == pytest.approx(float(expected), rel=1e-5)
@@ -193,7 +195,7 @@ def test_a_run_keeps_its_classes(model: torch.nn.Module, tmp_path: Path) -> None
 def test_training_with_some_classes(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=4, ant=4)
     plan = prepare(fresh(model), tmp_path, Settings(val=0.0, device="cpu", batch_size=4))
-    assert any("the model tells 3 classes apart, and the data has 2" in note for note in plan.notes)
+    assert any("the model has 3 classes, the data 2" in note for note in plan.notes)
     assert plan.settings.classes == ("ant", "cat")
     plan = prepare(fresh(model), tmp_path, Settings(val=0.0, device="cpu", batch_size=4, classes=ORDER))
     assert plan.data.train is not None and plan.settings.classes == ORDER
@@ -232,7 +234,7 @@ def test_the_option(text: str, value: tuple[str, ...]) -> None:
     [
         (("cat", "cat"), "classes has 'cat' twice"),
         (("cat", " "), "classes has an empty name"),
-        ("cat,dog", "classes is a single text, 'cat,dog' -> classes=('cat', 'dog')"),
+        ("cat,dog", "classes must be a list of names, not the text 'cat,dog' -> give it like classes=('cat', 'dog')"),
     ],
 )
 def test_what_is_no_list_of_classes(classes: Any, what: str) -> None:

@@ -43,7 +43,7 @@ def said(spec: Any, model: torch.nn.Module, **settings: Any) -> str:
 
 
 def test_no_such_path(vector: torch.nn.Module, tmp_path: Path) -> None:
-    assert said(tmp_path / "nothing", vector) == f"there is no file or folder {tmp_path / 'nothing'} -> {KINDS}"
+    assert said(tmp_path / "nothing", vector) == f"no file or folder {tmp_path / 'nothing'} -> {KINDS}"
 
 
 def test_a_file_of_another_kind(vector: torch.nn.Module, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def idx(folder: Path, images: int = 2, labels: int = 2, cut: int = 0, gz: bool =
 def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> None:
     images = tmp_path / "train-images-idx3-ubyte"
     assert said(idx(tmp_path, cut=7), gray) == (
-        f"{images} is truncated: 53 bytes of data, 60 by its header -> get it again"
+        f"{images} is truncated: 53 bytes of data, 60 by its header -> download it again"
     )
     assert said(idx(tmp_path, images=3), gray) == (
         f"{images.name} has 3 images, but train-labels-idx1-ubyte has 2 labels -> get both again"
@@ -92,7 +92,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
     idx(tmp_path)
     with images.open("ab") as file:
         file.write(b"more")
-    assert said(tmp_path, gray) == f"{images} is too long: 64 bytes of data, 60 by its header -> get it again"
+    assert said(tmp_path, gray) == f"{images} is too long: 64 bytes of data, 60 by its header -> download it again"
     images.write_bytes(b"\x89PNG")
     assert said(tmp_path, gray) == (f"{images} is no idx file -> its first two bytes must be 0, then type and rank")
     images.write_bytes(b"")
@@ -104,8 +104,8 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
 
 def test_a_packed_idx_file_that_is_cut_off(gray: torch.nn.Module, tmp_path: Path) -> None:
     message = said(idx(tmp_path, cut=5, gz=True), gray)
-    assert message.startswith(f"{tmp_path / 'train-images-idx3-ubyte.gz'} is truncated or no gzip file (")
-    assert message.endswith(") -> get it again")
+    assert message.startswith(f"{tmp_path / 'train-images-idx3-ubyte.gz'} is truncated or not a gzip file (")
+    assert message.endswith(") -> download it again")
 
 
 def test_idx_files_of_several_sets(gray: torch.nn.Module, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_npy_has_no_target(vector: torch.nn.Module, tmp_path: Path) -> None:
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
-LEAVE = "fill it in, drop the row, or leave the column out by naming those to take: --inputs INPUT=COLUMN+COLUMN"
+LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_images_of_several_sizes_for_any_size(tmp_path: Path) -> None:
 def test_inputs_that_take_no_images(tmp_path: Path) -> None:
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png")
-    way = "give arrays of just that shape as floating point numbers (.npz)"
+    way = "give floating-point arrays of exactly that shape (.npz)"
     deep = network(tmp_path, image=("float32", ("batch", 13, 6, 5)))
     assert said(tmp_path / "data", deep) == (
         f"input 'image' is [batch, 13, 6, 5]: 13 channels are no gray, RGB or RGBA image -> {way}"
@@ -370,8 +370,8 @@ def test_items_unlike_the_first(odd: Any, message: str, vector: torch.nn.Module)
 @pytest.mark.parametrize(
     "text, what",
     [
-        ("0.5", "normalize '0.5' is no pair of numbers"),
-        ("a,b", "normalize 'a,b' is no pair of numbers"),
+        ("0.5", "normalize '0.5' is not a pair of numbers"),
+        ("a,b", "normalize 'a,b' is not a pair of numbers"),
         ("0.1/0.2,1/1", "normalize '0.1/0.2,1/1' does not fit 1 channels"),
         ("0,0", "normalize '0,0': a standard deviation must be positive"),
         ("nan,1", "normalize 'nan,1': a standard deviation must be positive"),
@@ -395,4 +395,7 @@ def test_augment(gray: torch.nn.Module, vector: torch.nn.Module) -> None:
 
 
 def test_too_few_to_split(vector: torch.nn.Module) -> None:
-    assert said((X[:1], Y[:1]), vector) == "data has too few samples to split: 1 -> --val 0 holds none back"
+    assert (
+        said((X[:1], Y[:1]), vector)
+        == "data has too few samples to split: 1 -> use all samples for training with --val 0"
+    )

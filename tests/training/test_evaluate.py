@@ -53,7 +53,7 @@ def test_several_labels_are_yes_or_no_each(tmp_path):
 def test_one_of_several_classes_as_zeros_and_a_one_is_asked_about(tmp_path, kind):
     model, x, classes = network(tmp_path, **FLOATS), points(), np.arange(50) % 3
     data = {"x": x, "label": np.eye(3)[classes].astype(kind)}
-    with pytest.raises(OnnxgenError, match="one class of 3, or yes and no for each"):
+    with pytest.raises(OnnxgenError, match="one class of 3, or 3 yes/no labels"):
         evaluate(model, data, **CPU)
     found = evaluate(model, data, loss="cross_entropy", batch_size=16, **CPU)
     expected = F.cross_entropy(model(torch.tensor(x)), torch.tensor(classes))
@@ -123,7 +123,7 @@ def test_predictions_are_joined_along_the_axis_of_the_samples(tmp_path):
 
 def test_a_fixed_batch_is_predicted_whole(tmp_path):
     model = network(tmp_path, x=("float32", [8, 5]))
-    with pytest.raises(OnnxgenError, match="batches of 8 only, and there are 50"):
+    with pytest.raises(OnnxgenError, match="batches of 8 only, but the data has 50"):
         predict(model, {"x": points(50)}, batch_size=8, **CPU)
     assert len(predict(model, {"x": points(48)}, batch_size=8, **CPU)) == 48
 
@@ -202,7 +202,7 @@ def test_images_of_several_inputs_are_normalised_each_by_its_own(tmp_path):
         warnings.simplefilter("error")
         torch.testing.assert_close(predict(model, other, **CPU), model(**by_hand))
         torch.testing.assert_close(predict(fresh, other, normalize=found, **CPU), fresh(**by_hand))
-    with pytest.raises(OnnxgenError, match="there is no input 'middle' -> there are left, right, depth"):
+    with pytest.raises(OnnxgenError, match="the model has no input 'middle' -> there are left, right, depth"):
         predict(fresh, other, normalize="middle=0,1", **CPU)
 
 

@@ -267,7 +267,7 @@ class Fixed(nn.Module):
 def test_what_the_code_fixes_is_refused_and_left_alone() -> None:
     model = Fixed()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(OnnxgenError, match="change the code where it says 10"):
+    with pytest.raises(OnnxgenError, match="change 10 in the code"):
         replace_head(model, 3, example=torch.zeros(3, 4))
     assert model.fc.out_features == 10 and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
@@ -276,7 +276,7 @@ def test_nonsense() -> None:
     x = images(2)
     for arguments, message in (
         ({"classes": 0}, "at least 1 class"),
-        ({"classes": 3, "keep": {0: 99}}, "new class 0 was class 99"),
+        ({"classes": 3, "keep": {0: 99}}, "new class 0 to old class 99"),
         ({"classes": 3, "head": "fcc"}, "no layer with weights is called 'fcc'.*fc"),
         ({"classes": 3, "head": "stem"}, "stem.0 computes 4 values, but the output is 2x10"),
         ({"classes": 3, "output": 4}, "no output 4"),
@@ -285,7 +285,7 @@ def test_nonsense() -> None:
             replace_head(Tower(10), example=x, **arguments)  # type: ignore[arg-type]
     with pytest.raises(OnnxgenError, match="does not run on the example .RuntimeError"):
         find_head(Tower(10), torch.zeros(2, 7, 8, 8))
-    with pytest.raises(OnnxgenError, match="what the model takes is not known.*example="):
+    with pytest.raises(OnnxgenError, match="the inputs of the model are unknown.*example="):
         replace_head(Tower(10), 3)
 
 

@@ -161,7 +161,7 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{}, {"early_stop": 1}])
 def test_a_metric_that_nobody_logs_is_named(more: dict[str, Any], tmp_path: Path) -> None:
     """Callbacks of one's own may log any: so what is missing is known only when the first epoch has ended."""
-    with pytest.raises(OnnxgenError, match="nothing called 'val_acuracy' is logged.*val_accuracy"):
+    with pytest.raises(OnnxgenError, match="no logged value is called 'val_acuracy'.*val_accuracy"):
         fit(net(), images(), callbacks=[Seen()], out=tmp_path, monitor="val_acuracy", epochs=2, **more)
 
 

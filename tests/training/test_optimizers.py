@@ -199,7 +199,7 @@ def test_without_a_rate_the_optimizers_own_default_holds() -> None:
         (Settings(optimizer="lbfgs", weight_decay=0.1), "LBFGS takes no 'weight_decay'"),
         (Settings(optimizer="adam", optimizer_args={"params": []}), "Adam takes no 'params'"),
         (Settings(optimizer="adam", lr=-1.0), "Adam: Invalid learning rate: -1.0"),
-        (Settings(optimizer="sparseadam"), "SparseAdam takes sparse gradients"),
+        (Settings(optimizer="sparseadam"), "SparseAdam needs sparse gradients"),
         (Settings(optimizer="muon"), "Muon: .*2D"),
     ],
 )

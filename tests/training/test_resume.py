@@ -82,7 +82,7 @@ def test_a_signal_ends_after_the_step_and_without_a_validation(tmp_path):
     with pytest.raises(Stopped):
         train(tmp_path, more=[Ask(22, signal.SIGINT), count], say=lines.append)
     assert (count.steps, count.validations) == (23, 1)
-    assert lines == ["stopping after this step; once more stops at once"]
+    assert lines == ["stopping after this step; interrupt again to stop at once"]
 
 
 def test_ctrl_c_twice_ends_at_once(tmp_path):
@@ -151,7 +151,7 @@ def test_best_weights_are_those_of_the_best_epoch(tmp_path):
 def test_nothing_to_resume_begins(tmp_path):
     lines = []
     train(tmp_path, resume=True, max_epochs=1, say=lines.append)
-    assert lines == [f"nothing to resume in {tmp_path}: starting anew"]
+    assert lines == [f"nothing to resume in {tmp_path}: starting a new run"]
 
 
 def test_a_new_run_forgets_the_one_before(tmp_path):

@@ -350,13 +350,13 @@ def test_ctrl_c_leaves_a_whole_folder_and_resume_goes_on(tmp_path: Path, capsys:
     said, errors = child.communicate(timeout=60)
     assert child.returncode == 130 and errors == "", errors
     lines = said.splitlines()
-    assert "stopping after this step; once more stops at once" in lines
+    assert "stopping after this step; interrupt again to stop at once" in lines
     rows = report.read_rows(out / "metrics.csv")
     assert any(line.startswith(f"stopped after {len(rows):,} whole epochs; onnxgen train --resume") for line in lines)
     left = {"config.toml", "metrics.csv", "report.html", "loss.png", "best.safetensors", "last.safetensors"}
     assert left <= {path.name for path in out.iterdir()}
     assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
-    going_on = rf"going on after step \d+, in epoch {len(rows) + 1} of {len(rows) + 2}"
+    going_on = rf"continuing after step \d+, in epoch {len(rows) + 1} of {len(rows) + 2}"
     assert any(re.fullmatch(going_on, line) for line in capsys.readouterr().out.splitlines())
     assert train("--resume", "--out", out, "--epochs", len(rows) + 2) == 0
     assert "nothing is left to train" in capsys.readouterr().out

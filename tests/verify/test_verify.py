@@ -268,7 +268,7 @@ def test_a_refused_input_is_no_agreement(tmp_path: Path) -> None:
         verify(path, module)
     feeds = {"x": np.arange(7, dtype=np.float32), "shape": np.array([-93, 1])}
     assert verify(path, module, feeds=[feeds]).agrees
-    with pytest.raises(OnnxgenError, match="not the graph's: shape"):
+    with pytest.raises(OnnxgenError, match="do not match the graph: shape"):
         verify(path, module, feeds=[{"x": feeds["x"]}])
 
 

@@ -129,7 +129,7 @@ def test_a_shared_tensor_lists_every_key_and_the_first_one_counts() -> None:
     trained = {"embed.weight": w + 1, "head.weight": w.T + 2, "again": w}
     same(rebuild(found, "w", trained.__getitem__), w + 1)
     same(rebuild(found, "w", trained.__getitem__, entry=1), w + 2)
-    with pytest.raises(OnnxgenError, match="do not say"):
+    with pytest.raises(OnnxgenError, match="does not say how 'w' is rebuilt"):
         rebuild(found, "w", trained.__getitem__, entry=3)
 
 

@@ -50,7 +50,11 @@ def test_a_free_batch_in_training_mode(tmp_path: Path) -> None:
     generated = generate(tmp_path / "m.onnx", tmp_path / "model.py", options)
     assert "BatchNorm records training mode" in "".join(generated.report.notes)
     report = verify(tmp_path / "m.onnx", tmp_path / "model.py", options=options)
-    assert report.agrees and report.mode == "training" and "own batch only" in "".join(report.notes)
+    assert (
+        report.agrees
+        and report.mode == "training"
+        and "only the batch of the file is compared" in "".join(report.notes)
+    )
     model = imported(tmp_path / "model.py").Model.from_pretrained().eval()
     images = torch.randn(5, 3, 16, 16)
     with torch.no_grad():

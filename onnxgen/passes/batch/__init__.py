@@ -103,7 +103,9 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
             found[name] = axis % len(shape)
         elif axis is not None and name in options.batch_axes:
             what = (
-                f"has no axis {axis}" if dim is None else f"is {dim} on axis {axis}, and the batch is {size or 'fixed'}"
+                f"has no axis {axis}"
+                if dim is None
+                else f"has size {dim} on axis {axis}, but the batch is {size or 'fixed'}"
             )
             problems.add(f"--batch-axis: input {printable(name)} {what}")
     problems.raise_if_any()
@@ -116,7 +118,7 @@ def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
         stack = batch.stacks.get(value)
         name = printable(value.name or "")
         if stack is not None and stack.outer != 1:
-            problems.add(Problem(f"output {name} does not have the samples one after the other", help=WAY_OUT))
+            problems.add(Problem(f"output {name} does not have the samples along one axis", help=WAY_OUT))
         elif stack is not None:
             found[value.name or ""] = stack.axis
     if not found and not problems.found:
@@ -146,7 +148,7 @@ def _walk(model: ir.Model, batch: Batch) -> None:
             problems.add(_problem(node, opset, str(reason)))
             refused.update(outputs)
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
-            problems.add(_problem(node, opset, "its inputs or attributes make no sense"))
+            problems.add(_problem(node, opset, "the inputs or attributes contradict each other"))
             refused.update(outputs)
     problems.raise_if_any()
 
@@ -161,7 +163,7 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
     """Find what the outputs of one node are. Raises `Refusal`."""
     node, batch = here.node, here.batch
     if node.op_type in RANDOM:
-        raise Refusal("it draws the same numbers for all samples")
+        raise Refusal("the operator draws the same random numbers for all samples")
     if not used.intersection(batch.stacks):
         return
     if node.op_type in ("Shape", "Size") and node.domain == "":
@@ -169,7 +171,7 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
         return
     rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if rule is None or any(True for _ in subgraphs(node)):
-        raise Refusal("nothing is known of what it does to a batch")
+        raise Refusal("onnxgen does not know how the operator treats a batch")
     found = rule(here)
     stacks = found if isinstance(found, list) else [found] * len(here.node.outputs)
     for output, stack in zip(here.node.outputs, stacks):
@@ -177,7 +179,7 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
         if stack is None or not output.name:
             continue
         if shape is None or shape[stack.axis] != stack.size(batch.size):
-            raise Refusal("the shape of its result is not known")
+            raise Refusal("the shape of the result is unknown")
         batch.stacks[output] = stack
 
 
@@ -186,7 +188,7 @@ def _freeze(node: ir.Node) -> None:
     (old,) = node.outputs
     facts = info(old)
     if facts.data is None or old.is_graph_output():
-        raise Refusal("the batch's size is a result")
+        raise Refusal("the operator returns the size of the batch")
     new = ir.Value(name=old.name, shape=old.shape, type=old.type)
     set_info(new, facts)
     ir.convenience.replace_all_uses_with(old, new)
@@ -224,6 +226,6 @@ def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> N
         is_live = value.uses() or value.is_graph_output()
         if is_live and node is not None and node.graph is not None and info(value).shape != shape:
             opset = node.version or model.opset_imports.get(node.domain, 1)
-            problems.add(_problem(node, opset, "the shape of its result can't be told for every batch"))
+            problems.add(_problem(node, opset, "the shape of the result is not known for every batch size"))
     if problems.found:
         raise OnnxgenError(problems.found[0])  # the others follow from it

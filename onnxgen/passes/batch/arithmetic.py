@@ -29,7 +29,7 @@ def elementwise(h: Here) -> Stack | None:
     rank = len(h.result())
     stacks = {s.moved(s.axis + rank - len(h.shape(i))) for i in h.given if (s := h.stack(i)) is not None}
     if len(stacks) != 1:
-        raise Refusal("its inputs have the batch on different axes")
+        raise Refusal("the inputs have the batch on different axes")
     (stack,) = stacks
     if h.result()[stack.axis] != stack.size(h.batch.size):
         raise Refusal("the batch is broadcast to another size")
@@ -43,11 +43,11 @@ def rows(h: Here) -> list[Stack | None]:
     h.only(0)
     stack = h.need(0)
     if stack.axis != 0:
-        raise Refusal(f"the batch is on axis {stack.axis}, and its first axis is the batch")
+        raise Refusal(f"the batch is on axis {stack.axis}, but must be on the first")
     if h.node.op_type == "BatchNormalization" and h.attribute("training_mode"):
         h.batch.notes.append("BatchNorm records training mode: in it, and only in it, samples of a batch are mixed")
     if any(o.uses() or o.is_graph_output() for o in h.node.outputs[1:]):
-        raise Refusal("its further outputs are made of all samples")  # statistics, or positions in the whole tensor
+        raise Refusal("the further outputs mix all samples")  # statistics, or positions in the whole tensor
     return [stack]
 
 
@@ -57,7 +57,7 @@ def quantize(h: Here) -> Stack:
     stack = h.need(0)
     rank = len(h.shape(0))
     if len(h.shape(1)) > 0 and h.shape(1) != (1,) and h.attribute("axis", 1) % rank == stack.axis:
-        raise Refusal("its scale is another one for every sample")
+        raise Refusal("the scale differs between samples")
     return stack
 
 
@@ -68,7 +68,7 @@ def _reduce(h: Here, axes: list[int], keeps: bool) -> Stack:
     h.only(0)
     stack = h.need(0)
     if stack.axis in axes:
-        raise Refusal("it reduces over the batch")
+        raise Refusal("the operator reduces over the batch")
     return stack if keeps else stack.moved(stack.axis - sum(axis < stack.axis for axis in axes))
 
 
@@ -89,7 +89,7 @@ def arg_reduction(h: Here) -> Stack:
 def _along(h: Here, axis: int) -> Stack:
     stack = h.need(0)
     if stack.axis == axis % len(h.shape(0)):
-        raise Refusal("it works along the batch")
+        raise Refusal("the operator works along the batch")
     return stack
 
 
@@ -98,7 +98,7 @@ def softmax(h: Here) -> Stack:
     h.only(0)
     axis = h.attribute("axis", -1 if h.opset >= 13 else 1) % len(h.shape(0))
     if h.opset < 13 and h.need(0).axis >= axis:
-        raise Refusal("it works along the batch")
+        raise Refusal("the operator works along the batch")
     return _along(h, axis)
 
 
@@ -117,7 +117,7 @@ def trilu(h: Here) -> Stack:
     h.only(0)
     stack = h.need(0)
     if stack.axis >= len(h.shape(0)) - 2:
-        raise Refusal("the batch is an axis of its matrices")
+        raise Refusal("the batch is an axis of the matrices")
     return stack
 
 
@@ -126,7 +126,7 @@ def last_axes(h: Here) -> list[Stack | None]:
     h.only(0)
     stack, rank = h.need(0), len(h.shape(0))
     if stack.axis >= h.attribute("axis", -1) % rank:
-        raise Refusal("it normalises over the batch")
+        raise Refusal("the operator normalises over the batch")
     for i in h.given[1:]:
         h.meet(i, stack, rank)
     return [stack] * len(h.node.outputs)
@@ -145,12 +145,12 @@ def matmul(h: Here) -> Stack:
         if stack is None:
             continue
         if stack.axis == summed:
-            raise Refusal("it sums over the batch")
+            raise Refusal("the operator sums over the batch")
         if stack.axis >= ranks[i] - 2:
             return _outer(h, i, stack)
         found.add(stack.moved(stack.axis + rank - ranks[i]))
     if len(found) != 1:
-        raise Refusal("its inputs have the batch on different axes")
+        raise Refusal("the inputs have the batch on different axes")
     (stack,) = found
     if 1 in ranks:
         return stack
@@ -163,7 +163,7 @@ def matmul(h: Here) -> Stack:
 def _outer(h: Here, i: int, stack: Stack) -> Stack:
     """The batch is the rows (or columns) of one matrix: the other one is the same for all."""
     if h.stack(1 - i) is not None:
-        raise Refusal("it multiplies samples with each other")
+        raise Refusal("the operator multiplies samples with each other")
     if len(h.shape(1 - i)) == 1:
         return stack if i == 0 else stack.moved(stack.axis - 1)
     return stack.moved(len(h.result()) - (2 if i == 0 else 1))
@@ -173,18 +173,20 @@ def gemm(h: Here) -> Stack:
     summed = (0 if h.attribute("transA", 0) else 1), (1 if h.attribute("transB", 0) else 0)
     carrying = [i for i in (0, 1) if h.stack(i) is not None]
     if len(carrying) != 1:
-        raise Refusal("it multiplies samples with each other" if carrying else "only its bias depends on the batch")
+        raise Refusal(
+            "the operator multiplies samples with each other" if carrying else "only the bias depends on the batch"
+        )
     (i,) = carrying
     stack = h.need(i)
     if stack.axis == summed[i]:
-        raise Refusal("it sums over the batch")
+        raise Refusal("the operator sums over the batch")
     stack = stack.moved(i)
     if h.has(2):
         bias = h.stack(2)
         if bias is None:
             h.meet(2, stack, 2)
         elif bias.moved(bias.axis + 2 - len(h.shape(2))) != stack:
-            raise Refusal("its inputs have the batch on different axes")
+            raise Refusal("the inputs have the batch on different axes")
     return stack
 
 
@@ -195,14 +197,14 @@ def einsum(h: Here) -> Stack:
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if not arrow or "." in text or len(terms) != len(h.given):
-        raise Refusal("its equation leaves axes unnamed")
+        raise Refusal("the equation leaves axes unnamed")
     stacks = {i: s for i in h.given if (s := h.stack(i)) is not None}
     letters = {(terms[i][s.axis], s.moved(0)) for i, s in stacks.items()}
     if len(letters) != 1:
-        raise Refusal("its inputs have the batch under different letters")
+        raise Refusal("the inputs have the batch under different letters")
     ((letter, stack),) = letters
     if letter not in right:
-        raise Refusal("it sums over the batch")
+        raise Refusal("the operator sums over the batch")
     if any(letter in term for i, term in enumerate(terms) if i not in stacks) or any(
         terms[i].count(letter) > 1 for i in stacks
     ):
@@ -218,7 +220,7 @@ def attention(h: Here) -> Stack:
     if h.has(3) and h.stack(3) is None:
         h.meet(3, stack, 4)
     elif h.has(3) and (h.need(3) != stack or len(h.shape(3)) != 4):
-        raise Refusal("its mask does not have the batch first")
+        raise Refusal("the mask does not have the batch first")
     return stack
 
 

@@ -40,7 +40,7 @@ def placed(old: Shape, stack: Stack, new: Shape, size: int) -> list[Stack]:
 def _place(h: Here) -> Stack:
     found = placed(h.shape(0), h.need(0), h.result(), h.batch.size)
     if not found:
-        raise Refusal(f"it tears the batch apart: {_text(h.shape(0))} to {_text(h.result())}")
+        raise Refusal(f"the operator splits the batch axis: {_text(h.shape(0))} to {_text(h.result())}")
     return found[0]
 
 
@@ -71,7 +71,7 @@ def squeeze(h: Here) -> Stack:
     if axes is not None and stack.axis not in axes:
         return stack.moved(stack.axis - sum(axis < stack.axis for axis in axes))
     if len(h.result()) == 0:
-        raise Refusal("it drops the batch, and nothing is left")
+        raise Refusal("the operator removes the batch axis")
     stack = _place(h)
     h.into_reshape(stack)
     return stack
@@ -82,7 +82,7 @@ def unsqueeze(h: Here) -> Stack:
     stack = h.need(0)
     axes = _axes(h, len(h.result()))
     if axes is None:
-        raise Refusal("its axes are not known")
+        raise Refusal("the axes are unknown")
     old = [axis for axis in range(len(h.result())) if axis not in axes]
     moved = stack.moved(old[stack.axis])
     if stack.is_pure:
@@ -108,14 +108,14 @@ def concat(h: Here) -> Stack:
     stacks = {s for i in h.given if (s := h.stack(i)) is not None}
     axis = h.attribute("axis", 1) % rank
     if len({(s.axis, s.inner) for s in stacks}) > 1:
-        raise Refusal("its inputs have the batch on different axes")
+        raise Refusal("the inputs have the batch on different axes")
     first = next(iter(stacks))
     if first.axis == axis:
         if any(h.stack(i) is None for i in h.given):
-            raise Refusal("it puts something that is no sample among the samples")
+            raise Refusal("the operator joins the samples with something that is not a sample")
         return Stack(axis, sum((h.need(i).outer for i in h.given), start=0), first.inner)
     if len(stacks) > 1:
-        raise Refusal("its inputs have the batch in different places of an axis")
+        raise Refusal("the inputs have the batch in different places of an axis")
     for i in h.given:
         if h.stack(i) is None:
             h.lift(i, first)
@@ -128,7 +128,7 @@ def split(h: Here) -> list[Stack | None]:
     if h.attribute("axis", 0) % len(h.shape(0)) != stack.axis:
         return [stack] * len(h.node.outputs)
     if len(h.node.outputs) > 1:
-        raise Refusal("it takes the batch apart")
+        raise Refusal("the operator splits the batch axis")
     h.into_reshape(stack)
     return [stack]
 
@@ -146,7 +146,7 @@ def slices(h: Here) -> Stack:
     at = axes.index(stack.axis)
     step = int(h.numbers(4).reshape(-1)[at]) if h.has(4) else 1
     if step != 1 or h.result()[stack.axis] != h.shape(0)[stack.axis]:
-        raise Refusal("it cuts out a part of the batch")
+        raise Refusal("the operator cuts out a part of the batch")
     bounds: list[list[Dim]] = [[int(v) for v in values] for values in (starts, ends)]
     bounds[0][at], bounds[1][at] = 0, END
     h.set_input(1, h.sizes(bounds[0], "starts"))
@@ -158,7 +158,7 @@ def _old_slice(h: Here, stack: Stack) -> Stack:
     axes = [a % len(h.shape(0)) for a in h.attribute("axes", range(len(h.attribute("starts"))))]
     if stack.axis in axes:
         if h.result()[stack.axis] != h.shape(0)[stack.axis]:
-            raise Refusal("it cuts out a part of the batch")
+            raise Refusal("the operator cuts out a part of the batch")
         at = axes.index(stack.axis)
         for name, bound in (("starts", 0), ("ends", END)):
             values = list(h.attribute(name))
@@ -173,9 +173,9 @@ def pad(h: Here) -> Stack:
     pads = h.ints("pads", 1) or list(h.attribute("paddings", []))
     axes = [int(a) % rank for a in h.numbers(3).reshape(-1)] if h.has(3) else list(range(rank))
     if len(pads) != 2 * len(axes):
-        raise Refusal("its pads are not known")
+        raise Refusal("the pads are unknown")
     if stack.axis in axes and any(pads[axes.index(stack.axis) :: len(axes)]):
-        raise Refusal("it pads the batch")
+        raise Refusal("the operator pads the batch")
     return stack
 
 
@@ -187,7 +187,7 @@ def gather(h: Here) -> Stack:
     axis = h.attribute("axis", 0) % rank
     data, indices = h.stack(0), h.stack(1)
     if data is not None and indices is not None:
-        raise Refusal("it selects from each sample by indices of its own")
+        raise Refusal("the operator selects with different indices from each sample")
     if indices is not None:
         return indices.moved(axis + indices.axis)
     assert data is not None
@@ -210,7 +210,7 @@ def _gather_from_each(h: Here, stack: Stack) -> Stack:
     indices = h.numbers(1)
     inner = stack.inner
     if stack.outer != 1 or not isinstance(inner, int):
-        raise Refusal("it selects from the batch")
+        raise Refusal("the operator selects from the batch")
     indices = np.where(indices < 0, indices + size * inner, indices)
     for at, length in enumerate(indices.shape):
         one = np.take(indices, [0], at)
@@ -218,7 +218,7 @@ def _gather_from_each(h: Here, stack: Stack) -> Stack:
         if length == size and (one // inner == 0).all() and (indices == one + order).all():
             break
     else:
-        raise Refusal("it selects from the batch")
+        raise Refusal("the operator selects from the batch")
     apart = (*shape[:axis], size, inner, *shape[axis + 1 :])
     data = h.add("Reshape", [h.value(0), h.sizes(h.batch.free(apart, Stack(axis)))], apart, "apart")
     chosen = np.squeeze(one, at)
@@ -238,10 +238,10 @@ def gather_elements(h: Here) -> Stack:
     """Both have the batch on one axis, which is not the one that is selected from."""
     stacks = {s for i in (0, 1) if (s := h.stack(i)) is not None}
     if len(stacks) != 1:
-        raise Refusal("its inputs have the batch on different axes")
+        raise Refusal("the inputs have the batch on different axes")
     (stack,) = stacks
     if stack.axis == h.attribute("axis", 0) % len(h.shape(0)):
-        raise Refusal("it selects from the batch")
+        raise Refusal("the operator selects from the batch")
     for i in (0, 1):
         if h.stack(i) is None:
             h.lift(i, stack)
@@ -264,7 +264,7 @@ def expand(h: Here) -> Stack:
     stack = h.need(0)
     stack = stack.moved(stack.axis + len(h.result()) - len(h.shape(0)))
     if h.result()[stack.axis] != stack.size(h.batch.size):
-        raise Refusal(f"it repeats the batch: {_text(h.shape(0))} to {_text(h.result())}")
+        raise Refusal(f"the operator repeats the batch: {_text(h.shape(0))} to {_text(h.result())}")
     h.set_input(1, h.sizes([1 if axis == stack.axis else dim for axis, dim in enumerate(h.result())]))
     return stack
 
@@ -282,7 +282,7 @@ def resize(h: Here) -> Stack:
     stack = h.need(0)
     scales = _scales(h)
     if h.result()[stack.axis] != h.shape(0)[stack.axis] or scales and scales[stack.axis] != 1:
-        raise Refusal("it resizes the batch")
+        raise Refusal("the operator resizes the batch")
     if h.opset >= 11 and h.has(3):
         rank = len(h.shape(0))
         axes = [a % rank for a in h.attribute("axes", range(rank))]
@@ -316,7 +316,7 @@ def recurrent(h: Here) -> list[Stack | None]:
     at = 0 if first else 1
     stack = h.need(0)
     if stack != Stack(at):
-        raise Refusal(f"the batch is not on its axis {at}")
+        raise Refusal(f"the batch is not on axis {at}")
     for i in (4, 5, 6):
         if not h.has(i):
             continue
@@ -334,7 +334,7 @@ def grid_sample(h: Here) -> Stack:
         if h.stack(i) is None:
             h.lift(i, Stack(0))
         elif h.stack(i) != Stack(0):
-            raise Refusal("its inputs do not have the batch first")
+            raise Refusal("the inputs do not have the batch first")
     return Stack(0)
 
 

@@ -91,7 +91,7 @@ class Here:
     def value(self, i: int) -> ir.Value:
         value = self.node.inputs[i] if i < len(self.node.inputs) else None
         if value is None:
-            raise Refusal(f"its input {i} is missing")
+            raise Refusal(f"input {i} is missing")
         return value
 
     def has(self, i: int) -> bool:
@@ -104,19 +104,19 @@ class Here:
         """The stack of an input that must be one."""
         found = self.stack(i)
         if found is None:
-            raise Refusal(f"{self.name(i)} is the same for every sample, and its other inputs are not")
+            raise Refusal(f"{self.name(i)} is the same for every sample, but the other inputs are not")
         return found
 
     def shape(self, i: int) -> Shape:
         shape = info(self.value(i)).shape
         if shape is None:
-            raise Refusal(f"the rank of {self.name(i)} is not known")
+            raise Refusal(f"the rank of {self.name(i)} is unknown")
         return shape
 
     def result(self, output: int = 0) -> Shape:
         shape = info(self.node.outputs[output]).shape
         if shape is None:
-            raise Refusal("the rank of its result is not known")
+            raise Refusal("the rank of the result is unknown")
         return shape
 
     def name(self, i: int) -> str:
@@ -138,14 +138,14 @@ class Here:
         """The elements of a constant input."""
         found = _elements(self.value(i))
         if found is None:
-            raise Refusal(f"{self.name(i)} is no constant")
+            raise Refusal(f"{self.name(i)} is not a constant")
         return found
 
     def only(self, *allowed: int) -> None:
         """Refuse where another input than these depends on the batch."""
         for i in self.given:
             if i not in allowed and self.stack(i) is not None:
-                raise Refusal(f"{self.name(i)} is another one for every sample, where one for all is wanted")
+                raise Refusal(f"{self.name(i)} differs between samples, but must be the same for all")
 
     # changes
 

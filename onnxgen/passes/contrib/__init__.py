@@ -13,6 +13,7 @@ import pkgutil
 
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import find
 from onnxgen.options import Options
@@ -27,26 +28,26 @@ REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be writt
 # domains of which nothing can be said, and why
 FOREIGN = {
     "ai.onnx.contrib": (
-        "out of scope: tokenizers and other operators of onnxruntime-extensions work on text, not on tensors",
-        "cut them off, and tokenize in Python (or write a function for it: docs/EXTENDING.md)",
+        "tokenizers and other operators of onnxruntime-extensions are out of scope: they work on text, not on tensors",
+        "cut them off with --inputs and tokenize in Python, or write a plugin for them (docs/EXTENDING.md)",
     ),
 }
 
 SEARCH = (
-    "it runs a decoder again and again and picks words",
-    "generate from the decoder's own file, and search in Python",
+    "the operator runs a decoder in a loop to search for text",
+    "generate from the file of the decoder, and search in Python",
 )
-DEVICE = "what it computes is compiled for one kind of device", "generate from the file before it was compiled"
+DEVICE = "the node holds a program compiled for one kind of device", "generate from the file before it was compiled"
 BLOCKS = (
-    "its schema does not say how the bytes of its blocks lie, but refers to a paper, and onnxruntime has no kernel",
-    "generate from the file before it was quantised (or write a function for it: docs/EXTENDING.md)",
+    "the layout of the blocks is not documented: the schema refers to a paper, and onnxruntime has no kernel",
+    "generate from the file before it was quantised, or write a plugin for it (docs/EXTENDING.md)",
 )
 STATE = (
-    "it changes a state in memory that its caller owns, where its result must lie, too",
-    "generate from the model's file without it, and keep the state in Python",
+    "the operator changes a state in place, in memory that the caller owns",
+    "generate from a file without this node, and keep the state in Python",
 )
 SERVING = (
-    "it picks what attention reads while a model is served, from a state of past calls that it keeps",
+    "the operator keeps a state of past calls, to pick what attention reads while a model is served",
     "generate from a file that was exported without a cache",
 )
 REFUSALS = {  # operators of onnxruntime that are programs of their own, or whose bytes nobody describes, and why
@@ -89,7 +90,7 @@ def _write(node: ir.Node) -> bool:
     except Refused as refused:
         node.meta[REFUSED] = refused.what, refused.help
     except NONSENSE:
-        node.meta[REFUSED] = "its inputs and attributes contradict each other", "fix the file"
+        node.meta[REFUSED] = "the inputs and attributes contradict each other", WRITER
     else:
         return True
     return False

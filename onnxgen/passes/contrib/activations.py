@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 
 # the activations that onnxruntime fuses behind a layer, and their parameters in order
@@ -29,7 +30,7 @@ def activated(g: Writer, x: ir.Value, activation: str, *parameters: float | None
         return g("Clip", x, *(None if p is None else g.number(p, x) for p in parameters))
     names = FUSED.get(activation)
     if names is None or len(parameters) > len(names) and any(p is not None for p in parameters[len(names) :]):
-        raise Refused("its activation is none that onnxruntime fuses", "optimise the file anew")
+        raise Refused(f"activation {activation!r} with these parameters is not one that onnxruntime fuses", WRITER)
     return g(activation, x, **dict(zip(names, parameters)))
 
 
@@ -70,7 +71,7 @@ def bias_softmax(g: Writer, data: ir.Value, bias: ir.Value, *, axis: int = 1, is
     """Softmax over all axes from `axis` on; the bias broadcasts as in numpy, or along axes before it."""
     rank, bias_rank = g.rank(data), g.rank(bias)
     if axis % rank != rank - 1:
-        raise Refused("its softmax is over several axes", "optimise the file without BiasSoftmax fusion")
+        raise Refused("the softmax is over several axes", "optimise the model without BiasSoftmaxFusion")
     if not is_inner_broadcast and bias_rank != rank:
-        raise Refused("its bias broadcasts along outer axes", "optimise the file without BiasSoftmax fusion")
+        raise Refused("the bias broadcasts along outer axes", "optimise the model without BiasSoftmaxFusion")
     return g("Softmax", g("Add", data, bias), axis=-1)

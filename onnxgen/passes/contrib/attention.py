@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 
 Results = list[ir.Value | None]
-SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
 
 
 @body("Attention")
@@ -28,14 +28,14 @@ def attention(
 ) -> Results:  # fmt: skip
     """Self-attention; `weights` are those of the projections to q, k and v, side by side."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
-        raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
+        raise Refused("rotary attention with a shared cache runs on GPUs only", FOR_CPU)
     made = g("MatMul", input, weights)
     made = made if bias is None else g("Add", made, bias)
     if qkv_hidden_sizes:
         if len(qkv_hidden_sizes) != 3:
-            raise Refused("its qkv_hidden_sizes are not three", "fix the file")
+            raise Refused(f"attribute 'qkv_hidden_sizes' must have 3 elements, not {len(qkv_hidden_sizes)}", WRITER)
         if g.wants(1) and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
-            raise Refused("the heads of its keys and values differ in size, and it has one cache", "fix the file")
+            raise Refused("keys and values differ in size, but share one cache", WRITER)
     operands = projected(g, made, qkv_hidden_sizes)
     return attended(
         g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
@@ -83,7 +83,9 @@ def multi_head_attention(
 ) -> Results:  # fmt: skip
     """Attention of projected q, k and v, whose biases are side by side in `bias`."""
     if cache_indirection is not None:
-        raise Refused("a search for several results mixes its caches", "export the model without the search")
+        raise Refused(
+            "beam search over the cache (cache_indirection) is not handled", "export the model without the search"
+        )
     operands = _with_biases(g, _unpacked(g, query, key, value), bias)
     q, k, v = (x if is_split else heads_of(g, x, num_heads) for x, is_split in operands)
     length = None
@@ -118,7 +120,7 @@ def decoder_masked_multi_head_attention(
 ) -> Results:  # fmt: skip
     """MultiHeadAttention of one query. Its keys lie as they do for the CPU; CUDA's kernel has them in another order."""
     if key is None:
-        raise Refused("its q, k and v are packed", "fuse the file without packing them")
+        raise Refused("packed q, k and v are not handled", "optimise the model without packing them")
     return multi_head_attention(
         g, query, key, value, bias, mask_index, attention_bias, past_key, past_value,
         past_sequence_length if past_present_share_buffer else None, cache_indirection,
@@ -136,7 +138,9 @@ def decoder_masked_self_attention(
 ) -> Results:  # fmt: skip
     """Attention of one query, after a cache that grows. onnxruntime has a kernel for GPUs only."""
     if past_present_share_buffer or cache_indirection is not None:
-        raise Refused("the keys of its cache are in CUDA's own order", "export it with a cache that grows")
+        raise Refused(
+            "the keys of the cache are in an order of CUDA's kernel", "export the model with a cache that grows"
+        )
     return attention(
         g, input, weights, bias, mask_index, past, attention_bias, num_heads=num_heads, do_rotary=do_rotary,
         mask_filter_value=mask_filter_value, scale=scale,
@@ -181,7 +185,7 @@ def _with_biases(
         return [(x, split) for x, split, _ in operands]
     total, size = (info(bias).shape or (None,))[0], operands[0][2]
     if not isinstance(size, int) or not isinstance(total, int):
-        raise Refused("the sizes of its query and bias are unknown", SIZES)
+        raise Refused("the sizes of query and bias are unknown", FIX_SHAPE)
     made = []
     for (x, split, _), (start, end) in zip(operands, itertools.pairwise((0, size, 2 * size, total))):
         made.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
@@ -195,7 +199,7 @@ def _cut(g: Writer, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
 def heads_of(g: Writer, x: ir.Value, heads: int) -> ir.Value:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     if heads < 1:
-        raise Refused(f"it has {heads} heads", "fix the file")
+        raise Refused(f"the number of heads must be at least 1, not {heads}", WRITER)
     return g("Transpose", g("Reshape", x, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
@@ -212,7 +216,7 @@ def _padding(
         keeps = g("Greater", mask, g.constant(np.asarray(0, np.int32)))
         keeps = g("Unsqueeze", keeps, g.ints(*((1, 2) if rank == 2 else (1,))))
     else:
-        raise Refused(f"its mask has the rank {rank}", "optimise the file for the CPU")
+        raise Refused(f"a mask of rank {rank} runs on GPUs only", FOR_CPU)
     return g("Where", keeps, g.number(0, like), g.number(filtered, like))
 
 
@@ -312,7 +316,7 @@ def packed_multi_head_attention(
 ) -> ir.Value:  # fmt: skip
     """Of the tokens of all sequences, one after the other and without padding: each attends to those of its own."""
     if attention_bias is not None:
-        raise Refused("its attention_bias is of sequences with padding", "export the file without packing")
+        raise Refused("attention_bias of padded sequences is not handled", "optimise the model without packing")
     if key is None:  # [tokens, heads, 3, size]
         shape = info(query).shape
         whole = g("Unsqueeze", query, g.ints(0))
@@ -322,7 +326,7 @@ def packed_multi_head_attention(
         operands = []
         for part in (query, key, value):
             if part is None:
-                raise Refused("its value is missing", "fix the file")
+                raise Refused("the input key or value is missing", WRITER)
             size = (info(part).shape or (None,))[-1]
             operands.append((g("Unsqueeze", part, g.ints(0)), False, size))
     q, k, v = (heads_of(g, x, num_heads) for x, _ in _with_biases(g, operands, bias))

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import INFER, WRITER
 from onnxgen.passes.contrib.activations import silu
 from onnxgen.passes.contrib.gated import rounded, size_of, widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -57,9 +58,9 @@ def matmul_nbits_mlp(
 ) -> list[ir.Value]:  # fmt: skip
     """One product, gated by another that is activated; a norm and a sum before them as in MatMulNBitsQkv."""
     if activation not in ("silu", "swish"):
-        raise Refused("its activation is not silu", "fix the file")
+        raise Refused(f"attribute 'activation' must be silu or swish, not {activation!r}", WRITER)
     if skip is not None and norm_scale is None:
-        raise Refused("it has a skip, and no norm_scale", "fix the file")
+        raise Refused("input skip needs the input norm_scale, which is missing", WRITER)
     x, total = _normalized(g, A, skip, norm_scale, epsilon)
     sizes = {"K": K, "N": N, "block_size": block_size, "bits": bits, "accuracy_level": accuracy_level}
     gate = silu(g, _product(g, x, gate_B, gate_scales, gate_bias, **sizes))
@@ -78,7 +79,7 @@ def matmul_nbits_qlora(
     shapes = [info(factor).shape for factor in (lora_A, lora_B)]
     known = [[d for d in shape if isinstance(d, int)] for shape in shapes if shape is not None]
     if len(known) < 2 or any(len(dims) != 3 for dims in known):
-        raise Refused("the sizes of its factors are unknown", "run onnx's shape inference on the file first")
+        raise Refused("the sizes of the factors are unknown", INFER)
     if any(0 in dims for dims in known):
         return made
     sizes = {"block_size": lora_block_size, "bits": lora_bits}
@@ -132,7 +133,7 @@ def _looked_up(g: Writer, table: np.ndarray[tuple[int, ...], np.dtype[np.float32
 def _by_column(g: Writer, scales: ir.Value, columns: int, block_size: int) -> ir.Value:
     """A scale for each column, of [rows, blocks]."""
     if block_size < 1:
-        raise Refused("its block_size is not positive", "fix the file")
+        raise Refused(f"attribute 'block_size' must be positive, not {block_size}", WRITER)
     wide = g("Expand", g("Unsqueeze", scales, g.ints(-1)), g.ints(1, 1, block_size))
     flat = g("Reshape", wide, g.ints(0, -1))
     return flat if columns % block_size == 0 else g("Slice", flat, g.ints(0), g.ints(columns), g.ints(1))

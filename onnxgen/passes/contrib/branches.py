@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.contrib.gated import SIZES, plain_rms_norm, rounded, size_of, widened
+from onnxgen.errors import FIX_SHAPE, WRITER
+from onnxgen.passes.contrib.gated import plain_rms_norm, rounded, size_of, widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.shapes.info import info
 
@@ -17,13 +18,15 @@ def _split(g: Writer, x: ir.Value, branches: int) -> tuple[ir.Value, int]:
     """Streams in float32 with an axis of their own, and the rank of that. `branches`: as the attribute."""
     rank = g.rank(x)
     if branches < 0 or rank < 1 + (not branches):
-        raise Refused("its streams have no axis, or it has fewer than no branches", "fix the file")
+        raise Refused(
+            f"the streams of rank {rank} have no axis of branches, or their number {branches} is negative", WRITER
+        )
     wide = widened(g, x)
     if not branches:
         return wide, rank
     size = size_of(x, -1)
     if size < 1 or size % branches:
-        raise Refused(f"its {branches} branches have {size} elements", "fix the file")
+        raise Refused(f"{size} elements do not divide into {branches} branches", WRITER)
     return g("Reshape", wide, g.ints(*[0] * (rank - 1), branches, size // branches)), rank + 1
 
 
@@ -44,7 +47,7 @@ def _gate(g: Writer, gate: ir.Value, rank: int, branches: int, size: int, is_fla
         return g("Unsqueeze", wide, g.ints(-1))
     if given == rank - 1 and is_flat and last == branches * size:
         return g("Reshape", wide, g.ints(*[0] * (given - 1), branches, size))
-    raise Refused("its gate fits neither its branches nor their elements", "fix the file")
+    raise Refused("the gate fits neither the branches nor their elements", WRITER)
 
 
 def _sizes(x: ir.Value, branches: int) -> tuple[int, int]:
@@ -70,7 +73,7 @@ def branchwise_rms_norm(
         if given == (branches * size,):
             wide = g("Reshape", wide, g.ints(branches, size))
         elif given != (branches, size):
-            raise Refused("its scale fits neither a branch nor all of them", SIZES)
+            raise Refused("the scale fits neither one branch nor all of them", FIX_SHAPE)
         made = g("Mul", made, wide)
     return _joined(g, made, X, num_branches)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.passes.contrib.gated import size_of
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
-GPU = "its {} runs on GPUs only", "optimise the file for the CPU"
+GPU = "a {} runs on GPUs only", FOR_CPU
 ACTIVATIONS = ("none", "silu", "swish")
 END = 2**63 - 1
 
@@ -34,10 +35,12 @@ def causal_conv_with_state(
         )
         raise Refused(GPU[0].format(asked), GPU[1])
     if activation not in ACTIVATIONS or dilation < 1:
-        raise Refused("its activation is neither none, silu nor swish, or its dilation is none", "fix the file")
+        raise Refused(
+            f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1", WRITER
+        )
     channels, kernel = size_of(weight, 0), size_of(weight, 2)
     if channels < 1 or kernel < 1 or not channels_last and g.rank(input) != 3:
-        raise Refused("its input or its weights are empty, or no [batch, channels, length]", "fix the file")
+        raise Refused("the input must be [batch, channels, length], and the weight not be empty", WRITER)
     before, axis = (kernel - 1) * dilation, 1 if channels_last else 2
     length = (info(input).shape or ())[axis:][:1]
     whole = _extended(g, input, past_state, before, axis)

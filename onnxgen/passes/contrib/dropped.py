@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import CHECK
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 from onnxgen.shapes.info import info
 
@@ -45,7 +46,7 @@ def image_scaler(g: Writer, input: ir.Value, *, bias: list[float] | None = None,
 def crop(g: Writer, input: ir.Value, *, border: list[int] | None = None, scale: list[int] | None = None) -> ir.Value:
     """Without `border` = (left, top, right, bottom), or `scale` = (height, width) of what begins at left, top."""
     if border is None or len(border) != 4 or scale is not None and len(scale) != 2:
-        raise Refused("its border is not four numbers, or its scale not two", "fix the file")
+        raise Refused("attribute 'border' must have 4 numbers, and 'scale' 2", CHECK)
     left, top, right, bottom = border
     if scale is not None:
         ends = g.ints(top + scale[0], left + scale[1])
@@ -71,6 +72,6 @@ def given_tensor_fill(
     if shape is not None and shape_input is None and not extra_shape:
         return g("Reshape", numbers, g.ints(*shape))
     if shape_input is None or shape is not None or extra_shape and input_as_shape:
-        raise Refused("it says of its shape nothing, or several things", "give the attribute shape alone")
+        raise Refused("the shape is given in no way, or in several ways", "give only the attribute 'shape'")
     dims = g("Cast", shape_input, to=ir.DataType.INT64.value) if input_as_shape else g("Shape", shape_input)
     return g("Reshape", numbers, dims if not extra_shape else g("Concat", dims, g.ints(*extra_shape), axis=0))

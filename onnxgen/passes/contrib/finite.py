@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.writer import Refused, Writer, body
 
 
@@ -12,7 +13,7 @@ from onnxgen.passes.contrib.writer import Refused, Writer, body
 def is_all_finite(g: Writer, *input: ir.Value, isinf_only: int = 0, isnan_only: int = 0) -> ir.Value:
     """Whether no input has an infinity or a NaN. onnxruntime has kernels for GPUs only."""
     if isinf_only and isnan_only:
-        raise Refused("it asks for infinities only, and for NaNs only", "fix the file")
+        raise Refused("isinf_only and isnan_only must not both be 1", WRITER)
     counts: list[ir.Value] = []
     for x in input:
         for name, wanted in (("IsInf", not isnan_only), ("IsNaN", not isinf_only)):

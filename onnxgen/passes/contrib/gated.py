@@ -7,12 +7,12 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import FIX_SHAPE, FOR_CPU, INFER, WRITER
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
 from onnxgen.passes.trainable import BLOCKED
 from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
-SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
 LEAST = 1e-6  # the smallest number whose root EngramGate takes
 
 
@@ -25,7 +25,7 @@ def rounded(g: Writer, made: ir.Value, like: ir.Value) -> ir.Value:
     """A value of float32 in the type of an input."""
     dtype = info(like).dtype
     if dtype is None:
-        raise Refused("the type of its input is unknown", "run onnx's shape inference on the file first")
+        raise Refused("the type of the input is unknown", INFER)
     return made if dtype == FLOAT else g("Cast", made, to=dtype.value)
 
 
@@ -33,7 +33,7 @@ def size_of(x: ir.Value, axis: int) -> int:
     """A dim of an input. Raises `Refused` where it is unknown."""
     shape = info(x).shape
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(size := shape[axis], int):
-        raise Refused("the sizes of its inputs are unknown", SIZES)
+        raise Refused("the sizes of the inputs are unknown", FIX_SHAPE)
     return size
 
 
@@ -41,7 +41,7 @@ def flag_of(x: ir.Value, what: str) -> bool:
     """What the file says of a truth value that decides which nodes there are. Raises `Refused` where it does not."""
     known = info(x).constant
     if known is None or known.size != 1:
-        raise Refused(f"{what} is known only when it runs", "store in the file what tells it")
+        raise Refused(f"{what} is known only at run time", "make the flag a constant of the file")
     return bool(known.item())
 
 
@@ -61,10 +61,10 @@ def gated_rms_norm(
     The gate is the one of Mamba2 and of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024).
     """
     if activation not in ("silu", "swish", "sigmoid"):
-        raise Refused("its activation is neither silu, swish nor sigmoid", "fix the file")
+        raise Refused(f"attribute 'activation' must be silu, swish or sigmoid, not {activation!r}", WRITER)
     rank, size, last = g.rank(X), size_of(scale, 0), (info(X).shape or (None,))[-1]
     if size < 1 or isinstance(last, int) and last % size:
-        raise Refused(f"its scale has {size} elements, and its input {last} in a row", "fix the file")
+        raise Refused(f"scale has {size} elements, which do not divide input rows of {last}", WRITER)
     x, weight, wide = (widened(g, v) for v in (X, scale, gate))
     if last != size:
         groups = last // size if isinstance(last, int) else -1
@@ -82,7 +82,7 @@ def gated_add(
 ) -> ir.Value:  # fmt: skip
     """A sum whose second operand is scaled by a number for each row."""
     if gate_weight is not None:
-        raise Refused("it projects its gate, which runs on GPUs only", "optimise the file for the CPU")
+        raise Refused("a projection of the gate runs on GPUs only", FOR_CPU)
     return g("Add", X, g("Mul", Y, gate))
 
 
@@ -129,7 +129,9 @@ def router_gate_up_proj(
     """The scores of experts, and SwiGLU of a shared expert, by one product. onnxruntime has it for GPUs only."""
     inner = size_of(W, 1) - router_size
     if activation != "swiglu" or router_size < 0 or inner < 0 or inner % 2:
-        raise Refused("its activation is not swiglu, or its weight has an odd number of columns", "fix the file")
+        raise Refused(
+            f"activation {activation!r} must be swiglu, and the weight have an even number of columns", WRITER
+        )
     parts = g.several(2, "Split", g("MatMul", X, W), g.ints(router_size, inner), axis=-1)
     gated = swiglu(
         g, g.like(parts[1], X), activation_alpha=activation_alpha, activation_beta=activation_beta, limit=limit
@@ -143,7 +145,7 @@ def linear_attention_gate(
 ) -> Results:
     """The decay (in log space) and the update rate of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024)."""
     if g.wants(1) and b is None:
-        raise Refused("it hands out an update rate, and its b is missing", "fix the file")
+        raise Refused("the output of the update rate needs the input b, which is missing", WRITER)
     rate = g("Softplus", g("Add", widened(g, a), dt_bias))
     decay = rounded(g, g("Mul", decay_scale, rate), a)
     return [decay, None if b is None or not g.wants(1) else g("Sigmoid", b)]
@@ -156,7 +158,7 @@ def engram_gate(
 ) -> Results:  # fmt: skip
     """A value, gated by how well each stream's key fits its query; and that, normed, as it is rounded."""
     if g.wants(1) and conv_norm_scale is None:
-        raise Refused("it hands out normed values, and its conv_norm_scale is missing", "fix the file")
+        raise Refused("the output of normed values needs the input conv_norm_scale, which is missing", WRITER)
     size = size_of(key, -1)
 
     def normed(x: ir.Value, scale: ir.Value) -> ir.Value:

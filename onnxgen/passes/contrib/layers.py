@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.gated import widened
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -92,7 +93,7 @@ def sparse_to_dense_matmul(
     """`alpha * A' @ B'`; onnxruntime scales numbers of floating point only. A stored matrix is dense by now."""
     left, right = (g("Transpose", x, perm=[1, 0]) if turned else x for x, turned in ((A, transA), (B, transB)))
     if any(info(x).rank not in (None, 2) for x in (A, B)):
-        raise Refused("its operands are no matrices", "fix the file")
+        raise Refused("both operands must be matrices (rank 2)", WRITER)
     made = g("MatMul", left, right)
     dtype = info(B).dtype
     if alpha == 1.0 or dtype is not None and not dtype.is_floating_point():
@@ -125,7 +126,7 @@ def conv_transpose_with_dynamic_pads(
 ) -> ir.Value:  # fmt: skip
     """ConvTranspose without pads, of which `Pads` elements are cut off at each side."""
     if auto_pad != "NOTSET" and Pads is not None:
-        raise Refused("it has both pads and auto_pad", "remove auto_pad")
+        raise Refused("Pads and auto_pad are both given", "remove auto_pad")
     made = g(
         "ConvTranspose", X, W, B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
         output_padding=output_padding, strides=strides,
@@ -147,10 +148,10 @@ def gemm_float8(
 ) -> ir.Value:  # fmt: skip
     """A Gemm of narrow floats, in float32. onnxruntime has a kernel for GPUs only."""
     if scaleY is not None:
-        raise Refused("its result is scaled, and its documentation does not say how", "leave scaleY out")
+        raise Refused("scaleY is given, but its effect is not documented", "leave scaleY out")
     kind = ACTIVATIONS_OF_GEMM.get(activation)
     if kind is None:
-        raise Refused("its activation is none of RELU, GELU and NONE", "fix the file")
+        raise Refused(f"attribute 'activation' must be RELU, GELU or NONE, not {activation!r}", WRITER)
     operands = []
     for x, scale in ((A, scaleA), (B, scaleB)):
         wide = widened(g, x)

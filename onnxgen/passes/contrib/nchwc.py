@@ -21,9 +21,9 @@ NCHWC = "com.microsoft.nchwc"
 BLOCKS = (8, 16)  # of AVX2 and SSE; of AVX-512, ARM's NEON and the others
 BLOCK = "nchwc_block"  # in `node.meta`
 UNKNOWN = (
-    "its weights are in blocks of 8 or of 16 channels, and the file does not say which",
-    "say --nchwc-block 16 if it was optimised on a processor with AVX-512 or on ARM, else --nchwc-block 8; or optimise"
-    " it anew with ORT_ENABLE_EXTENDED",
+    "the weights are in blocks of 8 or 16 channels, and the file does not say which",
+    "give --nchwc-block 16 if the file was optimised on AVX-512 or ARM, else --nchwc-block 8; or optimise the model"
+    " again with ORT_ENABLE_EXTENDED",
 )
 
 
@@ -81,7 +81,7 @@ def conv(
 ) -> ir.Value:  # fmt: skip
     block = _block(g)
     if not sizes(W):
-        raise Refused("the shape of its weights is unknown", "optimise the file with ORT_ENABLE_EXTENDED")
+        raise Refused("the shape of the weights is unknown", "optimise the model with ORT_ENABLE_EXTENDED")
     out, channels, *kernel = sizes(W)
     if channels % block or channels == 1:  # [out / b, in, *kernel, b]
         split = g("Reshape", W, g.ints(out // block, channels, *kernel, block))
@@ -103,7 +103,7 @@ def reorder_input(g: Writer, X: ir.Value, *, channels_last: int = 0) -> ir.Value
     shape = info(X).shape
     channels = None if shape is None else shape[3 if channels_last else 1]
     if not isinstance(channels, int):
-        raise Refused("the number of its channels is unknown", "optimise the file with ORT_ENABLE_EXTENDED")
+        raise Refused("the number of channels is unknown", "optimise the model with ORT_ENABLE_EXTENDED")
     extra = aligned(channels, _block(g)) - channels
     return g("Pad", made, g.ints(0, 0, 0, 0, 0, extra, 0, 0)) if extra else made
 

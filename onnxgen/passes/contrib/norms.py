@@ -10,7 +10,7 @@ from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
 from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
-STATISTICS = "the mean and deviation of a fused norm are used", "optimise the file for inference, without training"
+STATISTICS = "the mean and deviation of a fused norm are used", "optimise the model for inference, not for training"
 
 
 @body("SkipLayerNormalization")

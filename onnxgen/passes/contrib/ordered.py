@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.gated import widened
 from onnxgen.passes.contrib.projected import windowed
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
@@ -20,7 +21,7 @@ from onnxgen.shapes.info import Info, info, set_info
 
 COL, ROW, COL32, COL4_4R2_8C, COL32_2R_4R4 = range(5)
 HALF, DOUBLE = ir.DataType.FLOAT16, ir.DataType.DOUBLE
-KERNELS = "use orders that onnxruntime's CUDA kernels take"
+KERNELS = "use data orders that onnxruntime's CUDA kernels take"
 UNQUANTISED = "quantise the model in another format (QAttention, or QuantizeLinear and DequantizeLinear)"
 
 # into which parts a row's number and a column's fall within their tiles, and in which order all parts follow each other
@@ -40,7 +41,7 @@ def laid_out(g: Writer, x: ir.Value, order: int, back: bool = False) -> ir.Value
     rank, shape = g.rank(x), info(x).shape or ()
     for size, parts in zip((1, *shape)[-2:], (rows, columns)):
         if isinstance(size, int) and size % math.prod(parts):
-            raise Refused(f"its {size} rows or columns are no whole tiles of {math.prod(parts)}", "pad its matrices")
+            raise Refused(f"{size} rows or columns do not divide into tiles of {math.prod(parts)}", "pad the matrices")
     if rank == 1:
         return x
     sizes = [g("Shape", x, start=-2, end=-1), g("Shape", x, start=-1)]
@@ -71,7 +72,7 @@ def _floats(g: Writer, x: ir.Value, scale: ir.Value) -> ir.Value:
 
 def _held(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
     if (given := tuple(ROW if o is None else o for o in orders)) not in taken:
-        raise Refused(f"no kernel takes the orders {', '.join(map(str, given))}", KERNELS)
+        raise Refused(f"no kernel takes the data orders {', '.join(map(str, given))}", KERNELS)
 
 
 @body("QuantizeWithOrder")
@@ -107,7 +108,7 @@ def qordered_gelu(
 ) -> ir.Value:  # fmt: skip
     """Gelu between int8; in any order, which stays."""
     if order_X != order_Y and None not in (order_X, order_Y):
-        raise Refused("its result has another order than its input", "fix the file")
+        raise Refused(f"order_Y {order_Y} must be order_X {order_X}", WRITER)
     return _scaled(g, g("Gelu", _floats(g, X, scale_X)), scale_Y)
 
 
@@ -150,9 +151,9 @@ def qordered_matmul(
     tiled = ((COL32, order, COL32) for order in (COL4_4R2_8C, COL32_2R_4R4))
     _held((order_A, order_B, order_Y), (ROW, COL, ROW), *tiled)
     if bias is not None and order_B != COL:
-        raise Refused("a bias of a product of tiles, which is not defined", KERNELS)
+        raise Refused("a bias is not defined for a tiled product", KERNELS)
     if C is not None and scale_C is None:
-        raise Refused("its C has no scale", "fix the file")
+        raise Refused("input C needs scale_C, which is missing", WRITER)
     b, rank = _transposed(g, B, order_B), g.rank(A)
     if g.rank(scale_B):
         factor = g("Mul", scale_B, g("Div", scale_A, scale_Y))
@@ -182,11 +183,11 @@ def qordered_attention(
     """Self-attention whose projections, scores, probabilities and results are int8."""
     _held((order_input, order_weight, order_output), (ROW, COL, ROW))
     if unidirectional or past is not None or attention_bias is not None or len({*(qkv_hidden_sizes or ())}) > 1:
-        raise Refused("its kernel has no causal mask, cache, bias of scores, or heads of several sizes", UNQUANTISED)
+        raise Refused("the kernel takes no causal mask, cache, attention bias or heads of different sizes", UNQUANTISED)
     if scale_QKT_gemm is None or scale_QKT_softmax is None:
-        raise Refused("its scores or probabilities have no scale", "fix the file")
+        raise Refused("scale_QKT_gemm or scale_QKT_softmax is missing", WRITER)
     if mask_index is not None and g.rank(mask_index) != 2:
-        raise Refused("its kernel takes masks of [batch, sequence] only", UNQUANTISED)
+        raise Refused("the kernel takes only masks of shape [batch, sequence]", UNQUANTISED)
     q, k, v = (
         _projected(g, input, scale_input, num_heads, *given)
         for given in (

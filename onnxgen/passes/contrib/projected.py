@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.attention import heads_of, projected
 from onnxgen.passes.contrib.gated import flag_of, size_of
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -70,10 +71,10 @@ def decoder_attention(
     keys of which `key_padding_mask` is true are hidden.
     """
     flags = static_kv, has_key_padding_mask, has_layer_state, use_past
-    is_static, is_masked, keeps, is_later = (flag_of(x, "whether it has a cache or a mask") for x in flags)
+    is_static, is_masked, keeps, is_later = (flag_of(x, "whether the node has a cache or a mask") for x in flags)
     past = [key_cache, value_cache] if keeps and is_later else []
     if None in past or is_masked and key_padding_mask is None or not keeps and (g.wants(1) or g.wants(2)):
-        raise Refused("its cache or its mask is missing", "fix the file")
+        raise Refused("the cache or the mask that the flags ask for is missing", WRITER)
     size, perm = size_of(q_weight, 1), [1, 2, 0, 3]
     parts = [g("Slice", bias, *(g.ints(n) for n in place), g.ints(0)) for place in ((0, size), (size, 3 * size))]
     split = g.ints(0, 0, num_heads, -1)

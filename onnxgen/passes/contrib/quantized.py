@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import FOR_CPU
 from onnxgen.passes.contrib.attention import attended
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -204,7 +205,7 @@ def qattention_of(product: Callable[..., ir.Value]) -> Callable[..., Results]:
         scale: float = 0.0, unidirectional: int = 0,
     ) -> Results:  # fmt: skip
         if do_rotary or past_present_share_buffer:
-            raise Refused("rotary attention with a shared cache runs on GPUs only", "optimise the file for the CPU")
+            raise Refused("rotary attention with a shared cache runs on GPUs only", FOR_CPU)
         made = product(g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
         operands = list(g.several(3, "Split", made, axis=-1, num_outputs=3))
         return attended(

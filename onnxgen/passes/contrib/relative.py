@@ -10,6 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.gated import size_of
 from onnxgen.passes.contrib.padding import restore_padding
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -30,7 +31,7 @@ def relative_position_bias(
     half = buckets // 2 if is_bidirectional else buckets
     exact = half // 2
     if exact < 1 or max_distance <= exact:
-        raise Refused(f"its {buckets} buckets do not reach {max_distance}", "fix the file")
+        raise Refused(f"{buckets} buckets do not reach max_distance {max_distance}", WRITER)
     rows, columns = (g.range(None, g("Reshape", x, g.ints(1))) for x in (query_length, key_length))
     behind = g("Sub", g("Unsqueeze", rows, g.ints(1)), columns)
     first, zero = None, g.constant(np.asarray(0, np.int64))
@@ -61,7 +62,7 @@ def gated_relative_position_bias(
 ) -> ir.Value:  # fmt: skip
     """A bias by distance, gated by the query (WavLM: Chen et al. 2022)."""
     if num_heads < 1:
-        raise Refused(f"it has {num_heads} heads", "fix the file")
+        raise Refused(f"attribute 'num_heads' must be at least 1, not {num_heads}", WRITER)
     query = query_layer if token_offset is None else restore_padding(g, query_layer, token_offset)
     heads = g("Reshape", g("Add", query, query_bias), g.ints(0, 0, num_heads, -1))
     made = g("Add", g("MatMul", g("Transpose", heads, perm=[0, 2, 1, 3]), weight), bias)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.errors import FIX_SHAPE, WRITER
 from onnxgen.passes.contrib.gated import flag_of, size_of, widened
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
 from onnxgen.shapes.info import Info, info, set_info
 
 BFLOAT16 = ir.DataType.BFLOAT16
-SIZES = "fix sizes with --input-shape, or run onnx's shape inference on the file first"
 
 
 @body("RotaryEmbedding")
@@ -36,7 +36,7 @@ def mrotary_embedding(
 ) -> ir.Value:  # fmt: skip
     """Each angle is of one of three positions: in time, height or width."""
     if len(mrope_section) != 3 or min(mrope_section) < 0:
-        raise Refused("its mrope_section is not three sizes", "fix the file")
+        raise Refused(f"attribute 'mrope_section' must be 3 sizes, not {mrope_section}", WRITER)
     if mrope_layout:
         chosen = np.zeros(sum(mrope_section), np.int64)
         for which in (1, 2):
@@ -62,7 +62,7 @@ def _embedded(
     if rank == 3:  # [batch, length, heads * size]
         size = (info(cos_cache).shape or (None, None))[1]
         if not num_heads and not isinstance(size, int):
-            raise Refused("its number of heads is unknown", SIZES)
+            raise Refused("the number of heads is unknown", FIX_SHAPE)
         x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
     made = _turned(g, x, tables, 2 if rank == 3 else 1, interleaved, rotary_embedding_dim)
     return g("Reshape", made, g("Shape", input)) if rank == 3 else made
@@ -96,7 +96,7 @@ def rms_norm_rotary(
     """
     heads, width, stride = size_of(X, 2), size_of(scale, 0), size_of(X, 3)
     if input_start < 0 or (input_width or stride) != width or input_start + width > stride:
-        raise Refused(f"its scale has {width} elements, and its slice others", "fix the file")
+        raise Refused(f"scale has {width} elements, but the slice of the input has another size", WRITER)
     x = widened(g, X)
     if width != stride:
         x = g("Slice", x, g.ints(input_start), g.ints(input_start + width), g.ints(3))
@@ -106,7 +106,9 @@ def rms_norm_rotary(
     if is_narrow:
         normed = g.like(g("Cast", normed, to=BFLOAT16.value), X)
         is_coarse = not use_fp32_arithmetic
-        is_coarse |= prefill_numerics is not None and flag_of(prefill_numerics, "whether it computes as for a prompt")
+        is_coarse |= prefill_numerics is not None and flag_of(
+            prefill_numerics, "whether the node computes as for a prompt"
+        )
     x, *caches = (v if is_coarse else widened(g, v) for v in (normed, cosine, sine))
     if info(position_ids).shape == (1, 1):
         position_ids = g("Reshape", position_ids, g.ints(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.errors import counted
+from onnxgen.errors import WRITER, counted
 from onnxgen.passes.contrib.gated import size_of
 from onnxgen.passes.contrib.writer import FLOAT, INT64, Refused, Writer, body
 from onnxgen.shapes.info import info
@@ -39,10 +39,10 @@ def word_conv_embedding(
 def _check_sizes(g: Writer, words: ir.Value, weight: ir.Value, stated: tuple[int | None, ...]) -> None:
     """The sizes that the attributes state are those of the weight; and words are the rows of a matrix."""
     if g.rank(words) != 2 or g.rank(weight) != 4:
-        raise Refused("its words are no rows of a matrix, or its weight has no four axes", "fix the file")
+        raise Refused("the words must be rows of a matrix, and the weight have 4 axes", WRITER)
     shape = info(weight).shape or ()
     if size_of(weight, 1) != 1:
-        raise Refused(f"its weight has {counted(size_of(weight, 1), 'channel')}, not 1", "fix the file")
+        raise Refused(f"the weight has {counted(size_of(weight, 1), 'channel')}, not 1", WRITER)
     for size, given in zip(shape, stated):
         if given is not None and isinstance(size, int) and size != given:
-            raise Refused(f"its weight has a size of {size} where an attribute says {given}", "fix the file")
+            raise Refused(f"the weight has a size of {size} where an attribute says {given}", WRITER)

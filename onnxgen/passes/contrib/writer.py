@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import BUG
+from onnxgen.errors import BUG, INFER, WRITER
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.trainable import BLOCKED
@@ -121,7 +121,7 @@ class Writer:
         """A constant scalar of the type of another value."""
         dtype = info(like).dtype
         if dtype is None:
-            raise Refused("the type of its input is unknown", "run onnx's shape inference on the file first")
+            raise Refused("the type of the input is unknown", INFER)
         return self.constant(np.asarray(value, dtype.numpy()))
 
     def like(self, value: ir.Value, other: ir.Value) -> ir.Value:
@@ -134,8 +134,8 @@ class Writer:
         found = info(value).rank
         if found is None:
             raise Refused(
-                f"the rank of its input {printable(value.name or '')} is unknown",
-                "run onnx's shape inference on the file first",
+                f"the rank of input {printable(value.name or '')} is unknown",
+                INFER,
             )
         return found
 
@@ -157,7 +157,7 @@ def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None
     made = function(writer, *_inputs(node, function), **_attributes(node, function))
     results = list(made) if isinstance(made, (list, tuple)) else [made]
     if any(writer.wants(i) and (i >= len(results) or results[i] is None) for i in range(len(node.outputs))):
-        raise Refused("one of its optional outputs is used, and is not handled", BUG)
+        raise Refused("an optional output that is used is not handled", BUG)
     _put(writer, results)
 
 
@@ -191,11 +191,11 @@ def _inputs(node: ir.Node, function: Body) -> list[ir.Value | None]:
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     found = list(node.inputs) + [None] * (len(positional) - len(node.inputs))
     if not variadic and any(v is not None for v in found[len(positional) :]):
-        raise Refused(f"it has {len(node.inputs)} inputs, but its schema knows {len(positional)}", NEWER_RUNTIME)
+        raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", NEWER_RUNTIME)
     hints = get_type_hints(function)
     for parameter, value in zip(positional, found):
         if value is None and hints[parameter.name] == ir.Value:
-            raise Refused(f"its {parameter.name} is missing", "fix the file")
+            raise Refused(f"input {parameter.name!r} is missing", WRITER)
     return found if variadic else found[: len(positional)]
 
 
@@ -206,12 +206,12 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in taken:
-            raise Refused(f"its attribute {printable(name)} is not handled", NEWER_RUNTIME)
+            raise Refused(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
         wanted = KINDS[next(kind for kind in KINDS if kind == hints[name] or kind | None == hints[name])]
         if attribute.type != wanted:
-            raise Refused(f"its attribute {name} is a {attribute.type.name}, not a {wanted.name}", "fix the file")
+            raise Refused(f"attribute {name!r} must be of type {wanted.name}, not {attribute.type.name}", WRITER)
         given[name] = plain(attribute.value)
     for parameter in taken.values():
         if parameter.default is inspect.Parameter.empty and parameter.name not in given:
-            raise Refused(f"its attribute {parameter.name} is missing", "fix the file")
+            raise Refused(f"attribute {parameter.name!r} is missing", WRITER)
     return given

@@ -16,7 +16,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import Problem, Problems, counted
+from onnxgen.errors import CHECK, Problem, Problems, counted
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
@@ -75,7 +75,7 @@ def _write_layers(model: ir.Model, options: Options) -> None:
         except Refused as refused:
             problems.add(_problem(node, refused.what, refused.help))
         except NONSENSE:
-            problems.add(_problem(node, "its inputs and attributes contradict each other", "fix the file"))
+            problems.add(_problem(node, "the inputs and attributes contradict each other", CHECK))
     problems.raise_if_any()
 
 
@@ -87,7 +87,9 @@ def _bits(roundings: list[ir.Node]) -> int:
 
 def _problem(node: ir.Node, what: str, help: str) -> Problem:
     domain = f"{node.domain}." if node.domain else ""
-    return Problem(f"it has no form in floats: {what}", printable(node.name or ""), domain + node.op_type, help=help)
+    return Problem(
+        f"the node can't be written in floats: {what}", printable(node.name or ""), domain + node.op_type, help=help
+    )
 
 
 def _drop_unused(model: ir.Model) -> None:
@@ -105,7 +107,7 @@ def _still(model: ir.Model) -> list[str]:
         if STILL in value.meta and value.uses():
             found.setdefault(value.meta[STILL], []).append(printable(value.name or ""))
     return [
-        f"not learned, since {why}: {', '.join(n[:SHOWN])}{', ...' if n[SHOWN:] else ''}" for why, n in found.items()
+        f"not trained, since {why}: {', '.join(n[:SHOWN])}{', ...' if n[SHOWN:] else ''}" for why, n in found.items()
     ]
 
 

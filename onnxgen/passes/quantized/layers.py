@@ -84,13 +84,13 @@ def _columns(g: Writer, b: Value, scale: Value, zero: Maybe) -> Value:
     """The right operand of a product, whose scale may be one a column."""
     shape = info(scale).shape
     if shape is None or len(shape) > 1:
-        raise Refused("its right operand has a scale for each matrix", "generate with --quantized keep")
+        raise Refused("the right operand has a scale for each matrix", "generate with --quantized keep")
     return _floats(g, b, scale, zero, g.rank(b) - 1 if shape not in ((), (1,)) else 0)
 
 
 def _rows(g: Writer, a: Value, scale: Value, zero: Maybe) -> Value:
     if info(scale).shape not in ((), (1,)):
-        raise Refused("its left operand has a scale for each row", "generate with --quantized keep")
+        raise Refused("the left operand has a scale for each row", "generate with --quantized keep")
     return _floats(g, a, scale, zero)
 
 
@@ -101,7 +101,7 @@ def qgemm(
     alpha: float = 1.0, transA: int = 0, transB: int = 0,
 ) -> Value:  # fmt: skip
     if alpha != 1.0 and C is not None:
-        raise Refused("its bias is in a scale with alpha in it", "generate with --quantized keep")
+        raise Refused("the scale of the bias contains alpha", "generate with --quantized keep")
     bias = None if C is None else _floats(g, C, g("Mul", a_scale, b_scale), axis=g.rank(C) - 1)
     weight = _floats(g, B, b_scale, b_zero_point, 0 if transB else 1)
     made = g("Gemm", _floats(g, A, a_scale, a_zero_point), weight, bias, alpha=alpha, transA=transA, transB=transB)
@@ -144,9 +144,7 @@ def matmul_nbits(
     *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0, weight_prepacked: int = 0,
 ) -> Value:  # fmt: skip
     if g_idx is not None or weight_prepacked or block_size < 1 or not 1 <= bits <= 8:
-        raise Refused(
-            "its weights are in an order of their own (g_idx) or packed anew", "generate with --quantized keep"
-        )
+        raise Refused("the weights are reordered (g_idx) or prepacked", "generate with --quantized keep")
     weight = _packed(g, [B, scales, zero_points], N, K, block_size, form="bits", bits=bits)
     made = g("MatMul", A, weight)
     return made if bias is None else g("Add", made, bias)
@@ -158,7 +156,7 @@ def matmul_bnb4(
     training_mode: int = 0, transB: int = 1,
 ) -> Value:  # fmt: skip
     if quant_type not in (0, 1) or block_size < 1 or not transB:
-        raise Refused("its weights are neither FP4 nor NF4, or turned", "generate with --quantized keep")
+        raise Refused("the weights are neither FP4 nor NF4, or transposed", "generate with --quantized keep")
     return g("MatMul", A, _packed(g, [B, absmax], N, K, block_size, form="table", kind=quant_type))
 
 
@@ -190,7 +188,7 @@ def qlinear_softmax(
 ) -> Value:  # fmt: skip
     x, rank = _floats(g, X, X_scale, x_zero_point), g.rank(X)
     if opset < 13 and axis % rank != rank - 1:
-        raise Refused("its softmax is over several axes", "generate with --quantized keep")
+        raise Refused("the softmax is over several axes", "generate with --quantized keep")
     made = _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
     g.written[-1].meta[FIXED] = True  # onnxruntime takes the whole number below 1 / y_scale instead
     return made

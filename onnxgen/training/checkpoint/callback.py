@@ -90,9 +90,11 @@ class Checkpoints(lightning.Callback):
         found = self.store.read() if resume else None
         if found is None:
             if resume:
-                self.say(f"nothing to resume in {self.out}: starting anew")
+                self.say(f"nothing to resume in {self.out}: starting a new run")
             elif holds_a_run(self.out):
-                what = f"the earlier run in {self.out} is replaced; one that is to stay needs its own --out FOLDER"
+                what = (
+                    f"the earlier run in {self.out} is replaced; to keep a run, give the next one another --out FOLDER"
+                )
                 rank_zero_only(self.say)(what)
             self.store.clear()
             for name in (BEST, LAST):
@@ -188,7 +190,9 @@ class Checkpoints(lightning.Callback):
         found = metrics(trainer)
         if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             there = ", ".join(sorted(found))
-            raise OnnxgenError(Problem(f"nothing called {self.monitor!r} is logged", help=f"--monitor one of {there}"))
+            raise OnnxgenError(
+                Problem(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
+            )
         return found
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
@@ -214,7 +218,7 @@ class Checkpoints(lightning.Callback):
         where = f"at step {trainer.global_step if step is None else step}"
         raise OnnxgenError(
             Problem(
-                f"the loss became infinite or not a number {where}; what was saved before is kept in {self.out}",
+                f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
                 help="train with a smaller --lr, or with --clip 1",
             )
         )
@@ -226,7 +230,7 @@ class Checkpoints(lightning.Callback):
             raise KeyboardInterrupt
         self._signum = signum
         with suppress(RuntimeError):  # it came while a line was printed
-            self.say("stopping after this step; once more stops at once")
+            self.say("stopping after this step; interrupt again to stop at once")
 
     def _agreed(self, trainer: lightning.Trainer, index: int) -> int:
         """What to do after this batch: what any process wishes."""

@@ -72,8 +72,8 @@ def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[s
     more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
     raise OnnxgenError(
         Problem(
-            f"the checkpoint is of another {what}: {'; '.join(lines)}{more}",
-            help="go on with what it was made with, or train anew in another --out",
+            f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",
+            help="resume with the same settings and data, or start a new run in another --out",
         )
     )
 

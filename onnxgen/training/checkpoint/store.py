@@ -59,11 +59,11 @@ class Store(CheckpointIO):
                 damaged.append(f"{path} is damaged ({' '.join(str(error).split())[:120]})")
                 continue
             if damaged:
-                self.say(f"{damaged[0]}; going on from {path.name}")
+                self.say(f"{damaged[0]}; continuing from {path.name}")
             self._read, self.found = found, path
             return found
         if damaged:
-            raise OnnxgenError(Problem("; ".join(damaged), help="train anew, without --resume"))
+            raise OnnxgenError(Problem("; ".join(damaged), help="start a new run without --resume"))
         return None
 
     def clear(self) -> None:
@@ -106,8 +106,8 @@ def ours(found: dict[str, Any]) -> dict[str, Any]:
     """What onnxgen puts into a checkpoint. Raises `OnnxgenError` where another program wrote it."""
     state = found.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
-        what = f"the checkpoint is none of onnxgen's: it has no {KEY!r}"
-        raise OnnxgenError(Problem(what, help="train anew, without --resume"))
+        what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
+        raise OnnxgenError(Problem(what, help="start a new run without --resume"))
     return state
 
 
@@ -130,8 +130,8 @@ def reason(error: OSError) -> str:
 def _need_safe_torch() -> None:
     """torch.load runs what a file says before 2.6, weights_only or not (CVE-2025-32434)."""
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
-        what = f"reading a checkpoint with torch {torch.__version__} may run code that is in it"
-        raise OnnxgenError(Problem(what, help="install torch 2.6 or newer, or train anew, without --resume"))
+        what = f"torch {torch.__version__} may run code that a checkpoint contains"
+        raise OnnxgenError(Problem(what, help="install torch 2.6 or newer, or start a new run without --resume"))
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -140,5 +140,5 @@ def _load(path: Path) -> dict[str, Any]:
             raise ValueError(f"wrong checksum of {bad}")
     found: Any = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(found, dict):
-        raise ValueError("it is no checkpoint")
+        raise ValueError("the file is not a checkpoint")
     return found

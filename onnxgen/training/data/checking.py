@@ -52,7 +52,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     for column, (name, rows) in tried.embeddings.items():
         for part, values in seen.items():
             if found := values.outside(column, 0, rows - 1):
-                help = "the numbers must come from what the model was trained with, its tokenizer for example"
+                help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
                 problems.add(Problem(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help))
     if tried.error and not problems.found:
         problems.add(tried.error)
@@ -75,11 +75,16 @@ def _check_size(
     part: str, samples: Samples, ports: Sequence[Port], data: Data, settings: Settings, problems: Problems
 ) -> None:
     if len(samples) == 0:
-        problems.add(Problem(f"the {part} part of {data.name} is empty", help="put samples into it, or leave it out"))
+        problems.add(Problem(f"the {part} part of {data.name} is empty", help="add samples to it, or remove the part"))
         return
     for port in ports:
         if port.dims is not None and len(port.dims) == 0:
-            problems.add(Problem(f"input {port.name!r} is a single number, so it has no batch", help="wrap the model"))
+            problems.add(
+                Problem(
+                    f"input {port.name!r} is a single number without a batch axis",
+                    help="wrap the model in one whose inputs have a batch",
+                )
+            )
         elif port.dims and isinstance(port.dims[0], int):
             fixed = port.dims[0]
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
@@ -119,7 +124,7 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
 
 def _check_finite(part: str, values: Values, column: str, problems: Problems) -> None:
     if found := values.infinite(column):
-        help = "leave the sample out, or fill the value in"
+        help = "remove the sample, or fill in the value"
         problems.add(Problem(f"column {column!r} of {part} has {found}", help=help))
 
 
@@ -131,7 +136,7 @@ def _check_held(part: str, values: Values, port: Port, column: str, problems: Pr
     limits = torch.iinfo(getattr(torch, str(port.dtype)))
     if found := values.outside(column, limits.min, limits.max):
         what = f"column {column!r} of {part} has {found}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
-        problems.add(Problem(what, help="leave the sample out, or number them anew"))
+        problems.add(Problem(what, help="remove the sample, or renumber the values"))
 
 
 def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
@@ -146,7 +151,9 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
     highest = max(values.highest(column) for values in parts.values())
     has = len(field.classes) or highest + 1
     if highest == count and not any(values.outside(column, 1, count) for values in parts.values()):
-        what = f"column {column!r} has classes 1 to {highest}, and the model's {count} are 0 to {count - 1}"
+        what = (
+            f"column {column!r} has classes 1 to {highest}, but the {count} classes of the model are 0 to {count - 1}"
+        )
         problems.add(Problem(what, help="count the classes from 0: subtract 1"))
         return
     if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
@@ -154,7 +161,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         return
     if len(field.classes) > count:
         some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
-        what = f"the data has {counted(has, 'class')} ({some}), and the model tells {count} apart"
+        what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
         problems.add(Problem(what, help=f"--replace-head {has}"))
         return
     for part, values in parts.items():
@@ -164,7 +171,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
             problems.add(Problem(what, help=way))
     if has < count and not problems.found and not field.shape:
         data.notes.append(
-            f"the model tells {count} classes apart, and the data has {has}: --replace-head {has} fits it"
+            f"the model has {count} classes, the data {has}: --replace-head {has} fits the model to the data"
         )
 
 
@@ -179,7 +186,7 @@ def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highe
     head = f" and --replace-head {len(there)}" if len(there) > count else ""
     first = next(found for part in parts if (found := parts[part].outside(column, 0, count - 1)))
     return Problem(
-        f"column {column!r} has the labels {listed(map(str, there))} ({first}), and the model's {count} are 0 to "
+        f"column {column!r} has the labels {listed(map(str, there))} ({first}), but the model's {count} are 0 to "
         f"{count - 1}",
         help=f"number them 0 to {len(there) - 1}{head}; --replace-head {highest + 1} keeps their numbers",
     )

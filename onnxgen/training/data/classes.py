@@ -25,13 +25,13 @@ def order(source: Source, feeding: Feeding, classes: tuple[str, ...]) -> frozens
     """
     named = [column for column in feeding.targets.values() if column in source.text]
     if classes and len(named) > 1:
-        what = f"classes are for one target, and {listed(named)} are names"
-        raise OnnxgenError(Problem(what, help="store those as class indices"))
+        what = f"classes= names the classes of one target, but {listed(named)} all hold names"
+        raise OnnxgenError(Problem(what, help="store the other targets as class indices"))
     for column in named if classes else ():
         has = next(iter(source.parts.values())).fields[column].classes
         if unknown := [name for name in has if name not in classes]:
-            what = f"{source.name} has class {listed(unknown)}, and classes are {listed(classes)}"
-            raise OnnxgenError(Problem(what, help="leave it out of the data, or name it in classes, too"))
+            what = f"{source.name} has class {listed(unknown)}, but classes= has {listed(classes)}"
+            raise OnnxgenError(Problem(what, help="remove these samples, or add the class to classes="))
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
             assert isinstance(samples, (Arrays, Files))  # what makes text of a column
@@ -45,11 +45,13 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
     if not classes or field.dtype.is_floating_point or list(has) == list(classes[: len(has)]) != []:
         return
     if list(has) != numbers[: len(has)]:
-        what = f"target {printable(column)!r} is numbered by the data itself as {listed(has)}"
-        problems.add(Problem(f"{what}, and classes are {listed(classes)}", help="give the data in this order"))
+        what = f"the data numbers the classes of target {printable(column)!r} as {listed(has)}"
+        problems.add(
+            Problem(f"{what}, but classes= has {listed(classes)}", help="give classes= in the order of the data")
+        )
     elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
-        what = f"target {printable(column)!r} holds numbers, which are class indices from 0 on: classes are names"
-        problems.add(Problem(what, help="leave classes out, and store the numbers of the model's outputs"))
+        what = f"target {printable(column)!r} holds class indices, but classes= is for names"
+        problems.add(Problem(what, help="leave out classes=; the indices must be those of the model's outputs"))
 
 
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def read_npz(path: Path) -> dict[str, Any]:
         return {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
-        way = "save arrays of numbers: objects would run code when they are read" if pickled else "save it again"
+        way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
         raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help=way)) from None
 
 
@@ -135,10 +135,12 @@ def tensor_of(values: Any, what: str) -> Any:
         array = np.asarray(values)
         if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
             if array.ndim != 1:
-                raise OnnxgenError(f"{what} is text of rank {array.ndim}; one text a sample can be a class")
+                raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
             return array.astype(str)
         if array.dtype.kind not in "biuf":
-            raise OnnxgenError(Problem(f"{what} is of {array.dtype}", help="give numbers or text, all of one shape"))
+            raise OnnxgenError(
+                Problem(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
+            )
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
             array = array.astype(np.int64)

@@ -77,7 +77,12 @@ def _inputs_named(columns: list[str], ports: Signature, settings: Settings, prob
     for port in ports.inputs:
         if port.kind != "tensor" or port.dtype == "str":
             kind = "text" if port.dtype == "str" else f"of kind {port.kind}"
-            problems.add(Problem(f"input {port.name!r} is {kind}, which no column can feed", help="wrap the model"))
+            problems.add(
+                Problem(
+                    f"input {port.name!r} is {kind}, which no column can feed",
+                    help="wrap the model in one that takes tensors",
+                )
+            )
     return found
 
 

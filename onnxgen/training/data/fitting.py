@@ -178,7 +178,10 @@ def _image_step(source: Source, column: str, port: Port, white: float) -> ToInpu
     axes = axes_of(shape, port)
     if axes is None:
         raise OnnxgenError(
-            Problem(f"column {column!r} holds {list(shape)}, which is no image", help="[H, W], [C, H, W] or [H, W, C]")
+            Problem(
+                f"column {column!r} has shape {list(shape)}, which is not an image",
+                help="images are [H, W], [C, H, W] or [H, W, C]",
+            )
         )
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
     return ToInput(axes, white, wanted, dtype=dtype)
@@ -211,13 +214,13 @@ def _scaled(source: Source, column: str, step: ToInput, asked: str, known: str) 
         source.notes.append(f"{column} is normalised by --normalize {scale_text(scale)}")
     elif known not in ("", "auto"):
         scale = parse_scale(known, step.frame.channels)
-        source.notes.append(f"{column} is normalised by {known}, as when the model was trained")
+        source.notes.append(f"{column} is normalised by {known}, as in training")
     else:
         part = next(p for p in PARTS if p in source.parts)
         scale = measured(source.parts[part], column, step)
         source.notes.append(
             f"{column} is normalised by the mean and deviation of the {part} part, {scale_text(scale)}; if the weights "
-            "were trained with others, say these: --normalize mean,std"
+            "were trained with others, give them with --normalize mean,std"
         )
     return replace(step, scale=scale)
 
@@ -232,7 +235,7 @@ def _augment(source: Source, settings: Settings, data: Data, images: bool) -> Au
             return None
         raise OnnxgenError(Problem(f"--augment {settings.augment}: the data has no images", help="--augment none"))
     mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
-    data.notes.append(f"augmented by {', '.join(names)}{mirrored}")
+    data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
     return Augment(names)
 
 

@@ -98,7 +98,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("an image of floating point numbers has no known white")
+        raise ValueError("the range of a floating-point image is unknown")
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
     return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
@@ -132,7 +132,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     one = sizes.pop() if len(sizes) == 1 else None
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
     left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
-    notes += [f"left aside, being no part of the data: {listed(left)}"] if left else []
+    notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     text = frozenset({"label"} if classes else ())
     return Source(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
 

@@ -76,7 +76,7 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
     axes = _wanted_axes(port)
     dims = list(port.dims or ())[1:]
     if not axes:
-        raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is no image")
+        raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is not an image")
     if axes == "flat":
         return _flat(port, dims[0], stored)
     named = dict(zip(axes, dims, strict=False))
@@ -86,7 +86,7 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
     if len(sizes) < 3 and stored is None:
         raise OnnxgenError(
             Problem(
-                f"input {port.name!r} takes images of any size {shown(port)}, and the data's have several",
+                f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
                 help="resize them to one size, or generate with --input-shape "
                 + f"{port.name}={','.join(str(-1 if a == 'N' else 224 if a in 'HW' else 3) for a in 'N' + axes)}",
             )
@@ -96,8 +96,8 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
     if sizes["C"] not in CHANNELS:
         raise OnnxgenError(
             Problem(
-                f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are no gray, RGB or RGBA image",
-                help="give arrays of just that shape as floating point numbers (.npz)",
+                f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image",
+                help="give floating-point arrays of exactly that shape (.npz)",
             )
         )
     return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
@@ -113,8 +113,8 @@ def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> F
             return Frame(channels, side, side, "flat")
     raise OnnxgenError(
         Problem(
-            f"input {port.name!r} is {shown(port)}, which is no square image in gray, RGB or RGBA",
-            help="give arrays of just that shape as floating point numbers (.npz)",
+            f"input {port.name!r} is {shown(port)}, which is not a square gray, RGB or RGBA image",
+            help="give floating-point arrays of exactly that shape (.npz)",
         )
     )
 
@@ -203,7 +203,7 @@ def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[floa
     try:
         mean, std = (tuple(float(n) for n in part.split("/")) for part in text.split(","))
     except ValueError:
-        raise OnnxgenError(Problem(f"normalize {text!r} is no pair of numbers", help=way)) from None
+        raise OnnxgenError(Problem(f"normalize {text!r} is not a pair of numbers", help=way)) from None
     if not all(len(p) in (1, channels) for p in (mean, std)):
         raise OnnxgenError(Problem(f"normalize {text!r} does not fit {channels} channels", help=way))
     if not all(s > 0 for s in std) or not all(map(math.isfinite, mean + std)):
@@ -228,7 +228,7 @@ def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
     for name in said:
         if name not in inputs:
             raise OnnxgenError(
-                Problem(f"normalize {text!r}: there is no input {name!r}", help=f"there are {', '.join(inputs)}")
+                Problem(f"normalize {text!r}: the model has no input {name!r}", help=f"there are {', '.join(inputs)}")
             )
     return {name: said.get(name, "auto") for name in inputs}
 

@@ -112,7 +112,7 @@ def _tensor(value: Any, name: str, index: int) -> Tensor:
     except TypeError:
         raise OnnxgenError(
             Problem(
-                f"column {name!r} of item {index} is {type(value).__name__}, which is no number, array or image",
+                f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image",
                 help="let the dataset turn it into a tensor",
             )
         ) from None

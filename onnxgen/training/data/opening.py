@@ -58,7 +58,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
 
 def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
     if not path.exists():
-        raise OnnxgenError(Problem(f"there is no file or folder {path}", help=KINDS))
+        raise OnnxgenError(Problem(f"no file or folder {path}", help=KINDS))
     if is_idx(path):
         return open_idx(path)
     files = _parts(path) if path.is_dir() else {"": path}
@@ -70,7 +70,7 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
         return from_parts(columns, path.name, kind in _TABLES)
     if path.is_dir():
         return open_folder(path, strict=settings.strict, labelled=targets)
-    raise OnnxgenError(Problem(f"{path} is no data that onnxgen reads", help=KINDS))
+    raise OnnxgenError(Problem(f"onnxgen can't read data from {path}", help=KINDS))
 
 
 def _parts(folder: Path) -> dict[str, Path]:

@@ -27,7 +27,10 @@ def split(source: Source, target: str, settings: Settings, batch: int = 1) -> No
         train = source.parts["train"]
         if len(train) <= len(missing) * batch:
             raise OnnxgenError(
-                Problem(f"{source.name} has too few samples to split: {len(train)}", help="--val 0 holds none back")
+                Problem(
+                    f"{source.name} has too few samples to split: {len(train)}",
+                    help="use all samples for training with --val 0",
+                )
             )
         groups = _groups(source, target)
         for part, chosen in _drawn(groups, missing, settings.seed, batch).items():

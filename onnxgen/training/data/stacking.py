@@ -46,7 +46,7 @@ def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -
     problems.raise_if_any()
     for name, members in joined.items():
         inputs = [p.name for p in ports.inputs if settings.inputs.get(p.name, p.name) == name]
-        source.notes.append(f"{', '.join(inputs)} is fed {len(members)} columns: {listed(members)}")
+        source.notes.append(f"{', '.join(inputs)} gets {len(members)} columns: {listed(members)}")
 
 
 def _aims(source: Source, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
@@ -83,6 +83,6 @@ def _join(source: Source, name: str, members: Sequence[str], problems: Problems)
 def text_input(column: str) -> Problem:
     """Text where an input wants numbers."""
     return Problem(
-        f"column {printable(column)!r} holds text, which only a target can",
-        help="turn it into numbers, or name the columns to take: --inputs INPUT=COLUMN+COLUMN",
+        f"column {printable(column)!r} holds text, but only a target may",
+        help="convert it to numbers, or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
     )

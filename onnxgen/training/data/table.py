@@ -46,7 +46,7 @@ def read_csv(path: Path) -> dict[str, Any]:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if all(_is_number(name) for name in names):
-        raise OnnxgenError(Problem(f"{path} does not name its columns", help="put a line of names at its top"))
+        raise OnnxgenError(Problem(f"{path} has no line of column names", help="put a line of names at the top"))
     for i, name in enumerate(names):
         if not name or name in names[:i]:
             what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
@@ -81,7 +81,7 @@ def _column(path: Path, name: str, texts: list[str], lines: Sequence[int]) -> An
 def missing(where: str, name: str, count: int) -> Problem:
     """A value that is not there, in a column that is needed."""
     others = f", and {count - 1} more" if count > 1 else ""
-    way = "fill it in, drop the row, or leave the column out by naming those to take: --inputs INPUT=COLUMN+COLUMN"
+    way = "fill it in, drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
     return Problem(f"{where}: column {printable(name)!r} has no value{others}", help=way)
 
 

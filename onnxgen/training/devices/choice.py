@@ -62,7 +62,7 @@ def named(text: str) -> Device:
         listed = ", ".join(d.text for d in there)
         raise OnnxgenError(
             Problem(
-                f"there is no device {text.strip()} here",
+                f"no device {text.strip()} on this machine",
                 help=f"there is: {listed}; a device of another back end may need its module (--import)",
             )
         )
@@ -72,7 +72,9 @@ def named(text: str) -> Device:
 def _parsed(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z_]\w*)(?::(\d+))?", text.strip())
     if match is None or text.strip().lower().startswith("auto:"):
-        raise OnnxgenError(Problem(f"{text!r} names no device", help="one is named like auto, cpu, cuda or cuda:1"))
+        raise OnnxgenError(
+            Problem(f"{text!r} is not a device", help="devices are named like auto, cpu, cuda or cuda:1")
+        )
     return match[1].lower(), int(match[2] or 0)
 
 
@@ -84,6 +86,6 @@ def _best(imports: Sequence[str]) -> Device:
         if device.verdict == "ok":
             return device
         warnings.warn(
-            f"{device.text} ({device.name}) fails its self-test and is passed over: {device.verdict}", stacklevel=3
+            f"{device.text} ({device.name}) fails its self-test and is skipped: {device.verdict}", stacklevel=3
         )
     return probe.cpu()

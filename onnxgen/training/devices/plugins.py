@@ -48,7 +48,7 @@ def load(kind: str | None = None) -> None:
             text = f"the plug-in {point.name!r} ({point.value}) does not load: {reason(error)}"
             if kind is not None:
                 raise OnnxgenError(Problem(text, help="reinstall the package it comes with")) from None
-            warnings.warn(f"{text}; it is passed over", stacklevel=3)
+            warnings.warn(f"{text}; it is skipped", stacklevel=3)
 
 
 def reason(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[st
         there = torch.cuda.device_count()
         if device.index + settings.devices > there:
             asked = f"{settings.devices} devices from {device.text} on"
-            raise OnnxgenError(Problem(f"there are no {asked}: there are {there} in all", help="ask for fewer"))
+            raise OnnxgenError(Problem(f"no {asked}: this machine has {there}", help="ask for fewer"))
         devices = list(range(device.index, device.index + settings.devices))
     return {"accelerator": accelerator, "devices": devices, "strategy": strategy, "precision": settings.precision}
 

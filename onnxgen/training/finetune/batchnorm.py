@@ -62,13 +62,13 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, eve
     measured = {path: _Moments() for path in _norms(model, every)}
     if not measured:
         way_out = "generate with --restore-batchnorm, or measure every=True"
-        raise OnnxgenError(Problem("the model has no BatchNorm that is the identity", help=way_out))
+        raise OnnxgenError(Problem("no BatchNorm of the model is the identity", help=way_out))
     with undisturbed(model), _watched(model, measured):
         count = 0
         for count, batch in enumerate(_opened(model, batches), 1):
             _run(model, batch, count)
     if not count:
-        raise OnnxgenError("there is no batch to measure BatchNorms with")
+        raise OnnxgenError("measuring BatchNorms needs at least one batch")
     for path, moments in measured.items():
         if moments.count:
             _adopt(model.get_submodule(path), moments)
@@ -160,7 +160,7 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
     except Exception as error:  # whatever a model's own code raises
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise OnnxgenError(
-            Problem(f"batch {number} does not go through the model: {reason}", help=f"forward takes {', '.join(names)}")
+            Problem(f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}")
         ) from error
 
 

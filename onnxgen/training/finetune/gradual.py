@@ -33,7 +33,7 @@ class GradualUnfreeze(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what would fail only at a later epoch."""
         if trainer.world_size > 1:
-            what = "gradual unfreezing in several processes: gradients of what is unfrozen later are not averaged"
+            what = "gradual unfreezing needs one process: several do not average the gradients of layers unfrozen later"
             raise OnnxgenError(Problem(what, help="use one device"))
         if not isinstance(self.schedule, int):
             check_patterns(self._model(pl_module), [p for patterns in self.schedule.values() for p in _list(patterns)])

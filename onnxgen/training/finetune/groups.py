@@ -44,7 +44,7 @@ def param_groups(
         OnnxgenError: a rate is asked for that depends on `lr`, and there is none; the head can't be found.
     """
     if lr is None and (head_lr != 1 or layer_decay is not None):
-        raise OnnxgenError(Problem("head_lr and layer_decay are shares of lr, which is not given", help="give lr="))
+        raise OnnxgenError(Problem("head_lr and layer_decay are factors of lr, which is missing", help="give lr="))
     top = _head(model, head, example) if head_lr != 1 else ()
     order = blocks(model)
     plain = _without_decay(model)

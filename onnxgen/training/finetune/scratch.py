@@ -95,8 +95,8 @@ def _reset_layers(model: nn.Module) -> None:
         if own and not _reset_layer(module, try_only=True):
             plain += [f"{path}.{name}" if path else name for name, _ in own]
     if plain:
-        what = f"nothing tells how to initialise {', '.join(plain)}"
-        raise OnnxgenError(Problem(what, help="give their module a method reset_parameters()"))
+        what = f"onnxgen does not know how to initialise {', '.join(plain)}"
+        raise OnnxgenError(Problem(what, help="add a method reset_parameters() to their module"))
     for module in model.modules():
         if next(module.parameters(recurse=False), None) is not None:
             _reset_layer(module)

@@ -51,7 +51,7 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
         OnnxgenError: there is no such `show`.
     """
     if show not in ("auto", *SHOWS):
-        raise OnnxgenError(f"show is auto, {', '.join(SHOWS)}, not {show!r}")
+        raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
         show = "live" if sys.stdout.isatty() else "lines"
     metrics = Metrics(settings.out / "metrics.csv", facts.monitor)

@@ -66,7 +66,7 @@ class Progress(lightning.Callback):
         self._due = self._read + self.every
         if trainer.is_global_zero and trainer.global_step:
             self.say(
-                f"going on after step {trainer.global_step}, in epoch {trainer.current_epoch + 1} of {self.epochs}"
+                f"continuing after step {trainer.global_step}, in epoch {trainer.current_epoch + 1} of {self.epochs}"
             )
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -118,7 +118,7 @@ class Progress(lightning.Callback):
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         if trainer.is_global_zero and not self._begun:
-            self.say("nothing is left to train: the run has all its epochs or steps; more with --epochs or --max-steps")
+            self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
         self.close()
 
     def on_exception(
