@@ -98,7 +98,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
         f"{images} is not an idx file -> an idx file begins with two bytes of 0, then type and rank"
     )
     images.write_bytes(b"")
-    assert said(images, gray).startswith(f"{images} is no idx file")
+    assert said(images, gray).startswith(f"{images} is not an idx file")
     idx(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     assert said(tmp_path, gray) == f"{images} has no file of labels beside it -> put it into {tmp_path}"
@@ -304,7 +304,7 @@ def test_inputs_that_take_no_images(tmp_path: Path) -> None:
     )
     (tmp_path / "video").mkdir()
     video = network(tmp_path / "video", image=("float32", ("batch", 3, 8, 6, 5)))
-    assert said(tmp_path / "data", video) == "input 'image' is [batch, 3, 8, 6, 5], which is no image"
+    assert said(tmp_path / "data", video) == "input 'image' is [batch, 3, 8, 6, 5], which is not an image"
 
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
