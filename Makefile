@@ -1,6 +1,7 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the suite. Both are quick when nothing has changed.
 # make long: what CI runs after that: ONNX's own tests once more, each model compiled as one graph.
+# make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
 # Without make (Windows): see CONTRIBUTING.md.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test long lint pytest clean
+.PHONY: demo test long docs lint pytest clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -33,6 +34,10 @@ pytest: $(VENV)/.test
 long: $(VENV)/.test
 	ONNXGEN_LONG=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal tests/backend/test_compiled.py
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "the site is in build/site: open build/site/index.html"
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
@@ -48,3 +53,7 @@ $(VENV)/.demo: $(SETUP) | $(RUN)
 $(VENV)/.test: $(SETUP) | $(RUN)
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(SETUP) | $(RUN)
+	$(INSTALL) -e '.[docs]'
+	@touch $@

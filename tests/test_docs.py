@@ -3,49 +3,173 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
+import pytest
 
+import onnxgen
+import onnxgen.training
 from benchmarks.conformance.page import from_csv
+from docs import pictures
 from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 from tests.conftest import ROOT
 
+DOCS = ROOT / "docs"
+ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = (*(ROOT / name for name in ROOT_PAGES), *sorted(DOCS.glob("*.md")))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TRAINING = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")  # has the options of one command
+START = (DOCS / "GETTING_STARTED.md").read_text(encoding="utf-8")
+COMMANDS = (DOCS / "COMMANDS.md").read_text(encoding="utf-8")
 
 
 def test_it_opens_with_the_two_commands() -> None:
-    assert [line.split()[:2] for line in README.splitlines()[2:4]] == [["make", "demo"], ["make", "test"]]
+    blocks = re.findall(r"(?:^ {4}\S.*\n)+", README, re.MULTILINE)
+    assert [line.split()[:2] for line in blocks[0].splitlines()] == [["make", "demo"], ["make", "test"]]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_example_is_what_is_generated() -> None:
     source = build(ROOT / "samples/mnist/mnist.onnx", Options(), Path("model.py")).source
-    example = re.search(r"```python\n(class .*?)```", README, re.DOTALL)
+    example = re.search(r"```python\n(class .*?)```", START, re.DOTALL)
     assert example is not None and example[1] in source
 
 
+def test_the_picture_is_what_is_generated() -> None:
+    source = build(ROOT / "samples/mnist/mnist.onnx", Options(), Path("model.py")).source
+    picture = (DOCS / "images" / "mnist.svg").read_text(encoding="utf-8")
+    assert picture == pictures.side_by_side(source), "make it again: python -m docs.pictures"
+
+
+def test_the_session_has_the_commands_and_what_generating_prints(tmp_path: Path) -> None:
+    """Not what `verify` prints: its last digits differ from machine to machine."""
+    (tmp_path / "mnist.onnx").write_bytes(pictures.SAMPLE.read_bytes())
+    said = pictures.run(pictures.COMMANDS[0], str(tmp_path))
+    shown = re.sub(r"<[^>]+>", "", (DOCS / "images" / "session.svg").read_text(encoding="utf-8")).replace("&#160;", " ")
+    assert said and all(line in shown for line in (*pictures.COMMANDS, *said.splitlines(), "equal, to rtol"))
+
+
+@pytest.mark.parametrize("page", [README, START], ids=["README", "GETTING_STARTED"])
+def test_commands_of_the_first_pages_parse(page: str) -> None:
+    blocks = "".join(re.findall(r"^```sh$.*?^```|^ {4}\S[^\n]*\n", page, re.DOTALL | re.MULTILINE))
+    found = re.findall(r"^ *onnxgen (.*)$", blocks, re.MULTILINE)
+    assert len(found) == 4
+    for line in found:
+        args = shlex.split(line, comments=True)
+        first = args[0] if args[0] in cli.app.commands else cli.DEFAULT
+        cli.app.commands[first].make_context(first, args[first != cli.DEFAULT :])
+
+
+def section(command: str) -> str:
+    """The part of the page of commands that is about one of them."""
+    title = "onnxgen MODEL.onnx" if command == cli.DEFAULT else f"onnxgen {command}"
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", COMMANDS, re.DOTALL | re.MULTILINE)
+    assert found is not None, title
+    return found[1]
+
+
 def test_every_command_option_and_exit_code_is_there() -> None:
+    every = COMMANDS[COMMANDS.index("## Options of every command") : COMMANDS.index("## Exit codes")]
+    generated = section(cli.DEFAULT).split("### What is generated")[1]
     for name, command in cli.app.commands.items():
-        assert name == cli.DEFAULT or f"onnxgen {name} " in README, name
-        page = README + TRAINING if name == "train" else README
+        page = section(name) + every + (generated if "(#what-is-generated)" in section(name) else "")
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
                 assert re.search(rf"`{re.escape(option)}[` ]", page), f"{name} {option}"
     for code in re.findall(r"^  (\d+) ", cli.EXIT_CODES, re.MULTILINE):
-        assert re.search(rf"^\| {code} \|", README, re.MULTILINE), code
+        assert re.search(rf"^\| {code} \|", COMMANDS, re.MULTILINE), code
 
 
 def test_every_option_there_is_one() -> None:
     parameters = [p for command in cli.app.commands.values() for p in command.params]
     known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h", "--version"}
-    assert set(re.findall(r"`(--?[a-z][a-z-]*)", README)) <= known
     elsewhere = {"--logdir", "--no-"}  # of tensorboard, and the beginning of several
-    assert set(re.findall(r"`(--?[a-z][a-z-]*)", TRAINING)) - elsewhere <= known
+    guides = "COMMANDS CONVERT EDIT EVALUATE EXPORT GETTING_STARTED LARGE_MODELS QUANTIZED TRAINING VERIFY".split()
+    for page in (ROOT / "README.md", *(DOCS / f"{name}.md" for name in guides)):
+        named = set(re.findall(r"`(--?[a-z][a-z-]*)", page.read_text(encoding="utf-8")))
+        assert named - elsewhere <= known, page.name
+
+
+@pytest.mark.parametrize(("page", "package"), [("API.md", onnxgen), ("API_TRAINING.md", onnxgen.training)])
+def test_the_reference_of_the_library_has_every_public_name(page: str, package: object) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    name = getattr(package, "__name__", "")
+    headings = re.findall(r"^      heading: (\S+)$", text, re.MULTILINE)
+    assert sorted(headings) == sorted(f"{name}.{one}" for one in getattr(package, "__all__", ()) if one[0] != "_")
+    targets = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert [one.rpartition(".")[2] for one in targets] == [one.rpartition(".")[2] for one in headings]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"([\w/]+\.md)$", settings, re.MULTILINE))
+    there = {page.name for page in DOCS.glob("*.md")} | {f"benchmarks/{p.name}" for p in ROOT.glob("benchmarks/*.md")}
+    assert listed == there | {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+
+
+def without_code(text: str) -> str:
+    """A page without blocks of code and what stands in backticks: a link there is none."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^(?: {4}|\t).*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "``", text)
+
+
+def links(text: str) -> list[str]:
+    """Where a page points to inside the repository: links, pictures, references and HTML."""
+    text = without_code(text)
+    found = re.findall(r"\]\(\s*<?([^)\s>]+)", text) + re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    found += re.findall(r"(?:href|src)=[\"']([^\"']+)", text)
+    return [link for link in found if not re.match(r"[a-z][a-z+.-]*:", link)]
+
+
+def anchors(text: str) -> set[str]:
+    """The names of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ +(.+?)\s*#*$", text, re.MULTILINE):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead nowhere."""
+    found = []
+    for link in links(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_there = target.exists() and (not anchor or anchor in anchors(target.read_text(encoding="utf-8")))
+        found += [] if is_there else [link]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    """The test above can fail."""
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# One `two`\n\n## Again\n\n## Again\n")
+    page.write_text(
+        "# Here\n[a](other.md#one-two) [b](other.md#again-1) [c](#here) ![d](none.svg) [e](other.md#gone)\n"
+        '[f](#there) `[g](in-code.md)` [h](https://example.org/x) <img src="gone.png">\n\n    [i](in-block.md)\n\n'
+        "[j]: lost.md\n"
+    )
+    assert broken(page) == ["none.svg", "other.md#gone", "#there", "lost.md", "gone.png"]
 
 
 def test_the_page_of_operators_is_the_registry() -> None:
@@ -66,7 +190,7 @@ def test_the_page_of_onnxruntimes_operators_names_tests() -> None:
 
 
 def test_files_that_the_pages_name_exist() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in PAGES:
         for name in re.findall(
             r"`((?:onnxgen|tests|docs|samples|benchmarks|templates|build_hooks)/[\w/.]*)`", page.read_text()
         ):

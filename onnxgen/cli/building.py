@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgen.cli.group import EXIT_CODES, SETTINGS, DefaultGroup
+from onnxgen.cli.group import EVERY, EXIT_CODES, SETTINGS, Command, DefaultGroup
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
 from onnxgen.cli.say import progress, tell, tell_json
@@ -25,16 +25,27 @@ if TYPE_CHECKING:
     from onnxgen.errors import OnnxgenError
 
 
-@click.command("build", short_help="Build a project's models.", context_settings=SETTINGS, epilog=EXIT_CODES)
+@click.command(
+    "build",
+    cls=Command,
+    short_help="Build the models of a project.",
+    context_settings=SETTINGS,
+    epilog=EXIT_CODES,
+    groups=(("Build", "--check --watch --force"), *EVERY),
+    examples=[
+        ("onnxgen build", "Build what the nearest pyproject.toml lists."),
+        ("onnxgen build --check", "Exit with 1 if something is stale (for CI)."),
+    ],
+)
 @click.argument("project", type=click.Path(path_type=Path), required=False)
-@click.option("--check", is_flag=True, help="Only tell whether all of it is fresh; writes nothing.")
-@click.option("--watch", is_flag=True, help="Go on, and build again whenever a file is saved; Ctrl-C ends it.")
-@click.option("--force", is_flag=True, help="Overwrite modules that were edited by hand.")
+@click.option("--check", is_flag=True, help="Write nothing. Exit with 1 if a model is not fresh.")
+@click.option("--watch", is_flag=True, help="Build again whenever a file is saved, until Ctrl-C.")
+@click.option("--force", is_flag=True, help="Overwrite modules even if they were edited by hand.")
 @saying_options
 def build(project: Path | None, check: bool, watch: bool, force: bool, **saying: bool) -> int:
-    """Generate what [tool.onnxgen] of a pyproject.toml asks for, as far as it is not fresh.
+    """Generate the models that [tool.onnxgen] of a pyproject.toml lists. Fresh ones are left alone.
 
-    PROJECT is that file or its folder; default: the nearest one, from the current folder upwards.
+    PROJECT is that file or its folder. The default is the nearest one, from the current folder upwards.
     """
     if check and (watch or force):
         raise click.UsageError(f"--check writes nothing, and --{'watch' if watch else 'force'} does")

@@ -196,7 +196,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
     elif not quiet:
         heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
         rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]
-        table(f"{len(rows)} supported operators", heads, [row[: len(heads)] for row in rows])
+        table(f"{len(rows)} operators that onnxgen has a function for", heads, [row[: len(heads)] for row in rows])
     return 0
 
 

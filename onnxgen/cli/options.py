@@ -83,9 +83,14 @@ plugin_option = click.option(
     help="Operators of your own: a .py file, a package's folder or a module's name; may be repeated.",
 )
 _GENERATION = [
-    click.option("--class-name", metavar="NAME", help="Name of the root class."),
-    click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Where to write the weights."),
-    click.option("--dtype", type=click.Choice(DTYPES), help="Another floating point type for the whole network."),
+    click.option("--class-name", metavar="NAME", help="Name of the root class. Default: from the file."),
+    click.option(
+        "--weights",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The file of weights to write. Default: beside the module.",
+    ),
+    click.option("--dtype", type=click.Choice(DTYPES), help="Give the whole network this floating point type."),
     click.option("--embed", is_flag=True, help="Put the weights into the module itself (small models)."),
     click.option(
         "--input-shape",
@@ -93,20 +98,22 @@ _GENERATION = [
         metavar="NAME=1,3,224,224",
         multiple=True,
         callback=input_shapes,
-        help="Fix the dims of an input (-1: as it is); may be repeated.",
+        help="Fix the dims of an input (-1 leaves one as it is); may be repeated.",
     ),
-    click.option("--flat", is_flag=True, help="One class, no nested modules."),
+    click.option("--flat", is_flag=True, help="Write one class, without nested modules."),
     click.option("--annotate", is_flag=True, help="Say in comments which ONNX nodes each line comes from."),
-    click.option("--trainable", metavar="REGEX", help="Tensors of this ONNX name are trained, whatever the rules say."),
-    click.option("--frozen", metavar="REGEX", help="Tensors of this ONNX name are not trained."),
-    click.option("--dynamic-batch", is_flag=True, help="Free a batch that the file fixes, where that is provable."),
+    click.option("--trainable", metavar="REGEX", help="Train the tensors whose ONNX name matches."),
+    click.option("--frozen", metavar="REGEX", help="Do not train the tensors whose ONNX name matches."),
+    click.option(
+        "--dynamic-batch", is_flag=True, help="Make a fixed batch size free, if onnxgen can prove that this is right."
+    ),
     click.option(
         "--batch-axis",
         "batch_axes",
         metavar="NAME=1",
         multiple=True,
         callback=batch_axes,
-        help="The axis of an input that is the batch, if not the first (none: it has none); may be repeated.",
+        help="The batch axis of an input, if it is not the first; none: it has no batch; may be repeated.",
     ),
     click.option(
         "--restore-batchnorm", is_flag=True, help="Put back BatchNorm layers that the export folded into convolutions."
@@ -116,7 +123,7 @@ _GENERATION = [
         type=click.Choice(QUANTIZED),
         default="keep",
         show_default=True,
-        help="Quantised operators: integers as they are, floats, or floats with fake quantisation.",
+        help="What quantised operators become: the same integers, floats, or floats with fake quantisation.",
     ),
     click.option(
         "--dropout",
@@ -129,7 +136,7 @@ _GENERATION = [
         "--nchwc-block",
         type=click.Choice(["8", "16"]),
         callback=lambda context, parameter, value: value and int(value),
-        help="Channels in a block of a file that onnxruntime optimised for one kind of processor.",
+        help="Channels in a block, for a file that onnxruntime optimised for one kind of processor.",
     ),
     click.option(
         "--shard-size",
@@ -143,7 +150,7 @@ _GENERATION = [
         "--templates",
         metavar="DIR",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
-        help="Jinja templates that override onnxgen's own.",
+        help="A folder of Jinja templates to use instead of onnxgen's own.",
     ),
     plugin_option,
     click.option(
@@ -154,7 +161,7 @@ _GENERATION = [
     click.option(
         "--paranoid",
         is_flag=True,
-        help="Compute every rewriting of the graph before and after on drawn inputs; takes several times as long.",
+        help="Check every rewriting of the graph on drawn inputs; takes several times as long.",
     ),
     click.option(
         "--limit",
@@ -170,7 +177,7 @@ _CUT = [
         f"--{side}",
         metavar="VALUE",
         multiple=True,
-        help=f"Generate a part alone, with this value of the graph as an {side[:-1]}; may be repeated.",
+        help=f"Generate only a part of the graph, with this value as an {side[:-1]}; may be repeated.",
     )
     for side in ("inputs", "outputs")
 ]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from onnxgen.cli.group import EVERY
 from onnxgen.training.settings import PRECISIONS, STRATEGIES, Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,45 +21,62 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Of every field: what stands for its value in the help, and what it says. A default is added to it.
 HELP: dict[str, tuple[str, str]] = {
     "epochs": ("N", "Passes over the training data."),
-    "max_steps": ("N", "Stop after so many optimizer steps, if that comes first."),
-    "batch_size": ("N", "Samples a step and process."),
-    "accumulate": ("N", "Batches whose gradients are summed to one step."),
-    "optimizer": ("NAME", "A class of torch.optim, whatever its case."),
+    "max_steps": ("N", "Stop after N optimizer steps, if that comes before the end of the last epoch."),
+    "batch_size": ("N", "Samples in a batch, in each process."),
+    "accumulate": ("N", "Sum the gradients of N batches before each step."),
+    "optimizer": ("NAME", "A class of torch.optim, in upper or lower case."),
     "optimizer_args": ("NAME=VALUE", "An argument of the optimizer (momentum=0.5); may be repeated."),
-    "lr": ("X", "Learning rate; default: the optimizer's own."),
-    "weight_decay": ("X", "Of what is no norm and no bias; default: the optimizer's own."),
+    "lr": ("X", "Learning rate. Default: the optimizer's own."),
+    "weight_decay": ("X", "Weight decay; norms and biases get none. Default: the optimizer's own."),
     "schedule": ("NAME", "A class of torch.optim.lr_scheduler."),
     "schedule_args": ("NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated."),
     "head_lr": ("X", "The classifier's learning rate as a multiple of --lr."),
-    "clip": ("X", "Largest norm of all gradients together."),
-    "loss": ("NAME", "By its torch name (cross_entropy), or OUTPUT=NAME,...; auto: what fits the model's end."),
+    "clip": ("X", "Scale gradients down if their norm together is larger."),
+    "loss": (
+        "NAME",
+        "A loss by its torch name (cross_entropy), or OUTPUT=NAME,...; auto: by how the model ends.",
+    ),
     "inputs": ("INPUT=COLUMN,...", "The data's column for each input of the model."),
-    "target": ("COLUMN", "The data's column that is learnt, or OUTPUT=COLUMN,..."),
-    "classes": ("NAME,...", "The classes in the order of the model's outputs; default: sorted names of the data's."),
+    "target": ("COLUMN", "The column with the target, or OUTPUT=COLUMN,..."),
+    "classes": ("NAME,...", "The classes in the order of the model's outputs. Default: the names in the data, sorted."),
     "device": ("DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."),
-    "imports": ("MODULE", "A module to import first, which brings a device; may be repeated."),
-    "devices": ("N", "Processes a node."),
-    "nodes": ("N", "Nodes."),
+    "imports": ("MODULE", "Import this module first: it registers a device; may be repeated."),
+    "devices": ("N", "Processes on each node."),
+    "nodes": ("N", "Number of nodes."),
     "strategy": ("NAME", f"How processes share the work: {', '.join(STRATEGIES)}."),
     "precision": ("NAME", f"{', '.join(PRECISIONS)}."),
     "workers": ("N", "Processes that prepare batches; auto: as many as help."),
-    "freeze": ("PATTERN", "Modules that are not trained (layer1.*); may be repeated."),
-    "replace_head": ("CLASSES", "Put a new last layer for so many classes."),
-    "weights": ("FILE", "Start from a checkpoint of your own, under the model's keys."),
-    "from_scratch": ("", "Forget the weights that the file came with."),
+    "freeze": ("PATTERN", "Do not train these modules (layer1.*); may be repeated."),
+    "replace_head": ("CLASSES", "Put in a new last layer for that many classes."),
+    "weights": ("FILE", "Start from your own checkpoint, which has the model's keys."),
+    "from_scratch": ("", "Start from fresh weights, not from those of the file."),
     "early_stop": ("N", "Stop after N epochs without a new best."),
     "monitor": ("METRIC", "The metric that decides what is best (val_loss); auto: accuracy of a classifier."),
-    "val": ("SHARE", "Share of the data held back for validation, where it has no such part."),
-    "test": ("SHARE", "Share held back for the test at the end, where the data has no such part."),
-    "normalize": ("HOW", "auto, none, or MEAN,STD (one a channel: joined by /)."),
+    "val": ("SHARE", "Share of the data for validation, if the data has no such part."),
+    "test": ("SHARE", "Share of the data for the test at the end, if the data has no such part."),
+    "normalize": ("HOW", "auto, none, or MEAN,STD (for several channels: joined by /)."),
     "augment": ("HOW", "none, auto, or flip,crop,rotate."),
-    "strict": ("", "A sample that can't be read is an error, not skipped."),
+    "strict": ("", "End with an error if a sample can't be read. Otherwise it is skipped."),
     "compile": ("", "torch.compile the model."),
-    "seed": ("N", "For everything that is drawn."),
-    "checkpoint_minutes": ("X", "Write a checkpoint at least so often, besides one an epoch."),
-    "resume": ("", "Go on from the last checkpoint in --out, with the settings that it has there."),
-    "out": ("FOLDER", "The folder of the run."),
+    "seed": ("N", "Seed of all random numbers."),
+    "checkpoint_minutes": ("X", "Write a checkpoint at least every X minutes, and after each epoch."),
+    "resume": ("", "Go on from the last checkpoint in --out, with the settings of that run."),
+    "out": ("FOLDER", "The folder that the run writes to."),
 }
+# The options by what they are about; titles of the help, in its order.
+GROUPS = (
+    ("Data", "--data --inputs --target --classes --val --test --normalize --augment --strict"),
+    ("Length of the run", "--epochs --max-steps --early-stop --monitor"),
+    (
+        "Optimizer",
+        "--batch-size --accumulate --optimizer --optimizer-arg --lr --weight-decay --schedule --schedule-arg"
+        " --head-lr --clip --loss",
+    ),
+    ("Fine-tuning", "--freeze --replace-head --weights --from-scratch"),
+    ("Devices and speed", "--device --import --devices --nodes --strategy --precision --workers --compile"),
+    ("The run and its files", "--out --resume --config --checkpoint-minutes --seed"),
+    *EVERY,
+)
 NAMES = {"imports": "import", "optimizer_args": "optimizer-arg", "schedule_args": "schedule-arg"}  # as options
 
 

@@ -74,7 +74,7 @@ class Check:
         self.halves: set[str] = set()
         self.freedom: Freedom | None = None  # the oracle's other answers, once they are asked for
         self.telling = Telling()
-        self.coarse: dict[str, list[str]] = {}  # by output: runs in which rounding to the module's type hides errors
+        self.coarse: dict[str, list[str]] = {}  # by output: runs in which the oracle's own rounding hides errors
         self.is_rounded = False  # whether the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:

@@ -140,7 +140,7 @@ class VerifyReport:
         located: see `Located`; None if not asked for, or not found.
         notes: what could not be compared, was refused by the oracle, or is good to know.
         untold: outputs that a wrong module could have had, too, as they vary no more than rounding to integers explains
-            (`onnxgen.verify.telling`), or move as much by rounding to half precision; each with the reason in words.
+            (`onnxgen.verify.telling`), or move as much where the oracle only rounds otherwise; each with the reason.
     """
 
     model: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from onnx import helper as h
 from onnxgen import OnnxgenError, Options, __version__
 from onnxgen.cli import run, say
 from onnxgen.cli.app import app, commands
+from onnxgen.cli.group import DEFAULT, OTHERS, START, Command
 
 Out = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -415,8 +417,37 @@ def test_version_and_help(capsys: Out) -> None:
         assert all(option in said for option in ("--check", "--input-shape", "--frozen", "--json", "--version"))
     for command in commands():
         assert call(command, "-h") == 0
-        assert "Exit codes:" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "Exit codes:" in said and "Examples:" in said and OTHERS not in said
     assert run([]) == 2 and "MODEL.onnx" in capsys.readouterr().out
+
+
+def test_help_begins_with_what_to_type(capsys: Out) -> None:
+    assert run(["-h"]) == 0
+    said = capsys.readouterr().out
+    titles = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:3] == ["What to type:", "Commands:", "Files:"] and titles[-1] == "Messages and help:"
+    assert OTHERS not in said
+
+
+def test_groups_of_options_name_what_is_there() -> None:
+    for command in app.commands.values():
+        assert isinstance(command, Command)
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help", "--version"}
+        named = {name for _, names in command.groups for name in names.split()}
+        cut = {"--inputs", "--outputs"} if command.name == "verify" else set()
+        assert named - known - cut == set(), command.name
+
+
+def test_examples_are_commands_that_parse() -> None:
+    """Each line of an example is taken apart as it would be run, up to the point where files are opened."""
+    for command in app.commands.values():
+        assert isinstance(command, Command) and command.examples
+        for line, meaning in (*command.examples, *START):
+            name, *args = shlex.split(line)
+            first = args[0] if args[0] in app.commands else DEFAULT
+            assert name == "onnxgen" and meaning.endswith(".")
+            app.commands[first].make_context(first, args[first != DEFAULT :])
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
