@@ -101,7 +101,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
     assert said(images, gray).startswith(f"{images} is not an idx file")
     idx(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
-    assert said(tmp_path, gray) == f"{images} has no file of labels beside it -> put it into {tmp_path}"
+    assert said(tmp_path, gray) == f"the file of labels for {images} is missing -> put it into {tmp_path}"
 
 
 def test_a_packed_idx_file_that_is_cut_off(gray: torch.nn.Module, tmp_path: Path) -> None:
