@@ -1,1 +1,1 @@
-"""What every room uses, and knows nothing of ONNX or PyTorch: names, paths, limits, files replaced as one."""
+"""Shared tools without knowledge of ONNX or PyTorch: names, paths, limits, atomic replacement of several files."""

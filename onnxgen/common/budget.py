@@ -1,4 +1,4 @@
-"""How many bytes a generation may write: a small file whose nodes copy its tensors asks for any number."""
+"""Limit on the bytes that a generation writes: nodes that copy tensors can make a small file ask for any number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writable(model: ir.Model, options: Options) -> int:
 
 
 def past(size: int, most: int, what: str) -> str | None:
-    """What to say if `size` bytes are more than may be written, else None; `what` says what has them."""
+    """The message if `size` bytes are more than may be written, else None; `what` names what has them."""
     if size <= most:
         return None
     return f"{what} {size:,} bytes; the size of the file allows {most:,} (raise it with --limit written={size})"

@@ -1,4 +1,4 @@
-"""How large a file may be: what passes a limit is refused, by a line that names the limit and how to raise it.
+"""Limits on the size of a file; a file past a limit is refused with the limit's name and how to raise it.
 
 `--limit NAME=N` on the command line, `limit = {NAME = N}` in `[tool.onnxgen]`, `Options(limits=Limits(NAME=N))`.
 """
@@ -46,7 +46,7 @@ class Limits:
             raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {DEEPEST}")
 
     def past(self, name: str, found: int, what: str) -> str | None:
-        """What to say if `found` passes the limit `name`, else None; `what` tells it in words ("it has 70 dims")."""
+        """The message if `found` passes the limit `name`, else None; it begins with `what` ("it has 70 dims")."""
         limit: int = getattr(self, name)
         if found <= limit:
             return None

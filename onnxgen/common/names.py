@@ -123,7 +123,7 @@ _WORD = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class LocalName(str):
-    """What a local variable is called: an identifier that is no word of Python's. Only `local` makes one."""
+    """The name of a local variable: an identifier that is not a Python keyword or builtin. Only `local` makes one."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ _LOCAL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def local(text: str) -> LocalName:
-    """What a local variable may be called that is to be called `text`: just that, or an identifier that reads like it.
+    """A name for a local variable: `text` itself, or an identifier that reads like it.
 
     Never a keyword or a builtin: `for i in range(n)` must find Python's own `range`.
     """
@@ -186,7 +186,7 @@ def network_name(stem: str) -> str:
 
 
 def singular(word: str) -> str:
-    """What one of several is called: "layers" are each a `layer`."""
+    """The singular of a plural name: "layers" becomes `layer`."""
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 

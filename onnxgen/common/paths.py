@@ -1,4 +1,4 @@
-"""Where onnxgen's own files lie, the same in a wheel, an sdist, an editable install and a bare checkout.
+"""Paths of onnxgen's own files, in a wheel, an sdist, an editable install or a bare checkout.
 
 The top-level folder `templates/` is installed as the package `onnxgen.templates`. In an editable install and in a
 checkout it stays where it is, beside the package, so both places are looked at (`jinja2.PackageLoader` looks at

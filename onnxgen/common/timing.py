@@ -1,4 +1,4 @@
-"""Where the time of a generation goes: seconds a stage, each second in one of them."""
+"""Time measurement of a generation: seconds for each stage, without overlap."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def recorded(seconds: dict[str, float]) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """What happens inside belongs to this stage of the generation that runs, if any does."""
+    """Count the time inside to this stage of the running generation, if any."""
     clock = _running.get()
     if clock is None:
         yield

@@ -27,7 +27,7 @@ Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name 
 
 @dataclass(frozen=True)
 class Record:
-    """What the sidecar recorded: how each ONNX tensor is made of the state dict, and where the file has it.
+    """The record of the sidecar: how each ONNX tensor is made of the state dict, and where it is in the file.
 
     Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`).
     """

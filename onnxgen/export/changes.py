@@ -1,4 +1,4 @@
-"""What the options of the generation changed, in the file that is written back: sizes, the batch, BatchNorms."""
+"""Changes by options of the generation (sizes, batch, BatchNorms), applied to the file that is written back."""
 
 from __future__ import annotations
 

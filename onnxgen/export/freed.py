@@ -1,4 +1,4 @@
-"""What the options of the generation changed about sizes, in the ONNX file: `--dynamic-batch` and `--input-shape`.
+"""Changed sizes (`--dynamic-batch` and `--input-shape`), applied to the ONNX file.
 
 The proof that freed the batch rewrites the graph as the passes see it. Here it runs once more, and what it changed is
 applied to the original: what a Reshape is told, a Flatten that becomes one, an Expand of what is one for all samples.

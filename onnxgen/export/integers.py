@@ -18,7 +18,7 @@ Get = Callable[[str], Array]
 
 
 class Integers:
-    """Which ONNX tensors hold integers that a float tensor of the record stands for, and what they are now.
+    """The integer tensors of the file that float tensors of the record stand for, and their new values.
 
     Args:
         tensors: the way back of every tensor.
@@ -42,7 +42,7 @@ class Integers:
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
 
     def rank(self, name: str) -> int:
-        """When a tensor of the file may be written: what others are computed from comes after them."""
+        """The order in which tensors are written: a tensor comes after those that are computed from it."""
         return 0 if name in self.by_tensor else 1 if name in self.products else 2
 
     def now(self, name: str) -> Array:

@@ -50,7 +50,7 @@ class Origin:
 
 
 def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Origin:
-    """Where a generated module came from (`onnx`: named by the user).
+    """Find the ONNX file that a module was generated from (`onnx`: named by the user).
 
     Raises:
         OnnxgenError: the module's weights do not say, the file is not to be found, or is another one now.

@@ -1,4 +1,4 @@
-"""Where the tensors of an ONNX file lie in its protobuf, to be read and written in place.
+"""The positions of the tensors in the protobuf of an ONNX file, to read and write them in place.
 
 The names are those by which the way back knows them: an initializer's own, that of a Constant node's output, or what
 `reader.tables` calls an attribute of a classical model.

@@ -1,4 +1,4 @@
-"""What an export did, for people and for `--json`."""
+"""The report of an export, for people and for `--json`."""
 
 from __future__ import annotations
 

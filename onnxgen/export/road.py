@@ -29,7 +29,7 @@ from onnxgen.weights.streamed import Array
 
 @dataclass(frozen=True)
 class Verification:
-    """How the new file is compared with the module (see `onnxgen.verify`)."""
+    """Comparison of the new file with the module (see `onnxgen.verify`)."""
 
     runs: int
     seed: int
@@ -177,7 +177,7 @@ def _without_kernels(verified: VerifyReport) -> list[str]:
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:
-    """Which keys or shapes are not what was generated, in words; "" if all are."""
+    """Describe the keys or shapes that differ from the generated ones; "" if none do."""
     generated = shapes_of(origin.space)
     given = {key: array.shape for key, array in state.items()}
     # the sidecar has a tied tensor once; a buffer that was moved to a device is no longer the very same

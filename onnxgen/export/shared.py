@@ -1,4 +1,4 @@
-"""What the file stores once for several tensors, and training made differ: a new initializer for each further value.
+"""Tensors that the file shares and training made different: a new initializer for each further value.
 
 The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.uses`).
 """

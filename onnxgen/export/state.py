@@ -121,7 +121,7 @@ def refuse_misfits(
 
 
 def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> str:
-    """What keys and shapes differ, in words; "" if none do."""
+    """Describe the keys and shapes that differ; "" if none do."""
     both = [key for key in wanted if key in given and tuple(wanted[key]) != tuple(given[key])]
     parts = [
         _listed("lacks", [key for key in wanted if key not in given]),

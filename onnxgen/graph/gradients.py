@@ -1,4 +1,4 @@
-"""Where no gradient flows, and why: the one table of it.
+"""The table of operators and inputs through which no gradient flows, with the reason.
 
 Whatever does not stand here is differentiable wherever it is a number of floating point: `tests/gradients` compares
 the gradients of every operator with differences of the function, and holds what stands here to it, too. Text, integers

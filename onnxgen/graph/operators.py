@@ -1,4 +1,4 @@
-"""Which function lowers which operator, from which opset on.
+"""The registry of operators: the function that lowers each operator, by opset.
 
 An operator is one small function whose parameters are those of its ONNX schema: inputs first, then, keyword-only,
 attributes. A second function for an operator exists only where its meaning changed; `find` takes the newest one that is
@@ -120,7 +120,7 @@ def register_function(
     infer: Rule | None = None,
     reference: Lowering | None = None,
 ) -> None:
-    """What `op` does, for operators that come from a table."""
+    """Register a function as `op` does, for operators that come from a table."""
     domain = "" if domain == "ai.onnx" else domain
     made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
     noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
@@ -130,7 +130,7 @@ def register_function(
 
 
 def noted_in(module: object) -> list[Operator]:
-    """What the functions of one module are registered for."""
+    """The operators that the functions of one module are registered for."""
     found: list[Operator] = vars(module).get(NOTED, [])
     return found
 

@@ -1,4 +1,4 @@
-"""What onnx says of operators, and attributes in plain Python."""
+"""Operator schemas of onnx, and attributes as plain Python values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the file itself has what the graph holds after local functions were inlined, before anything is rewritten."""
+"""Positions in the file of the values of the graph, noted after local functions are inlined and before any rewrite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCAL = "local"  # in `value.meta`: the local function that stores a tensor (3 n
 
 
 def site(node: ir.Node, index: int) -> Site:
-    """Where an input of a node is written in the file."""
+    """The position in the file where an input of a node is written."""
     found: dict[int, Site] = node.meta.get(CALLED, {})
     return found.get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
 

@@ -83,7 +83,7 @@ class Arg:
 
     @property
     def source(self) -> Source | None:
-        """How this value is made of stored tensors, if it is an initializer or only a view of some."""
+        """The way this value is made of stored tensors, if it is an initializer or a view of initializers."""
         return self.builder.lowering.source(self.value)
 
     @property

@@ -1,4 +1,4 @@
-"""What an operator's function works with: one `Builder` a node.
+"""`Builder`, the interface of an operator's function: one for each node.
 
     @op("Relu")
     def relu(b, X):
@@ -100,7 +100,7 @@ class Builder:
         return call(function, *args, **kwargs)
 
     def out(self, index: int = 0) -> Info:
-        """What is known of an output."""
+        """The known facts of an output: dtype, shape, elements."""
         return info(self.node.outputs[index]) if index < len(self.node.outputs) else Info()
 
     def wants(self, index: int) -> bool:
@@ -190,7 +190,7 @@ class Builder:
         return self.lowering.own.copy(self._own_plugin(), name)
 
     def imported(self, module: str, name: str) -> ast.expr:
-        """What `from module import name` gives: the generated file then needs that module."""
+        """Import `name` from a module in the generated file, which then needs that module."""
         return self.lowering.own.take_import(self._own_plugin(), module, name)
 
     def _own_plugin(self) -> Plugin:

@@ -141,7 +141,7 @@ class Lowering:
         return bool(value.meta.get("trainable", (False, ""))[0])
 
     def source(self, value: ir.Value | None) -> Source | None:
-        """How a value is made of stored tensors alone, or None."""
+        """The way a value is made of stored tensors alone, or None."""
         return self._views(value)
 
     def tensor(self, arg: Arg) -> ast.expr:

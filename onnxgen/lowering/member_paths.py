@@ -1,4 +1,4 @@
-"""Where each member finally lives: every name is one thing only.
+"""The final path of each member of the module: every name stands for one thing.
 
 A file may call one tensor `a.weight` and another `a.weight.bias`, or use the bias that a layer `a` was made without in
 some other place. In a tree of modules a tensor has nothing below it, and what a layer computes with is the layer's own;

@@ -1,4 +1,4 @@
-"""What `__init__` registers: submodules, parameters and buffers, and under which names.
+"""The members that `__init__` registers (submodules, parameters and buffers), and their names.
 
 Names come from the file, in this order of trust: the parameter's own name (`layer1.0.conv1.weight`), the scope that its
 node was written in, the role it plays (`conv1`, `fc2`). `state_dict` keys are therefore the original ones wherever the

@@ -1,4 +1,4 @@
-"""What a stored tensor is to the operator that takes it: its part's name, and how training from scratch starts it."""
+"""The role of a stored tensor for its operator: the name of the parameter, and its initialisation from scratch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module a stored tensor belongs to, by the names in the file."""
+"""The module path of each stored tensor, by the names in the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # what exporters call t
 
 
 class Homes:
-    """What the names and the users of stored tensors tell.
+    """The module paths that the names and the users of stored tensors tell.
 
     Attributes:
         crowd: for each scope, the different weights (or sets of them) that nodes in it take.
@@ -50,7 +50,7 @@ class Homes:
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
     def path(self, name: str, label: str, scope: Path) -> Path | None:
-        """Where a tensor of this name lived for a node of this scope; None if its name does not tell.
+        """The module path of a tensor of this name for a node of this scope; None if the name does not tell it.
 
         `label`: a further name that the file gives to it: the legacy exporter stores equal tensors once, and names the
         others by Identity nodes; the dynamo exporter says which parameter it folded.
@@ -66,7 +66,7 @@ class Homes:
         return bool(label) and label not in self._folded
 
     def source_path(self, source: Source, scope: Path) -> Path | None:
-        """The same of a tensor in a state dict, if it is made of one tensor of the file."""
+        """The module path of a state-dict tensor, if it is made of one tensor of the file."""
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
 
 

@@ -18,7 +18,7 @@ RETURNS = 'return b("..."), a list of such for several outputs, or b.unpack(...)
 
 
 def lowered(b: Builder, plugin: Plugin, function: Callable[[], Any]) -> Any:
-    """What a plugin's function returns for a node, as `Lowering` takes it.
+    """Call a plugin's function for a node and check the result for `Lowering`.
 
     Raises:
         OnnxgenError: the function fails, or returns what is no expression.

@@ -1,4 +1,4 @@
-"""What values and constants are (`q`, `mask`, `cos`, `positions`), told by what makes them and what they are used for.
+"""Roles of values and constants (`q`, `mask`, `cos`, `positions`), found by what makes and what uses them.
 
 It looks at the flat body, before structure: what a value is called then agrees through all the classes it passes.
 """
@@ -42,7 +42,7 @@ def called(tree: ast.AST) -> tuple[str, list[ast.expr]]:
 
 
 def seen_through(tree: ast.AST) -> ast.AST:
-    """What an expression is a view of: `x` for `x.transpose(1, 2)[:, None]`."""
+    """The variable that an expression is a view of: `x` for `x.transpose(1, 2)[:, None]`."""
     while True:
         name, operands = called(tree)
         if name in VIEWS and operands:

@@ -1,4 +1,4 @@
-"""Which node inputs of the file each state-dict tensor stands for, where the file stores one tensor for several.
+"""The node inputs of the file that each state-dict tensor stands for, where the file shares one tensor.
 
 Exporters store equal tensors once, as the biases of layers are before training. Passes have rewritten the graph since,
 so the file's nodes were noted as they were read (`graph.sites`): what a layer's node now computes in one step lies

@@ -121,7 +121,7 @@ def simplify(model: ir.Model, options: Options) -> None:
 
 
 def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:
-    """What runs a pass; if asked for, it also compares, and notes in `model.meta` what it found out."""
+    """The function that runs a pass; with `--paranoid` it also compares, and notes in `model.meta` what it found."""
     if not options.paranoid and os.environ.get(PARANOID, "") in ("", "0"):
         return lambda step, *given: step(*given)
     from onnxgen.paranoid.check import Checker

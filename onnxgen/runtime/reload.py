@@ -166,7 +166,7 @@ def _carry_over(old: Mapping[str, Tensor], new: Any) -> None:
     left += [f"{key} is new" for key in fresh if key not in old]
     left += [f"{key} is gone" for key in old if key not in fresh]
     if left:
-        message = f"{len(carried)} of {counted(len(fresh), 'tensor')} carried over, all but these: {'; '.join(left)}"
+        message = f"{len(carried)} of {counted(len(fresh), 'tensor')} carried over; not these: {'; '.join(left)}"
         warnings.warn(message, stacklevel=4)
 
 

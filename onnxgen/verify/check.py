@@ -94,7 +94,7 @@ class Check:
         sizing.need_named(self.sizes, self.graph, self.path)
 
     def proto(self) -> onnx.ModelProto:
-        """What is compared, as onnxruntime gets it."""
+        """The ONNX model that is compared, as onnxruntime gets it."""
         return proto(self.path, without_dropout=self.graph.training, part=self._part())
 
     def _part(self) -> Part | None:

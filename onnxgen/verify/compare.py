@@ -44,7 +44,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """How one output compares.
+    """The result of comparing one output.
 
     Attributes:
         absolute: the largest difference over elements that are finite on both sides (0 if there are none).
@@ -113,7 +113,7 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
 
 
 def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:
-    """How far an output moves when its inputs change in their last places: the most that `others` differ from it.
+    """The distance that an output moves when inputs change in their last bits: the most that `others` differ from it.
 
     0 for elements that move hardly more than the inputs, which changed by the part `change` of themselves.
 

@@ -58,7 +58,7 @@ def to_torch(value: Any) -> Any:
 
 
 def to_numpy(value: Any) -> Any:
-    """What `forward` returned as an ONNX value. Raises `TypeError` for anything else."""
+    """Convert a result of `forward` to an ONNX value. Raises `TypeError` for anything else."""
     import torch
 
     if value is None or isinstance(value, np.ndarray):

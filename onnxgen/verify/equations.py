@@ -1,4 +1,4 @@
-"""What a graph asks of the sizes of its inputs, as equations between dims; and what follows for the named dims.
+"""Equations between dims that a graph requires of its input sizes, and what follows for the named dims.
 
 Names that are expressions ("past_sequence_length + 1") are those expressions, and operators relate dims: the inner dims
 of a product are one size, operands of a sum have one size along each axis, or 1. What can be solved for a named dim is;

@@ -28,7 +28,7 @@ WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
 
 def spreads(run: int) -> tuple[str, ...]:
-    """How values are drawn in a run, then what to try if the oracle refuses them."""
+    """The distributions to draw values from in a run, in the order to try if the oracle refuses some."""
     first = SPREADS[run % len(SPREADS)]
     return (first, *(s for s in SPREADS if s != first), *CAUTIOUS)
 

@@ -135,7 +135,7 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
-    """How far the oracle's answers differ among themselves, if `got` differs from the first of them no more than that.
+    """The spread of the oracle's own answers, if `got` differs from the first of them no more than that.
 
     The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
     `compare.HIDES`.

@@ -1,4 +1,4 @@
-"""Which parameters gradients must reach, and which they did."""
+"""The check that gradients reach every parameter that they must reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph says about how it can be compared: its inputs, its mode, what is random in it."""
+"""Facts of a graph that decide how it is compared: inputs, mode, random values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODES = {"Dropout": {2}}
 
 @dataclass
 class Role:
-    """What an input's elements are used as.
+    """The use of an input's elements.
 
     Attributes:
         bounds: dims that the elements index, so they must lie below each of them.
@@ -165,7 +165,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
-    """What named dims are in terms of others, and what else the graph asks of sizes; `propagate` goes over it."""
+    """Named dims in terms of others, and further conditions of the graph on sizes; runs `propagate`."""
     names: dict[str, int] = {}
     for value in graph.inputs:
         for dim in info(value).shape or ():

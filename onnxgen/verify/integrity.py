@@ -30,13 +30,13 @@ FOLDED = 1e-5  # relative: what weights may differ by that a norm was taken out 
 
 
 def sidecar_of(space: Mapping[str, Any]) -> Path | None:
-    """Where a generated file keeps its weights; None if in itself (`--embed`), or it is no generated file."""
+    """The weights file of a generated file; None if it embeds them (`--embed`) or was not generated."""
     weights = space.get("WEIGHTS")
     return weights.with_name(weights.name.removesuffix(_INDEX)) if isinstance(weights, Path) else None
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """How the ONNX tensors are made of the state dict, if the sidecar recorded it (`provenance.way_back`)."""
+    """The way ONNX tensors are made of the state dict, if the sidecar recorded it (`provenance.way_back`)."""
     try:
         return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
@@ -44,7 +44,7 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
-    """How a generated file approximates a quantised one, as its sidecar recorded it; None if it does not."""
+    """The approximation of a quantised file, as the sidecar of a generated file recorded it; None if there is none."""
     try:
         return Approximation.from_json(metadata_of(space)[APPROXIMATION])
     except (OnnxgenError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a module and its ONNX file part: the first node, the line of the module, and the difference there.
+"""Locate the first node where a module and its ONNX file differ, its line in the module, and the difference.
 
 A freshly generated module is right, or the file could not have been generated. It and the module that is looked into
 run on the same inputs, and what their PyTorch functions return is kept; the first result of the right one that the
@@ -41,7 +41,7 @@ PARTS = 1e-5  # relative: results of two modules that part; the same code gives 
 
 @dataclass(frozen=True)
 class Event:
-    """What one PyTorch function took and returned, and the line of the module that asked for it."""
+    """The arguments and results of one call of a PyTorch function, and the line of the module that made it."""
 
     function: str
     line: int
@@ -229,7 +229,7 @@ def _largest(expected: Event, got: Event | None) -> float:
 
 
 class _Had:
-    """Which values of an ONNX graph a module has, by the results of its functions."""
+    """The values of an ONNX graph that a module computes, found among the results of its functions."""
 
     def __init__(self, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], results: _Results) -> None:
         self.values, self.results = values, results

@@ -1,4 +1,4 @@
-"""What the ONNX file itself computes: onnxruntime, or `onnx.reference` where that can't run it."""
+"""Oracles that run the ONNX file: onnxruntime, or `onnx.reference` where onnxruntime can't."""
 
 from __future__ import annotations
 

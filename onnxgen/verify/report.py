@@ -1,4 +1,4 @@
-"""What verifying found, for people and for `--json`."""
+"""The report of a verification, for people and for `--json`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass
 class Gradients:
-    """What the backward passes gave (of the sum of all floating point outputs).
+    """The results of the backward passes (of the sum of all floating-point outputs).
 
     Attributes:
         parameters: how many the module has that require a gradient.
@@ -110,7 +110,7 @@ class Integrity:
 
 @dataclass(frozen=True)
 class Located:
-    """Where a module parts from its file.
+    """The first place where a module differs from its file.
 
     Attributes:
         node: the name of the ONNX node, or of its first output if it has none.

@@ -17,7 +17,7 @@ from onnxgen.verify.equations import whole
 
 @dataclass(frozen=True)
 class Range:
-    """What an operator takes at an input.
+    """The range of values that an operator takes at an input.
 
     Attributes:
         least: the least number.
@@ -35,7 +35,7 @@ MASK = Range(0, 2)
 
 
 def range_of(node: ir.Node, position: int) -> Range | None:
-    """What a node takes at an input; None where that is nothing special, or its shapes are not known."""
+    """The range that a node takes at an input; None if it takes any value, or its shapes are unknown."""
     if node.op_type in ("Div", "Mod") and position == 1:
         return Range(1)
     rule = RULES.get((node.op_type, position))
@@ -68,7 +68,7 @@ def _reversed(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
-    """How many keys a row of GroupQueryAttention has if its cache is full, and none of its queries is padding.
+    """The most keys of a row of GroupQueryAttention: the cache is full, and no query is padding.
 
     If there may be padding, the file says what the most is: perhaps the room of a cache that does not grow.
     """

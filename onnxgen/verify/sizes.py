@@ -63,7 +63,7 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
 
 
 def _kinds(graph: Graph) -> dict[str, str]:
-    """What each symbol of the inputs' dims is taken for."""
+    """The kind of each symbol among the dims of the inputs."""
     kinds: dict[str, str] = {}
     for _, _, facts in graph.inputs:
         for axis, dim in enumerate(facts.shape or ()):

@@ -1,4 +1,4 @@
-"""What a file with a fixed batch computes for any number of samples: its single runs, stacked (`--dynamic-batch`)."""
+"""An oracle for `--dynamic-batch`: several runs of a file with a fixed batch, stacked."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Seen:
 
 @dataclass
 class Telling:
-    """What was seen of each output that may differ by more than a tolerance.
+    """Statistics of each output that may differ by more than a tolerance.
 
     One run that tells is enough. So are runs that do together: an output of one element, or of one saturated value,
     varies from run to run or not at all.

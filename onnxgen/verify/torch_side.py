@@ -104,7 +104,7 @@ def as_onnx(outputs: list[Any]) -> list[Any]:
 
 @dataclass
 class Backward:
-    """What several backward passes gave, by parameter name.
+    """The results of several backward passes, by parameter name.
 
     Attributes:
         reached: a gradient came that was finite, or was none because the outputs were not.

@@ -1,4 +1,4 @@
-"""How near a module of floats comes to the quantised file that it was generated from.
+"""The allowed distance of a float module from the quantised file that it was generated from.
 
 What lies between two integers a file and fake quantisation may round to either: one whole step off. Over n roundings
 (QuantizeLinear, say) such errors add up like a random walk's. A *step* is the range of the file's output divided by
@@ -36,7 +36,7 @@ SMALLER = 0.2  # the part of the file's output that may be missing all over; of 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an output is from the file's.
+    """The distance of an output from that of the file.
 
     Attributes:
         rms, largest: the difference in root mean square, and at most.
@@ -50,7 +50,7 @@ class Distance:
     missing: float = 0.0
 
     def problem(self, floor: float) -> str:
-        """What is different, in words; "" if nothing is. `floor`: what may differ in any case."""
+        """Describe the difference; "" if there is none. `floor`: the difference that is allowed in any case."""
         if self.rms <= self.limit + floor and self.largest <= SIGMAS * self.limit + floor:
             return ""
         found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
@@ -65,7 +65,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Approximation:
-    """What a generation made of a quantised file.
+    """The record of how a generation approximates a quantised file.
 
     Attributes:
         mode: the option `quantized`.
@@ -104,11 +104,11 @@ class Approximation:
             raise ValueError(str(error)) from None
 
     def anew(self) -> Approximation:
-        """How near a file comes that was exported of the module itself: what that does not saturate, it does not."""
+        """The approximation by a file exported from the module: it saturates only what the module saturates."""
         return replace(self, ranges={}) if self.mode == "float" else self
 
     def floats(self, name: str, value: Any) -> Any:
-        """What the file's own output stands for."""
+        """The float values that the file's own output stands for."""
         if name not in self.outputs or not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             return value
         scale, zero = self.outputs[name]
@@ -154,7 +154,7 @@ class Approximation:
         return part if part * a.std() > self.rounding(name, expected) else 0.0
 
     def distance(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> Distance:
-        """How an output compares with the file's; neither may be empty."""
+        """Compare an output with that of the file; neither may be empty."""
         distance = np.abs(expected.astype(np.float64) - got.astype(np.float64))
         distance = np.where(np.isnan(expected) & np.isnan(got), 0.0, distance)
         rms, largest = float(np.sqrt((distance**2).mean())), float(distance.max())

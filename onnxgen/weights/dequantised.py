@@ -36,7 +36,7 @@ KEY = "quantised"  # in the sidecar's metadata: by the name of each such float t
 
 @dataclass(frozen=True)
 class Dequantised:
-    """How stored numbers stand for a float tensor.
+    """The mapping from stored numbers to a float tensor.
 
     Attributes:
         tensor: the ONNX tensor that holds the numbers.

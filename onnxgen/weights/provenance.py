@@ -1,4 +1,4 @@
-"""How each state-dict tensor is made of ONNX tensors, and the way back.
+"""The way each state-dict tensor is made of ONNX tensors, and its inverse.
 
 A `Source` rearranges elements and casts them; it never computes. So in normal form it is a list of `Piece`s: a block
 of the state-dict tensor that shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
@@ -58,7 +58,7 @@ MAX_PIECES = 65_536  # past this a reshape has cut a tensor into crumbs; no expo
 
 @dataclass(frozen=True)
 class Source:
-    """How one state-dict tensor is made of ONNX tensors. Immutable; it holds no data until `numpy()` is called.
+    """The way one state-dict tensor is made of ONNX tensors. Immutable; it holds no data until `numpy()` is called.
 
     Attributes:
         shape: shape of the state-dict tensor.
@@ -356,7 +356,7 @@ def _part(key: str, source: Source, piece: Piece, fold: Fold | None) -> dict[str
 
 
 class _Covered:
-    """Which elements of one ONNX tensor are spoken for, in cells as large as the pieces' edges allow."""
+    """The elements of one ONNX tensor that are covered, in cells as large as the edges of the pieces allow."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # one cell for "none": something must speak for it

@@ -182,7 +182,7 @@ class Views:
         self._pieces = SHOWN
 
     def __call__(self, value: ir.Value | None) -> Source | None:
-        """How a value is made of stored tensors, or None.
+        """The way a value is made of stored tensors, or None.
 
         Raises:
             OnnxgenError: it is a view of more bytes than may be written.

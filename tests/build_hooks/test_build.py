@@ -203,7 +203,7 @@ def test_a_source_that_changes_while_it_is_read(root: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         pipeline, "build", lambda path, *more: (net(path, next(seeds), data="net.bin"), real(path, *more))[1]
     )
-    with pytest.raises(BuildError, match=r"models\[0\]\.source: models/net\.onnx changes while it is read"):
+    with pytest.raises(BuildError, match=r"models\[0\]\.source: models/net\.onnx changed while it was read"):
         one(root)
 
 
@@ -265,7 +265,7 @@ def test_edited_and_stale(root: Path, what: str) -> None:
     (problem,) = refused.value.problems
     assert refused.value.exit_code == EditedError.exit_code == 3 and refused.value.built == ()
     assert problem.what.startswith("pyproject.toml: tool.onnxgen.models[0].output: ")
-    assert "was edited by hand and" in problem.what and "net.py.new is what would be written now" in problem.what
+    assert "was edited by hand, and" in problem.what and "net.py.new is what would be written now" in problem.what
     assert "--- net.py\n+++ net.py.new\n@@" in problem.help
     after = tree(root)
     assert all(after[name] == before[name] for name in ("src/pkg/net.py", "src/pkg/net.safetensors"))
@@ -349,7 +349,7 @@ def test_an_adopted_module_whose_source_is_broken(root: Path) -> None:
     (root / "models/net.onnx").write_bytes(b"this is no model")
     sidecar.unlink()
     built = one(root)
-    assert built.status == "kept" and "lacks its weights, and its source gives none" in built.note
+    assert built.status == "kept" and "its weights are missing, and its source gives none" in built.note
 
 
 def test_an_adopted_module_gets_the_weights_that_it_lacks(root: Path, generates_nothing: Callable[[], None]) -> None:
@@ -363,7 +363,7 @@ def test_an_adopted_module_gets_the_weights_that_it_lacks(root: Path, generates_
     net(root / "models/net.onnx", seed=1, width=5, data="net.bin")
     again = one(root)
     assert again.status == "kept" and again.files == built.files[:1]
-    assert again.note == "src/pkg/net.py is adopted and lacks its weights, and those of its source do not fit"
+    assert again.note == "src/pkg/net.py is adopted and its weights are missing, and those of its source do not fit"
     assert built.files[0].read_text() == text
     built.files[0].write_text("class Mine: ...\n")
     generates_nothing()
@@ -610,7 +610,7 @@ def test_templates_that_leave_out_the_line(root: Path) -> None:
     header = '{% extends "onnxgen/module.py.jinja" %}{% block header %}"""\n{{ summary[-2] }}\n"""{% endblock %}'
     (root / "frame/module.py.jinja").write_text(header)
     (root / "pyproject.toml").write_text(SETTINGS + 'templates = "frame"\n')
-    with pytest.raises(BuildError, match="leave out the summary's Build line, by which files are told"):
+    with pytest.raises(BuildError, match="leave out the summary's Build line -> keep them"):
         one(root)
 
 

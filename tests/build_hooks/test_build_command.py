@@ -167,7 +167,7 @@ def test_settings_that_are_wrong(root: Path, capsys: Out) -> None:
     path.write_text(path.read_text().replace('output = "src/pkg/one.py"', 'outptu = "src/pkg/one.py"\ndtype = "f16"'))
     assert call(root) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert any("tool.onnxgen.models[0].outptu: there is no such key -> did you mean output?" in e for e in errors)
+    assert any("tool.onnxgen.models[0].outptu: unknown key -> did you mean output?" in e for e in errors)
     assert any("tool.onnxgen.models[0].dtype" in e for e in errors)
     assert not (root / ONE).exists() and not (root / TWO).exists()
 

@@ -327,7 +327,7 @@ def test_data_that_became_a_pipe(entry: Entry, cache: Cache) -> None:
     with pytest.raises(OnnxgenError, match=r"models\[0\]\.source: models/net\.bin is missing"):
         key_of(entry, cache)
     os.mkfifo(entry.source.with_name("net.bin"))
-    with pytest.raises(OnnxgenError, match=r"models/net\.bin can't be read: it is no regular file"):
+    with pytest.raises(OnnxgenError, match=r"models/net\.bin can't be read: not a regular file"):
         key_of(entry, cache)
 
 

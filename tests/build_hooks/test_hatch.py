@@ -310,10 +310,10 @@ def table(source: str, output: str) -> str:
         (table("models/one.onnx", "src/pkg/one.py"), "tool.onnxgen.models[1].output: src/pkg/one.py is the output of"),
         (table("models/one.onnx", "../x.py"), "tool.onnxgen.models[0].output: '../x.py' lies outside the project"),
         (table("hatch.onnx", "src/pkg/x.py"), "hatch.onnx is not an ONNX model"),
-        (table("models/one.onnx", "tools/x.py"), "tool.onnxgen.models[0].output: tools/x.py lies in no package"),
+        (table("models/one.onnx", "tools/x.py"), "tool.onnxgen.models[0].output: tools/x.py is not in a package"),
         (
             table("models/one.onnx", "src/pkg/x.py") + 'weights = "data/x.safetensors"\n',
-            "tool.onnxgen.models[0].weights: data/x.safetensors would not lie where the module looks for it",
+            "tool.onnxgen.models[0].weights: data/x.safetensors would not be where the module looks for it",
         ),
         (
             "[tool.hatch.build.hooks.onnxgen]\nsource = 1\n",

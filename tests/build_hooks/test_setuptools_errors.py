@@ -34,7 +34,7 @@ BAD: Mapping[str, tuple[Edit, str]] = {
     ),
     "missing data": (
         lambda project: (project / "models/two.data").unlink(),
-        "pyproject.toml: tool.onnxgen.models[1].source: ...two.data is missing",
+        "pyproject.toml: tool.onnxgen.models[1].source: ...two.data is missing; put it beside the .onnx file",
     ),
     "one output": (
         replaced("src/pkg/nets/two.py", "src/pkg/one.py"),
@@ -46,7 +46,7 @@ BAD: Mapping[str, tuple[Edit, str]] = {
     ),
     "an output in no package": (
         replaced("src/pkg/nets/two.py", "tests/two.py"),
-        "pyproject.toml: tool.onnxgen.models[1].output: tests/two.py lies in no package of this project "
+        "pyproject.toml: tool.onnxgen.models[1].output: tests/two.py is not in a package of this project "
         "(pkg, pkg.nets) -> put it into one",
     ),
     "weights outside of packages": (
@@ -56,11 +56,11 @@ BAD: Mapping[str, tuple[Edit, str]] = {
     "a broken model": (
         lambda project: (project / "models/one.onnx").write_bytes(b"\x08\x09not a model"),
         "pyproject.toml: tool.onnxgen.models[0].source: ...one.onnx is not a readable ONNX file (truncated or damaged)"
-        " -> fetch or export it again",
+        " -> download or export it again",
     ),
     "an unknown key": (
         replaced('output = "src/pkg/nets/two.py"', 'outptu = "src/pkg/nets/two.py"'),
-        "pyproject.toml: tool.onnxgen.models[1].outptu: there is no such key -> did you mean output?",
+        "pyproject.toml: tool.onnxgen.models[1].outptu: unknown key -> did you mean output?",
     ),
 }
 
@@ -124,7 +124,7 @@ def test_an_edited_module_is_not_lost(good: Path, builder: Path, tmp_path: Path,
     code = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
     for hook in ("build_wheel", "build_editable"):
         printed = run(builder, "-c", code, hook, tmp_path / hook, cwd=project, env=env, fails=True)
-        assert "src/pkg/one.py was edited by hand and its source changed too" in the_line(printed)
+        assert "src/pkg/one.py was edited by hand, and the ONNX file or the options changed too" in the_line(printed)
         assert module.read_bytes() == before
 
 
@@ -132,7 +132,7 @@ def test_models_are_named_in_one_place(builder: Path, tmp_path: Path, env: dict[
     project = write_project(tmp_path / "project", LAYOUTS["flat"])
     (project / "setup.py").write_text("from setuptools import setup\nsetup(onnxgen_models=['pkg/one.onnx'])\n")
     printed = run(builder, "setup.py", "build", cwd=project, env=env, fails=True)
-    assert "error: setup.py: onnxgen_models: pyproject.toml has [tool.onnxgen], too" in printed
+    assert "error: setup.py: onnxgen_models: pyproject.toml has [tool.onnxgen] too" in printed
     (project / "pyproject.toml").unlink()
     (project / "setup.py").write_text("from setuptools import setup\nsetup(name='pkg', onnxgen_models=7)\n")
     printed = run(builder, "setup.py", "build", cwd=project, env=env, fails=True)

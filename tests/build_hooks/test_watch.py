@@ -201,7 +201,7 @@ def test_settings_that_become_wrong(root: Path, watching: Watching) -> None:
     settings = root / "pyproject.toml"
     good = settings.read_text()
     settings.write_text(good.replace("source =", "soruce ="))
-    assert "tool.onnxgen.models[0].soruce: there is no such key -> did you mean source?" in watching.until("error")[0]
+    assert "tool.onnxgen.models[0].soruce: unknown key -> did you mean source?" in watching.until("error")[0]
     save_model(root / "models/one.onnx", 10)
     assert WROTE_ONE in watching.until("wrote") and has(root, "src/pkg/one.py", "models/one.onnx")
     settings.write_text("[project]\n")
@@ -229,7 +229,7 @@ def test_edits_are_kept(root: Path, watching: Watching) -> None:
     module.write_text(module.read_text().replace("F.relu(", "F.gelu("))
     edited = module.read_bytes()
     save_model(root / "models/one.onnx", 10)
-    assert "src/pkg/one.py was edited by hand and " in watching.until("error")[0]
+    assert "src/pkg/one.py was edited by hand, and " in watching.until("error")[0]
     assert module.read_bytes() == edited and (root / "src/pkg/one.py.new").exists()
 
 

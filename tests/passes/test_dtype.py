@@ -114,7 +114,7 @@ def test_half_precision_of_a_deep_network_is_measured(tmp_path: Path) -> None:
     onnxgen.generate(path, module, Options(dtype="float16"))
     report = onnxgen.verify(path, module)
     assert report.agrees, report.problems()
-    assert any("own answers differ as much" in note for note in report.notes)
+    assert any("results of onnxruntime differ as much" in note for note in report.notes)
     model = imported(module).Model.from_pretrained()
     with torch.no_grad():
         model.fc3.weight[0] += 0.5

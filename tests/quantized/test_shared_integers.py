@@ -70,4 +70,4 @@ def test_of_two_scales_they_may_move_together_but_not_apart(tmp_path: Path) -> N
     with torch.no_grad():
         second *= 0.4
     report = export(module, path, model, tmp_path / "apart.onnx", verify=False)
-    assert report.road != "written back" and "stores w once for tensors of several scales" in report.why
+    assert report.road != "written back" and "stores w once for tensors with several scales" in report.why

@@ -47,7 +47,7 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(store, damage):
     store.last.write_bytes(changed[damage])
     assert store.read()["number"] == 0
     assert len(store.lines) == 1 and "last.ckpt is damaged" in store.lines[0]
-    assert "going on from previous.ckpt" in store.lines[0]
+    assert "continuing from previous.ckpt" in store.lines[0]
     (store.folder / "previous.ckpt").write_bytes(b"")
     with pytest.raises(OnnxgenError, match=r"last.ckpt is damaged.*previous.ckpt is damaged.*without --resume"):
         store.read()

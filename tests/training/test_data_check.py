@@ -120,7 +120,7 @@ def test_whole_numbers_that_the_input_can_not_hold(model: Any) -> None:
     x[7] = 2**40
     assert said({"x": x, "y": Y}, model(x=("int32", ("batch",))), val=0) == (
         "column 'x' of train has 1099511627776 in row 7: input 'x' takes int32, up to 2147483647"
-        " -> leave the sample out, or number them anew"
+        " -> remove the sample, or renumber the values"
     )
 
 
@@ -131,7 +131,7 @@ def test_whole_numbers_that_the_input_can_not_hold(model: Any) -> None:
 def test_values_that_are_not_finite(value: float, shown: str, model: Any) -> None:
     x = X.copy()
     x[8, 2] = value
-    message = f"has {shown} in row 8 -> leave the sample out, or fill the value in"
+    message = f"has {shown} in row 8 -> remove the sample, or fill in the value"
     network = model(x=("float32", ("batch", 5)))
     assert said({"x": x, "y": Y}, network, val=0) == f"column 'x' of train {message}"
     found = {said({"x": x, "y": Y}, network, val=0.5, seed=seed) for seed in range(8)}
@@ -145,7 +145,7 @@ def test_targets_that_are_not_finite(model: Any) -> None:
     y = np.zeros((10, 3))
     y[4, 1] = np.nan
     network = model(x=("float32", ("batch", 5)))
-    message = "column 'target' of train has nan in row 4 -> leave the sample out, or fill the value in"
+    message = "column 'target' of train has nan in row 4 -> remove the sample, or fill in the value"
     assert said((X, y), network, val=0, loss="mse_loss") == message
     assert said([(torch.zeros(5), row) for row in torch.from_numpy(y)], network, val=0, loss="mse_loss") == message
 
@@ -264,7 +264,7 @@ def test_a_batch_that_the_file_fixes(model: Any) -> None:
 def test_parts_without_samples(model: Any) -> None:
     network = model(x=("float32", ("batch", 5)))
     assert said({"train": (X, Y), "val": (X[:0], Y[:0])}, network) == (
-        "the val part of data is empty -> put samples into it, or leave it out"
+        "the val part of data is empty -> add samples to it, or remove the part"
     )
 
 
@@ -337,7 +337,7 @@ def test_a_head_that_was_replaced_counts(model: Any, tmp_path: Path) -> None:
         (
             [0, 10**6, 1],
             3,
-            "labels 0, 1, 1000000 .1000000 in row .., and .* -> number them 0 to 2; --replace-head 1000001",
+            "labels 0, 1, 1000000 .1000000 in row .., but .* -> number them 0 to 2; --replace-head 1000001",
         ),
     ],
 )

@@ -84,14 +84,14 @@ def test_a_folder_of_some_classes_is_numbered_as_the_model(
 def test_some_classes_alone_are_refused(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=4, owl=3)
     message = said(fresh(model), tmp_path, **RAW)
-    assert message.startswith(f"{tmp_path.name} has classes cat, owl, and the model tells 3 apart: which are they? -> ")
+    assert message.startswith(f"{tmp_path.name} has classes cat, owl, but the model has 3 classes: which are they? -> ")
     assert "classes=(" in message and "\n" not in message
 
 
 def test_one_class_of_two_with_one_output_is_refused(tmp_path: Path) -> None:
     binary = network(tmp_path, classes=1, x=("float32", ("batch", 1, 4, 4)))
     images = photos(tmp_path / "images", owl=4)
-    assert "has classes owl, and the model tells 2 apart" in said(binary, tmp_path / "images", **RAW)
+    assert "has classes owl, but the model has 2 classes" in said(binary, tmp_path / "images", **RAW)
     found = evaluate(binary, tmp_path / "images", classes=("cat", "owl"), **RAW)
     scores = binary(images["owl"]).detach().flatten()
     expected = F.binary_cross_entropy_with_logits(scores, torch.ones(4))
@@ -101,7 +101,7 @@ def test_one_class_of_two_with_one_output_is_refused(tmp_path: Path) -> None:
 def test_a_class_that_is_not_named(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=2, dog=2)
     message = said(fresh(model), tmp_path, classes=ORDER, **RAW)
-    assert message.startswith(f"{tmp_path.name} has class dog, and classes are owl, cat, ant -> ")
+    assert message.startswith(f"{tmp_path.name} has class dog, but classes= has owl, cat, ant -> ")
 
 
 def test_more_classes_than_outputs(model: torch.nn.Module, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_text_of_some_classes(kind: str, tmp_path: Path) -> None:
 
 def test_two_targets_of_names_are_not_of_one_list() -> None:
     source = from_columns({"x": np.zeros((2, 2)), "a": ["cat", "owl"], "b": ["red", "red"]}, "both")
-    with pytest.raises(OnnxgenError, match="classes are for one target, and a, b are names"):
+    with pytest.raises(OnnxgenError, match="classes= names the classes of one target, but a, b all hold names"):
         order(source, Feeding(("x",), {0: "a", 1: "b"}), ORDER)
 
 

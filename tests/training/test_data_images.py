@@ -286,9 +286,9 @@ def test_nothing_is_drawn_to_predict(model: Model) -> None:
 
 def test_characters_are_not_mirrored_by_themselves(model: Model) -> None:
     data = open_data("digits", model(1, 28, 28), Settings(augment="auto"))
-    assert "augmented by rotate, shift; not mirrored, since these are characters" in data.notes
+    assert "augmented with rotate, shift; not mirrored, since these are characters" in data.notes
     photos = augmented("auto", model(3, 16, 16))
-    assert "augmented by flip, crop, light" in photos.notes
+    assert "augmented with flip, crop, light" in photos.notes
     numbers = open_data(labelled(RNG.normal(size=(9, 7))), model(7), Settings(augment="auto"))
     assert "not augmented: the data has no images" in numbers.notes
 

@@ -48,7 +48,7 @@ def test_no_such_path(vector: torch.nn.Module, tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(vector: torch.nn.Module, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_text("")
-    assert said(tmp_path / "a.docx", vector) == f"{tmp_path / 'a.docx'} is no data that onnxgen reads -> {KINDS}"
+    assert said(tmp_path / "a.docx", vector) == f"onnxgen can't read data from {tmp_path / 'a.docx'} -> {KINDS}"
 
 
 def test_no_such_function(vector: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
         f"{images} is truncated: 53 bytes of data, 60 by its header -> download it again"
     )
     assert said(idx(tmp_path, images=3), gray) == (
-        f"{images.name} has 3 images, but train-labels-idx1-ubyte has 2 labels -> get both again"
+        f"{images.name} has 3 images, but train-labels-idx1-ubyte has 2 labels -> download both again"
     )
     assert said(idx(tmp_path, images=0, labels=0), gray) == f"{images} has no images"
     idx(tmp_path)
@@ -94,12 +94,14 @@ def test_idx_files_that_are_damaged(gray: torch.nn.Module, tmp_path: Path) -> No
         file.write(b"more")
     assert said(tmp_path, gray) == f"{images} is too long: 64 bytes of data, 60 by its header -> download it again"
     images.write_bytes(b"\x89PNG")
-    assert said(tmp_path, gray) == (f"{images} is no idx file -> its first two bytes must be 0, then type and rank")
+    assert said(tmp_path, gray) == (
+        f"{images} is not an idx file -> an idx file begins with two bytes of 0, then type and rank"
+    )
     images.write_bytes(b"")
-    assert said(images, gray).startswith(f"{images} is no idx file")
+    assert said(images, gray).startswith(f"{images} is not an idx file")
     idx(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").unlink()
-    assert said(tmp_path, gray) == f"{images} has no file of labels beside it -> put it into {tmp_path}"
+    assert said(tmp_path, gray) == f"the file of labels for {images} is missing -> put it into {tmp_path}"
 
 
 def test_a_packed_idx_file_that_is_cut_off(gray: torch.nn.Module, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_arrays_that_are_no_samples(vector: torch.nn.Module, tmp_path: Path) -> 
     assert said(tmp_path / "a.npz", vector) == "a.npz has no arrays"
     np.savez(tmp_path / "a.npz", x=X.astype(complex), y=Y)
     assert said(tmp_path / "a.npz", vector) == (
-        "a.npz: column 'x' is of complex128 -> give numbers or text, all of one shape"
+        "a.npz: column 'x' has dtype complex128 -> give numbers or text, all of one shape"
     )
     np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X)
     assert said(tmp_path / "a.npz", vector) == "a.npz: part test has columns x, but part train has x, y"
@@ -146,7 +148,7 @@ def test_python_objects_are_not_unpickled(vector: torch.nn.Module, tmp_path: Pat
     np.savez(tmp_path / "a.npz", x=np.array([{}, []], dtype=object))
     message = said(tmp_path / "a.npz", vector)
     assert message.startswith(f"{tmp_path / 'a.npz'} can't be read: Object arrays cannot be loaded")
-    assert message.endswith("-> save arrays of numbers: objects would run code when they are read")
+    assert message.endswith("-> save arrays of numbers: reading pickled objects would run code")
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
@@ -176,7 +178,7 @@ LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INP
     [
         ("", "{path} is empty"),
         ("a,b,label\n", "{path} has no rows"),
-        ("1,2,0\n3,4,1\n", "{path} does not name its columns -> put a line of names at its top"),
+        ("1,2,0\n3,4,1\n", "{path} has no line of column names -> put a line of names at the top"),
         ("a,a,label\n1,2,0\n", "{path} has two columns called 'a' -> give each column a name of its own"),
         ("a,,label\n1,2,0\n", "{path} has no name for column 2 -> give each column a name of its own"),
         ("a,b,label\n1,2,0\n3,4\n", "{path}, line 3: 2 values, but 3 columns"),
@@ -184,8 +186,8 @@ LEAVE = "fill it in, drop the row, or name only the columns to use: --inputs INP
         ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> " + LEAVE),
         (
             "a,b,label\n1,x,0\n3,y,1\n",
-            "column 'b' holds text, which only a target can"
-            " -> turn it into numbers, or name the columns to take: --inputs INPUT=COLUMN+COLUMN",
+            "column 'b' holds text, but only a target may"
+            " -> convert it to numbers, or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
         ),
         (
             "a,b,species\n1,2,0\n",
@@ -282,7 +284,7 @@ def test_images_of_several_sizes_for_any_size(tmp_path: Path) -> None:
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
     assert said(tmp_path / "data", model) == (
-        "input 'image' takes images of any size [batch, 3, height, width], and the data's have several"
+        "input 'image' takes images of any size [batch, 3, height, width], but those of the data differ in size"
         " -> resize them to one size, or generate with --input-shape image=-1,3,224,224"
     )
 
@@ -293,16 +295,16 @@ def test_inputs_that_take_no_images(tmp_path: Path) -> None:
     way = "give floating-point arrays of exactly that shape (.npz)"
     deep = network(tmp_path, image=("float32", ("batch", 13, 6, 5)))
     assert said(tmp_path / "data", deep) == (
-        f"input 'image' is [batch, 13, 6, 5]: 13 channels are no gray, RGB or RGBA image -> {way}"
+        f"input 'image' is [batch, 13, 6, 5]: 13 channels are not a gray, RGB or RGBA image -> {way}"
     )
     (tmp_path / "flat").mkdir()
     flat = network(tmp_path / "flat", image=("float32", ("batch", 31)))
     assert said(tmp_path / "data", flat) == (
-        f"input 'image' is [batch, 31], which is no square image in gray, RGB or RGBA -> {way}"
+        f"input 'image' is [batch, 31], which is not a square gray, RGB or RGBA image -> {way}"
     )
     (tmp_path / "video").mkdir()
     video = network(tmp_path / "video", image=("float32", ("batch", 3, 8, 6, 5)))
-    assert said(tmp_path / "data", video) == "input 'image' is [batch, 3, 8, 6, 5], which is no image"
+    assert said(tmp_path / "data", video) == "input 'image' is [batch, 3, 8, 6, 5], which is not an image"
 
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ def test_objects_that_are_no_data(vector: torch.nn.Module) -> None:
     assert said([], vector) == "data, train has no samples"
     assert said({"val": (X, Y), "test": (X, Y)}, vector) == "data has parts val, test, but no train"
     assert said([("word", 1)], vector) == (
-        "column '0' of item 0 is str, which is no number, array or image -> let the dataset turn it into a tensor"
+        "column '0' of item 0 is str, which is not a number, array or image -> let the dataset turn it into a tensor"
     )
 
 

@@ -249,7 +249,7 @@ def test_a_folder_with_parts(gray: torch.nn.Module, tmp_path: Path) -> None:
     for samples, value in ((data.train, 1), (data.val, 2), (data.test, 3)):
         batch = all_of(samples)
         assert batch["label"].tolist() == [0, 1] and batch["image"].unique().tolist() == [value]
-    assert "left aside, being no part of the data: spare" in data.notes
+    assert "not part of the data, ignored: spare" in data.notes
 
 
 def test_classes_that_are_called_like_parts(gray: torch.nn.Module, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_auto_passes_over_what_fails_and_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "cuda", GPU)
     verdict = {"cuda:0": "the gradient of conv.weight is missing", "cuda:1": "ok"}
     monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: (verdict[text], ()))
-    with pytest.warns(UserWarning, match=r"cuda:0 \(Card 0\) fails .* passed over: the gradient of conv.weight"):
+    with pytest.warns(UserWarning, match=r"cuda:0 \(Card 0\) fails .* skipped: the gradient of conv.weight"):
         assert choose().text == "cuda:1"
 
 
@@ -214,7 +214,7 @@ def test_entry_points_of_other_packages_are_read() -> None:
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(precision="64-true"), "MPS trains in 32-true"),
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(precision="bf16-true"), "MPS trains in"),
         (Device("mps", 0, "M1", None, torch.device("mps", 0)), Settings(nodes=2), "mps trains in one process"),
-        (Device("cuda", 0, "Card", None, torch.device("cuda", 0)), Settings(devices=2), "there are no 2 devices"),
+        (Device("cuda", 0, "Card", None, torch.device("cuda", 0)), Settings(devices=2), "no 2 devices"),
         (Device("meta", 0, "x", None, torch.device("meta")), Settings(precision="bf16-mixed"), "no autocast for meta"),
     ],
 )

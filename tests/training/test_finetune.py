@@ -283,7 +283,7 @@ def test_nonsense() -> None:
     ):
         with pytest.raises(OnnxgenError, match=message):
             replace_head(Tower(10), example=x, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(OnnxgenError, match="does not run on the example .RuntimeError"):
+    with pytest.raises(OnnxgenError, match="fails on the example .RuntimeError"):
         find_head(Tower(10), torch.zeros(2, 7, 8, 8))
     with pytest.raises(OnnxgenError, match="the inputs of the model are unknown.*example="):
         replace_head(Tower(10), 3)

@@ -84,7 +84,7 @@ def test_a_model_comes_back_in_its_dtypes_and_in_evaluation_mode(tmp_path, preci
 @pytest.mark.parametrize("options", [{}, {"early_stop": 1}])
 @pytest.mark.parametrize("monitor, val", [("val_acc", 0.2), ("val_loss", 0.0)])
 def test_a_metric_that_there_is_not_is_refused_before_the_first_step(tmp_path, monitor, val, options):
-    with pytest.raises(OnnxgenError, match=rf"no metric '{monitor}' -> there are train_loss, train_accuracy"):
+    with pytest.raises(OnnxgenError, match=rf"no metric is called '{monitor}' -> there are train_loss, train_accuracy"):
         fit(net(), points(), val=val, monitor=monitor, out=tmp_path / "run", **options, **CPU)
     assert not (tmp_path / "run").exists()
 
@@ -106,7 +106,7 @@ def test_a_single_sample_has_no_statistics(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"optimizer": "adamx"}, "no optimizer 'adamx'"),
+        ({"optimizer": "adamx"}, "no optimizer is called 'adamx'"),
         ({"optimizer_args": {"momentum": 0.9}}, "momentum"),
         ({"schedule": "StepLR"}, "step_size"),
         ({"precision": "16-true"}, "AdamW makes weights of float16 NaN: its eps of 1e-08 is 0 there -> .*bf16-mixed"),

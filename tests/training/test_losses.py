@@ -126,7 +126,7 @@ def test_what_is_no_class_index(output: Callable[[Tensor], Tensor], target: Tens
 def test_a_loss_that_would_learn_nothing_right_is_refused(
     end: Callable[[Tensor], Tensor], loss: str, instead: str
 ) -> None:
-    with pytest.raises(OnnxgenError, match=f"take {instead}"):
+    with pytest.raises(OnnxgenError, match=f"use {instead}"):
         objective(0, "", end(scores(2, 3)), "y", INT, CLASSES, loss)
 
 
@@ -138,7 +138,7 @@ def test_losses_go_by_their_torch_names(name: str) -> None:
 def test_an_unknown_loss_names_its_neighbours() -> None:
     with pytest.raises(OnnxgenError, match="did you mean cross_entropy"):
         loss_name("cross_entrpy")
-    with pytest.raises(OnnxgenError, match=r"no loss 'bogus' -> one of cross_entropy, nll_loss"):
+    with pytest.raises(OnnxgenError, match=r"no loss is called 'bogus' -> one of cross_entropy, nll_loss"):
         loss_name("bogus")
 
 

@@ -65,7 +65,7 @@ def test_every_optimizer_of_torch_is_found_by_its_name(name: str, case: Callable
 
 
 def test_an_unknown_optimizer_is_told_with_what_is_near() -> None:
-    with pytest.raises(OnnxgenError, match="no optimizer 'adamv'.*perhaps.*Adam"):
+    with pytest.raises(OnnxgenError, match="no optimizer is called 'adamv'.*perhaps.*Adam"):
         optimizer_class("adamv")
     with pytest.raises(OnnxgenError, match="one of ASGD"):
         optimizer_class("zzz")
@@ -195,9 +195,9 @@ def test_without_a_rate_the_optimizers_own_default_holds() -> None:
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (Settings(optimizer="sgd", optimizer_args={"betas": (0.9, 0.99)}), "SGD takes no 'betas'.*momentum"),
-        (Settings(optimizer="lbfgs", weight_decay=0.1), "LBFGS takes no 'weight_decay'"),
-        (Settings(optimizer="adam", optimizer_args={"params": []}), "Adam takes no 'params'"),
+        (Settings(optimizer="sgd", optimizer_args={"betas": (0.9, 0.99)}), "SGD has no argument 'betas'.*momentum"),
+        (Settings(optimizer="lbfgs", weight_decay=0.1), "LBFGS has no argument 'weight_decay'"),
+        (Settings(optimizer="adam", optimizer_args={"params": []}), "Adam has no argument 'params'"),
         (Settings(optimizer="adam", lr=-1.0), "Adam: Invalid learning rate: -1.0"),
         (Settings(optimizer="sparseadam"), "SparseAdam needs sparse gradients"),
         (Settings(optimizer="muon"), "Muon: .*2D"),
@@ -320,11 +320,11 @@ def test_no_schedule_is_none() -> None:
     "name, arguments, message",
     [
         ("steplr", {}, "StepLR needs 'step_size'"),
-        ("steplr", {"step": 1}, "StepLR takes no 'step'.*step_size"),
-        ("cosine", {}, "no schedule 'cosine'.*perhaps CosineAnnealingLR"),
-        ("bogus", {}, "no schedule 'bogus' -> one of ChainedScheduler, .*, StepLR$"),
+        ("steplr", {"step": 1}, "StepLR has no argument 'step'.*step_size"),
+        ("cosine", {}, "no schedule is called 'cosine'.*perhaps CosineAnnealingLR"),
+        ("bogus", {}, "no schedule is called 'bogus' -> one of ChainedScheduler, .*, StepLR$"),
         ("onecyclelr", {"total_steps": -1}, "OneCycleLR: "),
-        ("sequentiallr", {"milestones": [1]}, "SequentialLR needs the schedules"),
+        ("sequentiallr", {"milestones": [1]}, "SequentialLR needs a list of schedules"),
         ("sequentiallr", {"milestones": [1], "schedulers": [{"name": "onecyclelr"}]}, "OneCycleLR can't be part"),
         ("lambdalr", {"lr_lambda": 3}, "LambdaLR: "),
     ],
