@@ -66,7 +66,7 @@ def test_the_list_is_as_long_as_it_says() -> None:
 
 
 NONE = {
-    "unet_transpose": r"outc scores every position of a map .*there are outc \(6 -> 2\), up2",
+    "unet_transpose": r"outc gives scores for every position of a map .*there are outc \(6 -> 2\), up2",
     "bert": "last_hidden_state: .*native_layer_norm.*pooled: .*tanh.*there are pooler.dense",
     "gpt2": "lm_head shares its weight with transformer.wte.weight",
     "decoder": "tanh.*there are project",

@@ -218,7 +218,7 @@ class Poison(lightning.Callback):
 @pytest.mark.parametrize(("step", "minutes", "bad"), [(30, 1e9, 31), (38, 1e9, 38), (22, 0, 22)])
 def test_what_is_not_finite_is_never_saved(tmp_path, step, minutes, bad):
     """Within an epoch, at its last step, and where each step is saved."""
-    with pytest.raises(OnnxgenError, match=f"infinite or not a number at step {bad};.*--lr"):
+    with pytest.raises(OnnxgenError, match=f"infinite or NaN at step {bad};.*--lr"):
         train(tmp_path, more=[Poison(step)], minutes=minutes)
     saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] == (19 if minutes else step - 1)

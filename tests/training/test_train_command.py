@@ -229,9 +229,9 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),
         ("small.py --weights none.safetensors", "there is no file none.safetensors"),
-        ("data.npz", "data.npz is no Python file -> a module's name ends in .py: data.py"),
+        ("data.npz", "data.npz is not a Python file -> name a file that ends in .py: data.py"),
         ("small.py --epochs 0", "epochs must be at least 1"),
-        ("small.py --precision 8", "precision '8' is not one of"),
+        ("small.py --precision 8", "precision must be one of 32-true"),
         ("small.py --val 0.6 --test 0.5", "shares of the data"),
         ("small.py --weights small.safetensors --from-scratch", "exclude each other"),
         ("small.py --out taken", "taken holds a run already -> --resume"),
@@ -297,7 +297,7 @@ def test_a_run_and_the_run_that_its_configuration_repeats(tmp_path: Path, capsys
 
 
 def test_a_run_that_replaces_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    said = "the earlier run in runs/last is replaced; one that is to stay needs its own --out FOLDER"
+    said = "the earlier run in runs/last is replaced; to keep a run, give the next one another --out FOLDER"
     paths = [Path(name).absolute() for name in ("small.py", "data.npz")]
     monkeypatch.chdir(tmp_path)
     once = (paths[0], "--data", paths[1], "--max-steps", 1, "--workers", 0)
