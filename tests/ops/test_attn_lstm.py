@@ -108,8 +108,8 @@ def test_what_the_kernel_refuses_is_refused() -> None:
         return refusal(OP, inputs, {"hidden_size": HIDDEN, **attrs}, domain=MICROSOFT)
 
     assert "Softmax" in why(drawn(), activations=["Softmax", "Tanh", "Tanh"])
-    assert "2 activations" in why(drawn(), activations=["Tanh", "Tanh"])
+    assert "has 2 names, but 3 gate functions" in why(drawn(), activations=["Tanh", "Tanh"])
     inputs = drawn()
     inputs[10] = None
-    assert "its V is missing" in why(inputs)
+    assert "'V' is missing" in why(inputs)
     assert "hidden_size" in refusal(OP, drawn(), domain=MICROSOFT)

@@ -159,7 +159,7 @@ def test_blocks_of_channels(tmp_path: Path) -> None:
     torch.manual_seed(0)
     onnx.save(exported(Residual().eval(), [torch.randn(2, 3, 16, 16)]), tmp_path / "plain.onnx")
     model, x = optimised(tmp_path / "plain.onnx", tmp_path / "saved.onnx", "all"), torch.randn(2, 3, 16, 16)
-    with pytest.raises(onnxgen.OnnxgenError, match="blocks of 8 or of 16.*--nchwc-block 16"):
+    with pytest.raises(onnxgen.OnnxgenError, match="blocks of 8 or 16 channels.*--nchwc-block 16"):
         run_model(model, {"i0": x.numpy()})
     (expected,) = run_onnxruntime(model, {"i0": x.numpy()})
     block = block_of(tmp_path)

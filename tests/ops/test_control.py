@@ -82,7 +82,10 @@ def test_nested_branches_use_outer_values() -> None:
 @pytest.mark.parametrize(
     "branch, says",
     [
-        ("h () => (float[N, 3] u) { u = Exp (x) }", "node (unnamed) (If-18): it has 2 outputs, and computes 1"),
+        (
+            "h () => (float[N, 3] u) { u = Exp (x) }",
+            "node (unnamed) (If-18): the node has 2 outputs, but 1 are computed",
+        ),
         ("h (float[N, 3] i) => (float[N, 3] u, float[N, 3] v) { u = Exp (x) v = Neg (i) }", "input i was never"),
     ],
 )
@@ -96,7 +99,7 @@ def test_a_branch_that_does_not_fit_is_the_files_fault(branch: str, says: str) -
     with pytest.raises(OnnxgenError) as caught:
         generate(parser.parse_model(graph))
     assert says in str(caught.value) and str(caught.value).endswith(
-        " -> if other tools run the model, please report it"
+        " -> if onnxruntime runs the model, report this as a bug in onnxgen"
     )
 
 

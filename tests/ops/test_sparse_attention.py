@@ -111,6 +111,6 @@ def test_blocks_are_no_weights() -> None:
 
 def test_refused() -> None:
     inputs, attrs = drawn(random.Random(0))
-    assert "heads that share" in refusal(
+    assert "num_heads 4 is not a multiple of kv_num_heads 3" in refusal(
         "SparseAttention", inputs, attrs | {"kv_num_heads": 3}, domain="com.microsoft", outputs=3
     )

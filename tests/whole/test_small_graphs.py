@@ -148,5 +148,5 @@ def test_a_mask_of_integers_is_added_to_the_scores() -> None:
 
 def test_channels_that_do_not_fit_are_a_problem_of_the_node() -> None:
     ones = np.ones(2, "float32")
-    with pytest.raises(OnnxgenError, match="3 channels, and i1 has 2 elements"):
+    with pytest.raises(OnnxgenError, match="3 channels, but i1 has 2 elements"):
         run_node("BatchNormalization", [np.ones((2, 3), "float32"), ones, ones, ones, ones], initializers={1, 2, 3, 4})
