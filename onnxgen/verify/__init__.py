@@ -64,11 +64,12 @@ def verify(
         OnnxgenError: the file or the module can't be read, torch is missing, or no oracle would run on any input.
     """
     from onnxgen.runtime.load import need_torch
-    from onnxgen.verify.check import Check
 
     if runs < 1 or rtol < 0 or atol < 0:
         raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
     need_torch("verify")
+    from onnxgen.verify.check import Check  # imports torch
+
     check = Check(Path(model), options or Options(), rtol=rtol, atol=atol, sizes=sizes)
     return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate)
 

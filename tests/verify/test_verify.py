@@ -6,6 +6,7 @@ purpose), or a file generated from it.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import traceback
 import warnings
@@ -574,6 +575,23 @@ def test_load(mnist: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monk
 def test_load_refuses_what_generate_refuses(tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError):
         load(tmp_path / "absent.onnx")
+
+
+def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
+    """The generator is installed without it."""
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Absent())
+from onnxgen.cli import run
+sys.exit(run(["verify", sys.argv[1], sys.argv[2]]))
+"""
+    command = [sys.executable, "-c", code, str(ROOT / "samples/mnist/mnist.onnx"), str(tmp_path / "m.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 2 and "verify needs PyTorch" in done.stderr, done.stderr
 
 
 def test_functions_and_modules_of_one_name() -> None:
