@@ -29,6 +29,7 @@ from onnxgen.verify.check import Check
 from onnxgen.verify.compare import Tolerance, compare
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.verify.oracle import Onnxruntime, Reference, Refused
+from tests.conftest import ROOT
 
 VI = h.make_tensor_value_info
 
