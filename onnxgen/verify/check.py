@@ -74,7 +74,9 @@ class Check:
         self.halves: set[str] = set()
         self.freedom: Freedom | None = None  # the oracle's other answers, once they are asked for
         self.telling = Telling()
-        self.coarse: dict[str, list[str]] = {}  # by output: runs in which the oracle's own rounding hides errors
+        self.coarse: dict[str, str] = (
+            {}
+        )  # outputs of which the oracle's own rounding would hide errors in some run, and why
         self.is_rounded = False  # whether the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:
@@ -139,7 +141,7 @@ class Check:
                     if not report.runs[-1].agrees and parts is None:
                         parts = given[0][2]
                 gradients.excuse_idle(network, given[0][2], backward)
-            report.untold = self._untold(len(report.runs))
+            report.untold = self.telling.untold() | self.coarse
             self._compare_recorded(space, report)
             if locate and (parts is not None or report.moved):
                 how = self.path, self.proto(), self.options, self.graph
@@ -167,17 +169,13 @@ class Check:
         with torch_side.in_mode(network, self.graph):
             for given in self._inputs(runs, seed, None):
                 report.runs.append(self._run(network, given, None, report.gradients))
-        report.untold = self._untold(len(report.runs))
+        report.untold = self.telling.untold() | self.coarse
         return report
 
     def _compare_recorded(self, space: Mapping[str, Any], report: VerifyReport) -> None:
         """The weights as they lie there: a small change of one need not show in outputs."""
         if self.cast is None and self.approximation is None:
             report.moved = compare_recorded(self.path, space, self.options)
-
-    def _untold(self, runs: int) -> dict[str, str]:
-        """Outputs of which no run tells whether they are right, and why."""
-        return self.telling.untold() | {name: whys[0] for name, whys in self.coarse.items() if len(whys) == runs}
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """The report before the first run, when it is settled what is compared, and how."""

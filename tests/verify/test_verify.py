@@ -311,7 +311,7 @@ def test_rounding_that_the_graph_amplifies(tmp_path: Path) -> None:
     assert not verify(path, Says(lambda m, x: (x * 10001).sin())).agrees
     assert not verify(path, Says(lambda m, x: (x * 1e4).sin() + 0.1)).agrees
     path = save(tmp_path / "m.onnx", nodes, *ports, k=np.array(1e6, np.float32))
-    report = verify(path, Says(lambda m, x: (x * 300 / 3 * 1e4).sin()), runs=1)
+    report = verify(path, Says(lambda m, x: (x * 300 / 3 * 1e4).sin()))
     assert not report.agrees and not report.differs and "onnxruntime's own answer by" in report.untold["y"]
     assert verify(path, Says(lambda m, x: (x * 1e6).sin() + 1)).differs
 
