@@ -124,7 +124,12 @@ def _gradients(found: Gradients) -> str:
         names = ", ".join(found.unreached[:5]) + (", ..." if len(found.unreached) > 5 else "")
         text += f"; none reaches {names} (the graph's differentiable part need not reach them in these runs)"
     if found.groups:
-        text += f"; {found.held} of {counted(found.groups, 'group')} of parameters and inputs agree with differences"
+        text += (
+            f"; {found.held} of {counted(found.groups, 'group')} of parameters and inputs agree with finite differences"
+        )
+    if found.not_compared:
+        text += f", {found.not_compared} not compared (time ran out)"
     if found.unclear:
-        text += f"; differences say nothing of {', '.join(found.unclear[:3])}" + (", ..." if found.unclear[3:] else "")
+        shown = ", ".join(found.unclear[:3]) + (", ..." if found.unclear[3:] else "")
+        text += f"; finite differences say nothing of {shown}"
     return text

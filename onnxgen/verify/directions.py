@@ -143,8 +143,9 @@ class _Held:
         found.groups = len(self.groups)
         end = time.monotonic() + SECONDS
         with torch.no_grad():
-            for name, tensors in self.groups:
-                if found.held + len(found.unclear) + len(found.wrong) and time.monotonic() > end:
+            for number, (name, tensors) in enumerate(self.groups):
+                if number and time.monotonic() > end:
+                    found.not_compared = len(self.groups) - number
                     break
                 self._compare_group(name, tensors, gradients, float(loss), found)
         return ""

@@ -78,6 +78,7 @@ class Gradients:
         held: how many of them were, and agree.
         wrong: those that part, with both numbers.
         unclear: those of which the differences of both sides part, too, and the gradient is not between them.
+        not_compared: how many groups were left out, as the time for this was over (`directions.SECONDS`).
     """
 
     parameters: int = 0
@@ -90,6 +91,7 @@ class Gradients:
     held: int = 0
     wrong: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
+    not_compared: int = 0
 
     @property
     def agrees(self) -> bool:

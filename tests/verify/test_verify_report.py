@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from onnxgen.cli.verifying import print_report
-from onnxgen.verify import OutputCheck, Run, VerifyReport
+from onnxgen.verify import OutputCheck, Run, VerifyReport, directions, verify
 from onnxgen.verify.compare import Tolerance, compare
+from tests.conftest import ROOT
 
 
 def relative(expected: list[float], got: list[float]) -> float | None:
@@ -39,3 +40,16 @@ def test_the_table_has_a_dash_there(capsys: pytest.CaptureFixture[str]) -> None:
     header, row = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
     assert row[-3:] == ["1e-09", "-", "ok"] and header[-1] == "relative"
     assert json.loads(json.dumps(report.as_json()))["runs"][0]["outputs"][0]["relative"] is None
+
+
+def test_groups_that_time_ran_out_for_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At least one group is compared, however slow the machine is."""
+    monkeypatch.setattr(directions, "SECONDS", -1.0)
+    report = verify(ROOT / "samples/mnist/mnist.onnx", runs=1)
+    found = report.gradients
+    assert found.held == 1 and found.not_compared == found.groups - 1 > 0
+    print_report(report, quiet=False)
+    assert f"1 of {found.groups} groups" in (printed := " ".join(capsys.readouterr().out.split()))
+    assert f"{found.not_compared} not compared (time ran out)" in printed
