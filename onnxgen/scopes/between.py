@@ -11,14 +11,13 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, made_by
-from onnxgen.graph.traits import ACTIVATIONS
+from onnxgen.graph.traits import ACTIVATION
 from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
 Scope = tuple[str, ...]
-
-BESIDE = ACTIVATIONS | {"Dropout", "Identity"}
 
 
 def place_silent(model: ir.Model, options: Options) -> None:
@@ -92,7 +91,7 @@ class _Places:
 
     def _activation(self, node: ir.Node, before: Scope | None) -> Scope | None:
         """The numbered block that an activation ends."""
-        if node.op_type not in BESIDE or before is None:
+        if before is None or not (is_a(node, ACTIVATION) or node.op_type in ("Dropout", "Identity")):
             return None
         for end in range(len(before), 0, -1):
             if before[end - 1].isdigit() and before[:end] not in self.layers:

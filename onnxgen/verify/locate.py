@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onnxgen.common.names import printable
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify import torch_side
@@ -33,7 +34,6 @@ from onnxgen.verify.report import Located
 
 MOST = 1 << 28  # bytes of results that a trace keeps; later ones are not looked at
 SAME = 1e-4  # relative: results of a right module and of onnxruntime that are one
-ARRANGES = VIEWS | {"Split", "Expand"}
 Alike = Callable[[NDArray[Any], NDArray[Any], float], bool]
 DISTINCT = 3  # different numbers, up to which arrays are the same by chance
 PARTS = 1e-5  # relative: results of two modules that part; the same code gives the same bits
@@ -250,7 +250,11 @@ class _Had:
             return True
         if self.results.has(self.values[name], SAME, alike):
             return True
-        return node.op_type in ARRANGES and node.input[0] in self.made and self(node.input[0], alike)
+        return (
+            (node.op_type in having(VIEW) or node.op_type in ("Split", "Expand"))
+            and node.input[0] in self.made
+            and self(node.input[0], alike)
+        )
 
 
 def _first(last: onnx.NodeProto, had: _Had) -> onnx.NodeProto:
