@@ -7,7 +7,7 @@ other never has is looked up among the results of the ONNX graph's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,17 @@ def locate(
     right = load(path, options)
     expected, got = traced(right, graph, feeds), traced(module, graph, feeds)
     values = intermediate(path, model, feeds)
-    had = _Had(model, values, Results(got, arguments=True), same(graph))
+    had = _Had(model, values, expected, got, same(graph))
     for equal in (alike, in_order):  # a layout of its own is no fault, unless nothing else is one
         at = next(_strange(expected, got, equal), None)
-        strange = next(_strange(got, expected, equal), None)
+        strange = had.fault(got[i] for i in _strange(got, expected, equal))
         if at is not None:
-            first = _looked_up(had, expected, at)
-            return None if first is None else _located(first, expected[at], None if strange is None else got[strange])
+            last = _looked_up(had, expected, at)
+            return None if last is None else _located(_first(last, had, strange), expected[at], strange)
     # every result that a right module has is there: it goes to a wrong place
-    strange = next(_strange(got, expected, close), None)
+    strange = had.fault(got[i] for i in _strange(got, expected, close))
     last = next((had.made[name] for name in wrong if name in had.made), None)
-    return None if last is None else _located(_first(last, had), None, None if strange is None else got[strange])
+    return None if last is None else _located(_first(last, had, strange), None, strange)
 
 
 def _located(node: onnx.NodeProto, expected: Event | None, strange: Event | None) -> Located:
@@ -85,10 +85,7 @@ def _strange(events: Sequence[Event], others: Sequence[Event], equal: Alike) -> 
 
 
 def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto | None:
-    """The first node of those that the parting event stands for, which may be many: a whole norm is one function.
-
-    They end at the node whose result the right module has there, or has next. They begin behind the results that the
-    module does have: it may compute one by one what a right module computes at once.
+    """The last of the nodes that the parting event stands for: its result the right module has there, or has next.
 
     Args:
         expected: what a right module computes; from the event `at` on the module does not have it.
@@ -99,7 +96,8 @@ def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto 
             continue
         found = [value for n in nodes if (value := had.given(n, event)) is not None]
         order = [(_is_others(value, event, found, expected), -had.taken(n, event)) for n, value in zip(nodes, found)]
-        return _first(nodes[min(range(len(nodes)), key=order.__getitem__)], had)
+        last: onnx.NodeProto = nodes[min(range(len(nodes)), key=order.__getitem__)]
+        return last
     return None
 
 
@@ -130,10 +128,16 @@ class _Had:
     """The values of an ONNX graph that a module computes, found among the results of its functions."""
 
     def __init__(
-        self, model: onnx.ModelProto, values: Mapping[str, NDArray[Any]], results: Results, rtol: float
+        self,
+        model: onnx.ModelProto,
+        values: Mapping[str, NDArray[Any]],
+        expected: Sequence[Event],
+        got: Sequence[Event],
+        rtol: float,
     ) -> None:
-        """`rtol`: by how much two results may differ that are one."""
-        self.nodes, self.values, self.results, self.same = model.graph.node, values, results, rtol
+        """`expected`: what a right module computes. `rtol`: by how much two results may differ that are one."""
+        self.nodes, self.values, self.same = model.graph.node, values, rtol
+        self.results, self.right = Results(got, arguments=True), Results(expected, arguments=True)
         self.order = {name: i for i, node in enumerate(self.nodes) for name in node.output}
         self.made = {name: node for node in self.nodes for name in node.output}
         self.constant = {tensor.name for tensor in model.graph.initializer}
@@ -163,20 +167,44 @@ class _Had:
         inputs = [self.values[name] for name in node.input if name in self.values]
         return sum(any(alike(value, argument, self.same) for argument in event.arguments) for value in inputs)
 
+    def out_of_order(self, name: str) -> bool:
+        """Whether a right module has a value in its order, and the module has not."""
+        return not self(name, in_order) and self.right.has(self.values[name], self.same, in_order)
 
-def _first(last: onnx.NodeProto, had: _Had) -> onnx.NodeProto:
-    """The first node, in the graph's order, on the way to the last one whose result the module does not have."""
+    def fault(self, strange: Iterable[Event]) -> Event | None:
+        """The first of the events that a right module does not have of which the file has no result; else the first."""
+        events = list(strange)
+        known = [value for value in self.values.values() if not is_plain(value)]
+        own = (e for e in events if not any(alike(value, r, self.same) for r in e.results for value in known))
+        return next(own, next(iter(events), None))
+
+    def miscomputes(self, node: onnx.NodeProto, event: Event) -> bool:
+        """Whether an event takes the inputs of a node and returns something else of that size."""
+        inputs = [self.values[name] for name in node.input if name in self.made and name in self.values]
+        numbers = [argument for argument in event.arguments if argument.size > 1]
+        taken = all(any(in_order(value, a, self.same) for a in numbers) for value in inputs)
+        sizes = {self.values[name].size for name in node.output if name in self.values}
+        is_size = any(result.size in sizes for result in event.results)
+        return bool(inputs) and taken and is_size and self.given(node, event) is None
+
+
+def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeProto:
+    """The first node, in the graph's order, on the way to the last one whose result the module does not have.
+
+    It may compute one by one what a right module computes at once. So the way begins behind what it does have.
+    """
     todo, region = [last], [last]
     while todo:
         for name in todo.pop().input:
             if not had(name, alike) and had.made[name] not in region:
                 region.append(had.made[name])
                 todo.append(had.made[name])
-    if region != [last]:
-        return min(region, key=lambda node: had.order[next(filter(None, node.output))])
-    while made := next((had.made[name] for name in last.input if not had(name, in_order)), None):
-        last = made  # it is right, and is given the right elements in a wrong order
-    return last
+    first = min(region, key=lambda node: had.order[next(filter(None, node.output))])
+    while made := next((had.made[name] for name in first.input if had.out_of_order(name)), None):
+        first = made  # it is right, and is given the right elements in a wrong order
+    # another node has the same result, and is right: this one is not
+    twins = [had.made[name] for name in first.input if name in had.made and name not in had.constant]
+    return next((node for node in twins if strange is not None and had.miscomputes(node, strange)), first)
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:
