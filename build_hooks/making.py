@@ -47,7 +47,7 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
                 settle(entry.output, content.key, cache)
             return generated.report.status
     what = f"{entry.at('source')}: {entry.shown(entry.source)} changed while it was read"
-    raise OnnxgenError(Problem(what, help="build again when it is complete"))
+    raise OnnxgenError(what, help="build again when it is complete")
 
 
 def in_memory(entry: Entry, content: Content, progress: Progress | None) -> Generated:

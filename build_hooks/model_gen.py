@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 if TYPE_CHECKING:
     from onnxgen.common.limits import Limits
@@ -197,7 +197,7 @@ class ModelGen:
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
             what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"
-            raise OnnxgenError(Problem(what, help=f"call {NAME}(folder)...run()"))
+            raise OnnxgenError(what, help=f"call {NAME}(folder)...run()")
         self._root = os.path.dirname(os.path.abspath(script))
         return self.run(force=force, progress=progress)
 
@@ -211,7 +211,7 @@ class ModelGen:
         from .settings import Project, entries_from
 
         if not self._inputs:
-            raise OnnxgenError(Problem(f"{NAME} has no input", help=f'name an ONNX file: {NAME}().input("mnist.onnx")'))
+            raise OnnxgenError(f"{NAME} has no input", help=f'name an ONNX file: {NAME}().input("mnist.onnx")')
         root = Path(os.path.abspath(self._root or Path.cwd()))
         table = self._table if self._output is None else {**self._table, "output": self._output}
         models = [{**table, "source": source} for source in self._inputs]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from setuptools import Command, Distribution
 from setuptools.errors import SetupError
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 from .settings import Entry, entries_from, read_project
 from .setuptools_leftovers import remove_leftovers
@@ -79,7 +79,7 @@ def models(distribution: Distribution) -> tuple[Entry, ...]:
             return () if project is None else project.entries
         if project is not None and project.entries:
             what = f"setup.py: {KEYWORD}: pyproject.toml has [tool.onnxgen] too"
-            raise OnnxgenError(Problem(what, help="name the models in only one of them"))
+            raise OnnxgenError(what, help="name the models in only one of them")
         return entries_from(root, given, KEYWORD, file="setup.py")
 
 
@@ -140,7 +140,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
             built = build(entry)
             if built.files[0] != entry.output:
                 what = f"{entry.at('output')}: {built.note}"
-                raise OnnxgenError(Problem(what, help="an editable install imports it in place; install without -e"))
+                raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
         else:
             built = build(entry, to=Path(self.build_lib, place.inside), base=place.base)
             for path, becomes in self._onnx_files(entry).items():

@@ -55,12 +55,16 @@ class OnnxgenError(Exception):
     Attributes:
         problems: everything that was found, in the order it was found.
         exit_code: the process's exit code on the command line (2; subclasses differ).
+
+    Args:
+        problems: all of them, or what is wrong as text.
+        help: the way out of a problem that is given as text.
     """
 
     exit_code = 2
 
-    def __init__(self, *problems: Problem | str) -> None:
-        self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
+    def __init__(self, *problems: Problem | str, help: str = "") -> None:
+        self.problems = tuple(Problem(p, help=help) if isinstance(p, str) else p for p in problems)
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
@@ -80,9 +84,9 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[Problem] = []
 
-    def add(self, problem: Problem | str) -> None:
+    def add(self, problem: Problem | str, help: str = "") -> None:
         """Record one problem; duplicates are kept once."""
-        problem = Problem(problem) if isinstance(problem, str) else problem
+        problem = Problem(problem, help=help) if isinstance(problem, str) else problem
         if problem not in self.found:
             self.found.append(problem)
 

@@ -83,26 +83,26 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
 def _root(given: Path | None) -> Path:
     """The project's folder; with None the nearest one from here upwards that has a pyproject.toml."""
     from onnxgen.build_hooks.settings import FILE, nearest
-    from onnxgen.errors import OnnxgenError, Problem
+    from onnxgen.errors import OnnxgenError
 
     if given is None:
         found: Path | None = nearest(Path.cwd())
         if found is None:
             way_out = "go into the project, or name it: onnxgen build PROJECT"
-            raise OnnxgenError(Problem(f"there is no {FILE} here, nor in a folder above", help=way_out))
+            raise OnnxgenError(f"there is no {FILE} here, nor in a folder above", help=way_out)
         return found
     if given.is_file() and given.name == FILE:
         return given.parent
     if not given.is_dir():
         what = f"{given} is no {FILE}" if given.exists() else f"there is no {given}"
-        raise OnnxgenError(Problem(what, help=f"name a project's folder or its {FILE}"))
+        raise OnnxgenError(what, help=f"name a project's folder or its {FILE}")
     return given
 
 
 def read(root: Path) -> Project:
     """The settings of a project; by hand, one expects to hear of it if there are none."""
     from onnxgen.build_hooks.settings import FILE, TABLE, read_project
-    from onnxgen.errors import OnnxgenError, Problem
+    from onnxgen.errors import OnnxgenError
 
     project = read_project(root)
     if project is None and not (root / FILE).exists():
@@ -110,7 +110,7 @@ def read(root: Path) -> Project:
     if project is None or not project.entries:
         what = f"{root / FILE} has no [{TABLE}]" if project is None else f"{root / FILE}: {TABLE} has no models"
         way_out = f'write [[{TABLE}.models]], source = "model.onnx" and output = "model.py" into it'
-        raise OnnxgenError(Problem(what, help=way_out))
+        raise OnnxgenError(what, help=way_out)
     return project
 
 

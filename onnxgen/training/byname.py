@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 Entry = TypeVar("Entry")
 
@@ -23,7 +23,7 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
         return known[folded[name.lower()]]
     likely = near(name, known)
     way_out = f"perhaps {', '.join(likely)}" if likely else f"one of {', '.join(sorted(known))}"
-    raise OnnxgenError(Problem(f"no {what} is called {name!r}", help=way_out))
+    raise OnnxgenError(f"no {what} is called {name!r}", help=way_out)
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
@@ -46,8 +46,8 @@ def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterab
     for name in arguments:
         if name not in takes:
             raise OnnxgenError(
-                Problem(f"{chosen.__name__} has no argument {name!r}", help=f"its arguments are {', '.join(takes)}")
+                f"{chosen.__name__} has no argument {name!r}", help=f"its arguments are {', '.join(takes)}"
             )
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise OnnxgenError(Problem(f"{chosen.__name__} needs {name!r}", help="give it among the arguments"))
+            raise OnnxgenError(f"{chosen.__name__} needs {name!r}", help="give it among the arguments")

@@ -20,7 +20,7 @@ from typing import Any
 
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -52,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in TYPES:
-            problems.add(Problem(f"{path}: there is no setting {key!r}", help=_near(name)))
+            problems.add(f"{path}: there is no setting {key!r}", help=_near(name))
             continue
         try:
             values[name] = _moved(name, typed(value, TYPES[name]), path.parent, _as_seen_here)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
@@ -121,7 +121,7 @@ def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Seq
             return torch.cat(list(parts), axis)
     shapes = ", ".join(str(list(part.shape)) for part in parts[:2])
     what = f"output {index} has no batch axis: its shape is {shapes} for batches of {counts[0]}"
-    raise OnnxgenError(Problem(what, help="wrap the model in one that returns one row for each sample"))
+    raise OnnxgenError(what, help="wrap the model in one that returns one row for each sample")
 
 
 def _opened(
@@ -150,7 +150,7 @@ def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objecti
         if made.column in data.named and not settings.classes and len(has) < made.classes:
             what = f"{data.name} has classes {listed(has)}, but the model has {made.classes} classes: which are they?"
             way = "name all in the order of the model's outputs, as in config.toml of its run: classes=('cat', 'dog')"
-            raise OnnxgenError(Problem(what, help=way))
+            raise OnnxgenError(what, help=way)
 
 
 def _refuse_rest(network: nn.Module, samples: Samples) -> None:
@@ -158,7 +158,7 @@ def _refuse_rest(network: nn.Module, samples: Samples) -> None:
     fixed = fixed_batch(network)
     if fixed and len(samples) % fixed:
         what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"
-        raise OnnxgenError(Problem(what, help="generate it again with --dynamic-batch"))
+        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
 
 
 def _part(data: Data, name: str | None) -> Samples:

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
@@ -139,7 +139,7 @@ def _check_monitor(plan: Plan) -> None:
     parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
     if plan.monitor[0] not in known:
-        raise OnnxgenError(Problem(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}"))
+        raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
 
 
 def _dtypes(network: nn.Module) -> dict[str, torch.dtype]:
@@ -204,7 +204,7 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from:
         if "more than 1 value per channel" not in str(error):
             raise
         way = "--batch-size 2 or more, or freeze the norms"
-        raise OnnxgenError(Problem("a batch of one sample gives BatchNorm no statistics", help=way)) from error
+        raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"

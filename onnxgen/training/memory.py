@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch
 
 Result = TypeVar("Result")
@@ -159,10 +159,8 @@ class Micro:
         count = _count(part)
         if count <= 1:
             raise OnnxgenError(
-                Problem(
-                    "out of memory with a single sample",
-                    help="use smaller inputs, --precision bf16-mixed, or another device",
-                )
+                "out of memory with a single sample",
+                help="use smaller inputs, --precision bf16-mixed, or another device",
             )
         self.size = math.ceil(count / 2)
         norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name, check_arguments
 from onnxgen.training.devices.device import Device
 from onnxgen.training.lerp import without_lerp
@@ -58,9 +58,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         return chosen(groups, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise OnnxgenError(
-            Problem(
-                f"{chosen.__name__}: {' '.join(str(error).split())}", help="use another optimizer or other arguments"
-            )
+            f"{chosen.__name__}: {' '.join(str(error).split())}", help="use another optimizer or other arguments"
         ) from None
 
 
@@ -82,7 +80,7 @@ def check_half(settings: Settings, device: Device) -> None:
     why = "" if eps is None else f": its eps of {eps:g} is 0 there"
     ways = [f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
     ways += [] if eps is None else ["--optimizer-arg eps=1e-4"]
-    raise OnnxgenError(Problem(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways)))
+    raise OnnxgenError(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways))
 
 
 def _optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -97,10 +95,10 @@ def _switches(takes: Iterable[str]) -> list[str]:
 def _as_taken(chosen: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups as the class takes them: LBFGS has a single one, and SparseAdam none of ours."""
     if issubclass(chosen, torch.optim.SparseAdam):
-        raise OnnxgenError(Problem("SparseAdam needs sparse gradients, but these are dense", help="--optimizer adam"))
+        raise OnnxgenError("SparseAdam needs sparse gradients, but these are dense", help="--optimizer adam")
     if not issubclass(chosen, torch.optim.LBFGS) or len(groups) == 1:
         return groups
     if len({group.get("lr") for group in groups}) > 1:
-        raise OnnxgenError(Problem("LBFGS has one learning rate for all", help="leave the rate of the head at 1"))
+        raise OnnxgenError("LBFGS has one learning rate for all", help="leave the rate of the head at 1")
     # What differs is weight decay, which LBFGS has not at all.
     return [{**groups[0], "params": [p for group in groups for p in group["params"]]}]

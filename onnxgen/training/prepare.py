@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
@@ -78,7 +78,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if settings.freeze:
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
-        raise OnnxgenError(Problem("the model has no parameter to train", help="unfreeze some, or train another model"))
+        raise OnnxgenError("the model has no parameter to train", help="unfreeze some, or train another model")
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
@@ -131,7 +131,7 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
         count = values.shape[1]
         what = f"each row of target {column!r} has a single 1: one class of {count}, or {count} yes/no labels?"
         way = "give class indices (y.argmax(1)), or name the loss: --loss cross_entropy, bce, mse, ..."
-        raise OnnxgenError(Problem(what, help=way))
+        raise OnnxgenError(what, help=way)
 
 
 def few(model: nn.Module, available: int) -> int:
@@ -155,7 +155,7 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: 
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
         if names.index(name) not in feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
-            raise OnnxgenError(Problem(what, help=f"--target {name}=COLUMN"))
+            raise OnnxgenError(what, help=f"--target {name}=COLUMN")
 
 
 def _said(made: Objective) -> str:

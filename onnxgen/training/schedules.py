@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name, check_arguments
 from onnxgen.training.settings import Settings
 
@@ -82,7 +82,7 @@ def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     parts = arguments.get("schedulers")
     if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) and "name" in part for part in parts):
         example = "[{name = 'LinearLR', total_iters = 3}, {name = 'CosineAnnealingLR', T_max = 7}]"
-        raise OnnxgenError(Problem(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}"))
+        raise OnnxgenError(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}")
     return [dict(part) for part in parts]
 
 
@@ -100,6 +100,4 @@ def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments
     try:
         return chosen(**given, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
-        raise OnnxgenError(
-            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="use other arguments")
-        ) from None
+        raise OnnxgenError(f"{chosen.__name__}: {' '.join(str(error).split())}", help="use other arguments") from None

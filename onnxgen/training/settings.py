@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -126,9 +126,7 @@ class Settings:
 def _names(classes: Iterable[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise OnnxgenError(
-            Problem(
-                f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
-            )
+            f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
         )
     found = tuple(map(str, classes))
     for place, name in enumerate(found):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.finite import Losses
@@ -190,9 +190,7 @@ class Checkpoints(lightning.Callback):
         found = metrics(trainer)
         if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             there = ", ".join(sorted(found))
-            raise OnnxgenError(
-                Problem(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
-            )
+            raise OnnxgenError(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
         return found
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
@@ -217,10 +215,8 @@ class Checkpoints(lightning.Callback):
             return
         where = f"at step {trainer.global_step if step is None else step}"
         raise OnnxgenError(
-            Problem(
-                f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
-                help="train with a smaller --lr, or with --clip 1",
-            )
+            f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
+            help="train with a smaller --lr, or with --clip 1",
         )
 
     # Stopping and going on.

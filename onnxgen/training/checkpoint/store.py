@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KEY = "onnxgen"  # of what is ours in a checkpoint
@@ -63,7 +63,7 @@ class Store(CheckpointIO):
             self._read, self.found = found, path
             return found
         if damaged:
-            raise OnnxgenError(Problem("; ".join(damaged), help="start a new run without --resume"))
+            raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
         return None
 
     def clear(self) -> None:
@@ -107,7 +107,7 @@ def ours(found: dict[str, Any]) -> dict[str, Any]:
     state = found.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
         what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
-        raise OnnxgenError(Problem(what, help="start a new run without --resume"))
+        raise OnnxgenError(what, help="start a new run without --resume")
     return state
 
 
@@ -131,7 +131,7 @@ def _need_safe_torch() -> None:
     """torch.load runs what a file says before 2.6, weights_only or not (CVE-2025-32434)."""
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
         what = f"torch {torch.__version__} may run code that a checkpoint contains"
-        raise OnnxgenError(Problem(what, help="install torch 2.6 or newer, or start a new run without --resume"))
+        raise OnnxgenError(what, help="install torch 2.6 or newer, or start a new run without --resume")
 
 
 def _load(path: Path) -> dict[str, Any]:

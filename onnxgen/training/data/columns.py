@@ -31,7 +31,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
         way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
-        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help=way)) from None
+        raise OnnxgenError(f"{path} can't be read: {_line(error)}", help=way) from None
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
-        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help="save it again")) from None
+        raise OnnxgenError(f"{path} can't be read: {_line(error)}", help="save it again") from None
 
 
 def open_digits() -> Source:
@@ -51,7 +51,7 @@ def open_digits() -> Source:
         from sklearn.datasets import load_digits
     except ImportError:
         raise OnnxgenError(
-            Problem("the digits come with scikit-learn, which is not installed", help="pip install 'onnxgen[train]'")
+            "the digits come with scikit-learn, which is not installed", help="pip install 'onnxgen[train]'"
         ) from None
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
@@ -119,10 +119,8 @@ def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
     lengths = {column: len(values) for column, values in found.items()}
     if len(set(lengths.values())) > 1:
         raise OnnxgenError(
-            Problem(
-                f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
-                help="the first axis of each must be the samples",
-            )
+            f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
+            help="the first axis of each must be the samples",
         )
     return found
 
@@ -138,9 +136,7 @@ def tensor_of(values: Any, what: str) -> Any:
                 raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
             return array.astype(str)
         if array.dtype.kind not in "biuf":
-            raise OnnxgenError(
-                Problem(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
-            )
+            raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
             array = array.astype(np.int64)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import Source, listed, part_called
 
@@ -124,7 +124,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     classes = tuple(sorted({path.name for root in parts.values() for path in _folders(root)}))
     if not classes and labelled:
         has = "has images but no folders, one for each class," if _images(folder) else "has no images"
-        raise OnnxgenError(Problem(f"{folder} {has}", help="lay it out as folder/class_name/*.png"))
+        raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     found = {part: _labelled(root, classes) for part, root in parts.items()}
     seen = _seen(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
@@ -152,7 +152,7 @@ def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     for path, images in found.items():
         if not images:
             way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
-            raise OnnxgenError(Problem(f"the class folder {path} has no images", help=way))
+            raise OnnxgenError(f"the class folder {path} has no images", help=way)
     return [(image, classes.index(path.name)) for path, images in found.items() for image in images]
 
 
@@ -176,9 +176,7 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
     named = listed((f"{name} ({why})" for name, why in bad), 5)
     count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
     if strict:
-        raise OnnxgenError(
-            Problem(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
-        )
+        raise OnnxgenError(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
     return [f"{count}, skipped: {named}"]
 
 
@@ -190,9 +188,7 @@ def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise OnnxgenError(
-            Problem("images need Pillow, which is not installed", help="pip install 'onnxgen[train]'")
-        ) from None
+        raise OnnxgenError("images need Pillow, which is not installed", help="pip install 'onnxgen[train]'") from None
     note = _cache(folder) if len(paths) >= REMEMBERED else None
     known = _remembered(note)
     stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}

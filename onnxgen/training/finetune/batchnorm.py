@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.data.samples import Data
 from onnxgen.training.settings import Settings
@@ -62,7 +62,7 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, eve
     measured = {path: _Moments() for path in _norms(model, every)}
     if not measured:
         way_out = "generate with --restore-batchnorm, or measure every=True"
-        raise OnnxgenError(Problem("no BatchNorm of the model is the identity", help=way_out))
+        raise OnnxgenError("no BatchNorm of the model is the identity", help=way_out)
     with undisturbed(model), _watched(model, measured):
         count = 0
         for count, batch in enumerate(_opened(model, batches), 1):
@@ -160,7 +160,7 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
     except Exception as error:  # whatever a model's own code raises
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise OnnxgenError(
-            Problem(f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}")
+            f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}"
         ) from error
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import Example, example_for
 from onnxgen.surgery.head import last_layers
 from onnxgen.surgery.owners import NORMS, near
@@ -44,7 +44,7 @@ def param_groups(
         OnnxgenError: a rate is asked for that depends on `lr`, and there is none; the head can't be found.
     """
     if lr is None and (head_lr != 1 or layer_decay is not None):
-        raise OnnxgenError(Problem("head_lr and layer_decay are factors of lr, which is missing", help="give lr="))
+        raise OnnxgenError("head_lr and layer_decay are factors of lr, which is missing", help="give lr=")
     top = _head(model, head, example) if head_lr != 1 else ()
     order = blocks(model)
     plain = _without_decay(model)
@@ -72,9 +72,7 @@ def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[
     if head is None:
         return last_layers(model, example_for(model, example))
     if not any(f"{name}.".startswith(f"{head}.") for name, _ in model.named_parameters()):
-        raise OnnxgenError(
-            Problem(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
-        )
+        raise OnnxgenError(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
     return (head,)
 
 
