@@ -15,7 +15,7 @@ import pytest
 import onnxgen
 import onnxgen.training
 from benchmarks.conformance.page import from_csv
-from docs import pictures
+from docs import commands, pictures
 from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -87,6 +87,10 @@ def test_every_command_option_and_exit_code_is_there() -> None:
                 assert re.search(rf"`{re.escape(option)}[` ]", page), f"{name} {option}"
     for code in re.findall(r"^  (\d+) ", cli.EXIT_CODES, re.MULTILINE):
         assert re.search(rf"^\| {code} \|", COMMANDS, re.MULTILINE), code
+
+
+def test_the_tables_of_options_are_those_of_the_commands() -> None:
+    assert commands.page() == COMMANDS, "write them again: python docs/commands.py"
 
 
 def test_every_option_there_is_one() -> None:

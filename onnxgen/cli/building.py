@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgen.cli.group import EVERY, EXIT_CODES, SETTINGS, Command, DefaultGroup
+from onnxgen.cli.group import MANNERS, WRITES, Command, DefaultGroup, option
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
 from onnxgen.cli.say import progress, tell, tell_json
@@ -29,18 +29,16 @@ if TYPE_CHECKING:
     "build",
     cls=Command,
     short_help="Build the models of a project.",
-    context_settings=SETTINGS,
-    epilog=EXIT_CODES,
-    groups=(("Build", "--check --watch --force"), *EVERY),
     examples=[
         ("onnxgen build", "Build what the nearest pyproject.toml lists."),
         ("onnxgen build --check", "Exit with 1 if something is stale (for CI)."),
     ],
+    codes=WRITES,
 )
 @click.argument("project", type=click.Path(path_type=Path), required=False)
-@click.option("--check", is_flag=True, help="Write nothing. Exit with 1 if a model is not fresh.")
-@click.option("--watch", is_flag=True, help="Build again whenever a file is saved, until Ctrl-C.")
-@click.option("--force", is_flag=True, help="Overwrite modules even if they were edited by hand.")
+@option("--check", is_flag=True, group="Build", help="Write nothing. Exit with 1 if a model is not fresh.")
+@option("--watch", is_flag=True, group="Build", help="Build again whenever a file is saved, until Ctrl-C.")
+@option("--force", is_flag=True, group="Build", help="Overwrite modules even if they were edited by hand.")
 @saying_options
 def build(project: Path | None, check: bool, watch: bool, force: bool, **saying: bool) -> int:
     """Generate the models that [tool.onnxgen] of a pyproject.toml lists. Fresh ones are left alone.
@@ -55,7 +53,7 @@ def build(project: Path | None, check: bool, watch: bool, force: bool, **saying:
     return _build(root, check, force, **saying)
 
 
-alone = DefaultGroup(commands={"build": build}, context_settings=SETTINGS)
+alone = DefaultGroup(commands={"build": build}, context_settings=MANNERS)
 
 
 def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
