@@ -109,6 +109,16 @@ def test_a_model_called_like_a_command(model: Path, out: Path, monkeypatch: pyte
     assert call("verify") == 2 and "MODEL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("class", "class_"), ("my-model", "my_model"), ("2nd", "model_2nd"), ("net", "")]
+)
+def test_a_name_that_cannot_be_imported_is_told(model: Path, capsys: Out, name: str, other: str) -> None:
+    code, found = answer(capsys, model, "-o", model.parent / f"{name}.py")
+    told = [note for note in found["notes"] if "imported" in note]
+    says = f"{name}.py can't be imported, since {name!r} is not a name in Python: call it {other}.py"
+    assert code == 0 and told == ([says] if other else [])
+
+
 def test_check(model: Path, out: Path, capsys: Out) -> None:
     assert call(model, "-o", out, "--check") == 1 and not out.exists()
     assert "is missing" in capsys.readouterr().out

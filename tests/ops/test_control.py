@@ -84,7 +84,7 @@ def test_nested_branches_use_outer_values() -> None:
     [
         (
             "h () => (float[N, 3] u) { u = Exp (x) }",
-            "node (unnamed) (If-18): the node has 2 outputs, but 1 are computed",
+            "node y (If-18): the node has 2 outputs, but 1 are computed",
         ),
         ("h (float[N, 3] i) => (float[N, 3] u, float[N, 3] v) { u = Exp (x) v = Neg (i) }", "input i was never"),
     ],

@@ -226,6 +226,7 @@ def test_absolute_paths_stay_what_they_are(tmp_path: Path) -> None:
     [
         ("", "no model is named"),
         ("--resume --out nowhere", "there is no run to go on with in nowhere"),
+        ("small.py --resume --out nowhere", "there is no run to go on with in nowhere"),
         ("none.py", "there is no file none.py"),
         ("small.onnx", "first: onnxgen small.onnx -o small.py"),
         ("small.py --data none.npz", "there is no data at none.npz"),

@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.finite import Losses
-from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run
+from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, refuse_nothing
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
 from onnxgen.training.checkpoint.store import KEY, Store, ours, reason
@@ -81,16 +81,17 @@ class Checkpoints(lightning.Callback):
     def start(self, resume: bool) -> Path | None:
         """What to give `Trainer.fit` as `ckpt_path`.
 
-        To resume where nothing is, is to begin, so that a job's script can always ask for it.
+        A run that was stopped before its first checkpoint begins anew.
         A run that begins removes the checkpoints and weights of another in its folder.
 
         Raises:
-            OnnxgenError: the checkpoint is of another model, data or settings, or every one is damaged.
+            OnnxgenError: there is no run; the checkpoint is of another model, data or settings, or all are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
             if resume:
-                self.say(f"nothing to resume in {self.out}: starting a new run")
+                refuse_nothing(self.out)
+                self.say(f"the run in {self.out} has no checkpoint yet: it begins anew")
             elif holds_a_run(self.out):
                 what = (
                     f"the earlier run in {self.out} is replaced; to keep a run, give the next one another --out FOLDER"

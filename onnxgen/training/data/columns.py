@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onnxgen.common.names import printable
+from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
@@ -51,7 +52,7 @@ def open_digits() -> Source:
         from sklearn.datasets import load_digits
     except ImportError:
         raise OnnxgenError(
-            "the digits come with scikit-learn, which is not installed", help="pip install 'onnxgen[train]'"
+            "the digits come with scikit-learn, which is not installed", help=installing("train")
         ) from None
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxgen.common.names import printable
+from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import Source, listed, part_called
@@ -188,7 +189,7 @@ def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise OnnxgenError("images need Pillow, which is not installed", help="pip install 'onnxgen[train]'") from None
+        raise OnnxgenError("images need Pillow, which is not installed", help=installing("train")) from None
     note = _cache(folder) if len(paths) >= REMEMBERED else None
     known = _remembered(note)
     stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}

@@ -21,6 +21,7 @@ from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.checkpoint.folder import CONFIG
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Ending, Facts, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
@@ -75,7 +76,7 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     if not settings.resume:
         _clear(out)
     versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
-    write_config(out / "config.toml", settings, given, (facts.line(out), versions))
+    write_config(out / CONFIG, settings, given, (facts.line(out), versions))
 
 
 def _clear(out: Path) -> None:
