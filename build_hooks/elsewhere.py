@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxgen.common.atomic import replacing
+from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError
 
-from .cache import Cache
 from .freshness import Content, has_weights, is_fresh
 from .settings import Entry
 from .sidecar import files_of

@@ -82,20 +82,12 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
 
     def _sources(self, project: Project) -> dict[str, str]:
         """What modules are made from, by its place in the sdist, even if the version control ignores it."""
-        from .freshness import source_files
-        from .plugin_files import own_files
-        from .standing import is_adopted, is_edited, outputs
+        from .standing import is_adopted, is_edited, sources
 
         found: set[Path] = set()
         for entry in project.entries:
-            found.update(source_files(entry))
-            if (folder := entry.options.templates) is not None:
-                found.update(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-            found.update(own_files(entry))
-            if is_adopted(entry):
-                found.update(path for path in outputs(entry) if path.exists())
-            elif is_edited(entry):
-                found.add(entry.output)
+            made_again = not is_adopted(entry) and not is_edited(entry)
+            found |= sources(entry) - ({entry.output} if made_again else set())
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:

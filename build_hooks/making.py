@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from onnxgen import pipeline
+from onnxgen.common.cache import Cache
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.options import OPTIONS
 from onnxgen.output.compose import Build, Generated
 from onnxgen.output.write import Output
 from onnxgen.weights.sidecar import write_pair
 
-from .cache import Cache
 from .freshness import Content, content_of, settle
 from .settings import Entry
 from .standing import is_adopted, is_edited, stands

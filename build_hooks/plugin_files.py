@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from onnxgen.common.cache import Cache, digest
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.domains import imports_foreign
 from onnxgen.plugins.finding import files_of, is_path, place_of
 
-from .cache import Cache, digest
 from .settings import Entry
 
 

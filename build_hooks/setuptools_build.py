@@ -166,23 +166,11 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     # ---- what setuptools asks, whether or not anything ran -----------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
-        """What an sdist must have: ONNX files with their data, templates, modules that are there and may be edited.
+        """See `standing.sources`."""
+        from .standing import sources
 
-        Of these, only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
-        """
-        from .freshness import source_files
-        from .plugin_files import own_files
-        from .standing import is_adopted, outputs
-
-        found: list[Path] = []
         with _failing():
-            for entry in models(self.distribution):
-                found += source_files(entry)
-                if (folder := entry.options.templates) is not None:
-                    found += [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-                found += own_files(entry)
-                kept = outputs(entry) if is_adopted(entry) else [entry.output]
-                found += [path for path in kept if path.is_file()]
+            found = {path for entry in models(self.distribution) for path in sources(entry)}
         return sorted({os.path.relpath(path) for path in found})
 
     def get_outputs(self) -> list[str]:

@@ -116,9 +116,9 @@ class Command(click.Command):
             words = error.option_name.strip("-").replace("-", " ")
             options = [p for p in self.params if isinstance(p, click.Option)]
             meant = [p.opts[-1] for p in options if (p.help or "").lower().startswith(words)]
-            raise click.NoSuchOption(
-                error.option_name, possibilities=[*meant, *(error.possibilities or ())], ctx=ctx
-            ) from None
+            if meant:
+                ctx.fail(f"no such option {error.option_name}; did you mean {' or '.join(meant)}?")
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What click calls after the text: the examples, then the options."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from onnxgen.cli.group import Function, option
+from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
 
 PAIR = "NAME=VALUE"  # what stands for the value of an option that is a table, an item at a time
@@ -59,51 +59,37 @@ class Value(click.ParamType[Any]):
     name = "value"
 
     def __init__(self, wanted: Any) -> None:
-        kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
-        self.kinds = sorted(kinds, key=lambda kind: kind is str)  # text, which anything is, comes last
+        self.wanted = wanted
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        for kind in self.kinds:
+        like = getattr(param, "metavar", "") or ""
+        why = ""
+        for reading in _readings(value, like == PAIR):
             try:
-                return _of_kind(kind, value)
-            except (ValueError, SyntaxError):
-                continue
-        words = " or ".join(_WORDS[typing.get_origin(kind) or kind] for kind in self.kinds if kind is not NoneType)
-        return self.fail(f"{value!r} is not {words}", param, ctx)
+                return typed(reading, self.wanted)
+            except ValueError as error:
+                why = str(error)
+        return self.fail(
+            f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else ""), param, ctx
+        )
 
 
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    Mapping: "like NAME=VALUE",
-    tuple: "like NAME,NAME",
-}
-
-
-def _of_kind(kind: Any, text: str) -> Any:
-    """Raises `ValueError` for text that is none of that kind."""
-    if kind is NoneType:
-        if text.lower() != "none":
-            raise ValueError
-        return None
-    if typing.get_origin(kind) is tuple:
-        names = () if text.lower() == "none" else tuple(name.strip() for name in text.split(","))
-        if not all(names):
-            raise ValueError
-        return names
-    if typing.get_origin(kind) is not Mapping:
-        return kind(text)
-    if typing.get_args(kind)[1] is str:
-        pairs = [one.partition("=") for one in text.split(",")]
-        if not all(name.strip() and equals and value.strip() for name, equals, value in pairs):
-            raise ValueError
-        return {name.strip(): value.strip() for name, _, value in pairs}
+def _readings(text: str, is_pair: bool) -> Iterator[Any]:
+    """What a text may stand for; text, which it always is, comes last."""
     name, equals, value = text.partition("=")
-    if not name.strip() or not equals:
-        raise ValueError
-    return {name.strip(): _literal(value.strip())}
+    if is_pair:
+        yield {name.strip(): _literal(value.strip())} if name.strip() and equals else text
+        return
+    if text.lower() == "none":
+        yield from (None, ())
+    if isinstance(number := _literal(text), (int, float)) and not isinstance(number, bool):
+        yield number
+    parts = [part.strip() for part in text.split(",")]
+    if equals:
+        pairs = [(name.strip(), value.strip()) for name, _, value in (part.partition("=") for part in parts)]
+        yield dict(pairs) if all(name and value for name, value in pairs) else None
+    yield parts if all(parts) else None
+    yield text
 
 
 def _literal(text: str) -> Any:

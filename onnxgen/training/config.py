@@ -71,6 +71,8 @@ def typed(value: Any, wanted: Any) -> Any:
     for kind in kinds:
         origin = typing.get_origin(kind) or kind
         inner = typing.get_args(kind)
+        if kind is NoneType and value is None:
+            return None
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if origin is Path and isinstance(value, str):

@@ -111,7 +111,7 @@ def test_what_is_not_given_is_not_there() -> None:
 def test_options_of_another_kind(wrong: str, capsys: Out) -> None:
     assert train("small.py", *wrong.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "learning" not in wrong or "No such option '--learning-rate'. Did you mean '--lr'?" in line
+    assert "learning" not in wrong or "no such option --learning-rate; did you mean --lr?" in line
 
 
 def test_a_configuration_is_written_and_read(tmp_path: Path) -> None:

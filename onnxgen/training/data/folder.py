@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
@@ -190,15 +188,16 @@ def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
         import PIL  # noqa: F401
     except ImportError:
         raise OnnxgenError("images need Pillow, which is not installed", help=installing("train")) from None
-    note = _cache(folder) if len(paths) >= REMEMBERED else None
-    known = _remembered(note)
+    cache, name = Cache(), str(folder.resolve())
+    fact = cache.get("images", name) if len(paths) >= REMEMBERED else None
+    known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}
     stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(zip(new, pool.map(_look, new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
-    if note is not None and new:
-        _remember(note, {stamps[path]: seen[path] for path in paths})
+    if new and len(paths) >= REMEMBERED:
+        cache.put("images", name, {stamps[path]: seen[path] for path in paths})
     return seen
 
 
@@ -219,26 +218,3 @@ def _look(path: Path) -> Seen:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:100] or type(error).__name__
-
-
-def _cache(folder: Path) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    return Path(root) / "onnxgen" / f"images-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.json"
-
-
-def _remembered(note: Path | None) -> dict[str, Seen]:
-    try:
-        read = json.loads(note.read_text(encoding="utf-8")) if note is not None else {}
-        return {str(k): v if isinstance(v, str) else (int(v[0]), int(v[1]), int(v[2])) for k, v in read.items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}  # not remembered, or not by us
-
-
-def _remember(note: Path, seen: Mapping[str, Seen]) -> None:
-    half = note.with_suffix(f".{os.getpid()}")
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(json.dumps(seen), encoding="utf-8")
-        half.replace(note)
-    except OSError:
-        half.unlink(missing_ok=True)  # a cache that can't be written costs time next time, no more
