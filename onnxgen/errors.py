@@ -103,6 +103,16 @@ def failed(error: BaseException) -> str:
     return f"the inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
 
 
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What an error of someone else says, in one line."""
+    return " ".join(str(error).split())[:most]
+
+
+def typed(error: BaseException, most: int = 300) -> str:
+    """The same, behind the error's type."""
+    return f"{type(error).__name__}: {one_line(error, most)}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number and what it counts: `1 class`, `2 classes`, `1,204 parameters`."""
     plural = noun + ("es" if noun.endswith("s") else "s")

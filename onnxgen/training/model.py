@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from onnxgen.common.paths import python_file
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.load import from_pretrained
 from onnxgen.surgery.ports import signature_of
 
@@ -102,7 +102,7 @@ def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> O
 
     given = {key: tuple(array.shape) for key, array in read_state(weights).items()}
     wanted = {key: tuple(value.shape) for key, value in from_pretrained(module, path).state_dict().items()}
-    why = misfits(wanted, given) or " ".join(str(error).split())[:300]
+    why = misfits(wanted, given) or one_line(error)
     help = "give the weights of this module, under its own keys"
     return OnnxgenError(f"{weights} does not fit {path}: {why}", help=help)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.byname import by_name, check_arguments
 from onnxgen.training.devices.device import Device
 from onnxgen.training.lerp import without_lerp
@@ -58,7 +58,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         return chosen(groups, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise OnnxgenError(
-            f"{chosen.__name__}: {' '.join(str(error).split())}", help="use another optimizer or other arguments"
+            f"{chosen.__name__}: {one_line(error)}", help="use another optimizer or other arguments"
         ) from None
 
 

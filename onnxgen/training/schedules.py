@@ -10,7 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.byname import by_name, check_arguments
 from onnxgen.training.settings import Settings
 
@@ -100,4 +100,4 @@ def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments
     try:
         return chosen(**given, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
-        raise OnnxgenError(f"{chosen.__name__}: {' '.join(str(error).split())}", help="use other arguments") from None
+        raise OnnxgenError(f"{chosen.__name__}: {one_line(error)}", help="use other arguments") from None

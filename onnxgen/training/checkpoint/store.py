@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KEY = "onnxgen"  # of what is ours in a checkpoint
@@ -56,7 +56,7 @@ class Store(CheckpointIO):
             try:
                 found = _load(path)
             except Exception as error:  # torch raises whatever the damage leads to
-                damaged.append(f"{path} is damaged ({' '.join(str(error).split())[:120]})")
+                damaged.append(f"{path} is damaged ({one_line(error, 120)})")
                 continue
             if damaged:
                 self.say(f"{damaged[0]}; continuing from {path.name}")
@@ -122,7 +122,7 @@ def peek(folder: Path) -> dict[str, Any]:
 
 def reason(error: OSError) -> str:
     """What the system said, in one line."""
-    text = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    text = os.strerror(error.errno) if error.errno else one_line(error)
     where = f": {error.filename}" if error.filename else ""
     return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
 

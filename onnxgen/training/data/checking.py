@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import Problem, Problems, counted
+from onnxgen.errors import Problem, Problems, counted, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.surgery.ports import signature_of
@@ -207,7 +207,7 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
         try:
             tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            said = typed(error)
             tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
     return tried
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
 
@@ -32,7 +32,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
         way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
-        raise OnnxgenError(f"{path} can't be read: {_line(error)}", help=way) from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help=way) from None
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
-        raise OnnxgenError(f"{path} can't be read: {_line(error)}", help="save it again") from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="save it again") from None
 
 
 def open_digits() -> Source:
@@ -167,7 +167,3 @@ def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
     filled = [t.long() for t in targets if len(t)]
     lowest, highest = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
     return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MOST_CLASSES else ()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

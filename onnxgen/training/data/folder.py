@@ -16,7 +16,7 @@ from torch import Tensor
 from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import Source, listed, part_called
 
@@ -89,7 +89,7 @@ def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
                 upright = upright.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(upright)
     except Exception as error:  # PIL's plug-ins raise what they like
-        raise OnnxgenError(f"{path} can't be read: {_line(error)}") from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -213,8 +213,5 @@ def _look(path: Path) -> Seen:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
     except Exception as error:  # PIL's plug-ins raise what they like
-        return _line(error).replace(repr(str(path)), "").strip()  # the file is named beside it
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:100] or type(error).__name__
+        said = one_line(error, 100) or type(error).__name__
+        return said.replace(repr(str(path)), "").strip()  # the file is named beside it

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.samples import Batch, Field
@@ -86,7 +86,7 @@ def _read(dataset: Any, index: int) -> dict[str, Tensor]:
     try:
         item = dataset[index]
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        said = typed(error, 200)
         raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
     if isinstance(item, Mapping):
         named = {str(k): v for k, v in item.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import TARGET, items
 from onnxgen.training.data.samples import Data, Samples
@@ -35,7 +35,7 @@ def call(spec: str) -> Any:
     except OnnxgenError:
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        said = typed(error)
         raise OnnxgenError(
             f"data {spec}: {said}", help=f"a function {function}() of {name}.py is called without arguments"
         ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
 _DELIMITERS = ",;\t|"
@@ -94,7 +94,7 @@ def read_parquet(path: Path) -> dict[str, Any]:
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
-        raise OnnxgenError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}") from None
     if table.num_rows == 0:
         raise OnnxgenError(f"{path} has no rows")
     return {name: _arrow(path, name, table.column(name)) for name in table.column_names}

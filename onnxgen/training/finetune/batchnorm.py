@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.data.samples import Data
 from onnxgen.training.settings import Settings
@@ -158,7 +158,7 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
             given = [batch] if isinstance(batch, Tensor) else batch[: len(names)]
             model(*[x.to(device) for x in given])
     except Exception as error:  # whatever a model's own code raises
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = typed(error, 200)
         raise OnnxgenError(
             f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}"
         ) from error
