@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.common import values
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, Problem, counted, did_you_mean
 from onnxgen.options import OPTIONS, Options
 
 from .places import Paths, check_places
@@ -278,7 +278,7 @@ class _Found:
             name = str(written).replace("_", "-")
             key = f"{where}.{values.key(written)}"
             if name not in names:
-                self.wrong(key, "unknown key", _near(name, [*names, *besides]) + aside)
+                self.wrong(key, "unknown key", did_you_mean(name, [*names, *besides]) + aside)
                 continue
             target = KEYS[name][0] if name in KEYS else name.replace("-", "_")
             if target in found:
@@ -326,10 +326,3 @@ class _Found:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    import difflib  # for errors alone
-
-    close = difflib.get_close_matches(name[:100], known, 1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"

@@ -8,6 +8,7 @@ reads all of them at once. On the command line an `OnnxgenError` is printed with
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,15 @@ def failed(error: BaseException) -> str:
     places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
     where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
     return f"the inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The way out where there is nothing of a name: what is spelled much like it, else all that there is."""
+    import difflib  # for errors alone
+
+    names = list(known)
+    close = difflib.get_close_matches(name[:100], names, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}"
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

@@ -26,13 +26,19 @@ if TYPE_CHECKING:
     from onnxgen.training.settings import Settings as Settings
 
 _NAMES = {
-    "devices": "choose devices",
-    "fit": "Result fit",
-    "evaluate": "evaluate predict",
-    "finetune": "GradualUnfreeze calibrate_batchnorm find_head freeze param_groups replace_head reset unfreeze"
-    " unfreeze_next",
-    "model": "open_model signature_of",
-    "settings": "Settings",
+    "surgery.head": "find_head",
+    "surgery.ports": "signature_of",
+    "surgery.replacing": "replace_head",
+    "training.devices": "choose devices",
+    "training.evaluate": "evaluate predict",
+    "training.finetune.batchnorm": "calibrate_batchnorm",
+    "training.finetune.freezing": "freeze unfreeze unfreeze_next",
+    "training.finetune.gradual": "GradualUnfreeze",
+    "training.finetune.groups": "param_groups",
+    "training.finetune.scratch": "reset",
+    "training.fit": "Result fit",
+    "training.model": "open_model",
+    "training.settings": "Settings",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)
@@ -41,8 +47,8 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen.training' has no attribute {name!r}")
-    module = importlib.import_module(f"onnxgen.training.{_HOME[name]}")
-    return module if name == _HOME[name] else getattr(module, name)  # a module that can be called
+    module = importlib.import_module(f"onnxgen.{_HOME[name]}")
+    return module if _HOME[name] == f"training.{name}" else getattr(module, name)  # a module that can be called
 
 
 def __dir__() -> list[str]:

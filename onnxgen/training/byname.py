@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import TypeVar
 
 from onnxgen.errors import OnnxgenError
@@ -24,6 +25,12 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
     likely = near(name, known)
     way_out = f"perhaps {', '.join(likely)}" if likely else f"one of {', '.join(sorted(known))}"
     raise OnnxgenError(f"no {what} is called {name!r}", help=way_out)
+
+
+def classes_of(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
+    """The public classes of a module that are kinds of another, by name."""
+    found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
+    return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:

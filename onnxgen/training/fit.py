@@ -27,7 +27,7 @@ from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
-from onnxgen.training.finetune import param_groups
+from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import scale_of, set_scale
@@ -253,7 +253,8 @@ def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
 
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     settings = plan.settings
-    rate = settings.lr if settings.lr is not None else _default_rate(settings.optimizer)
+    default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
+    rate = float(default if settings.lr is None else settings.lr)
     groups = param_groups(network, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
@@ -270,10 +271,6 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     if settings.precision == "16-true":
         check_half(settings, plan.device)
-
-
-def _default_rate(name: str) -> float:
-    return float(inspect.signature(optimizer_class(name)).parameters["lr"].default)
 
 
 callable_module(__name__, fit)

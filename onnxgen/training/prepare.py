@@ -14,6 +14,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.best import lower_is_better
 from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
@@ -23,7 +24,8 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
-from onnxgen.training.finetune import freeze, replace_head, reset
+from onnxgen.training.finetune.freezing import freeze
+from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import fixed_batch, open_model, set_scale

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.byname import by_name, check_arguments
+from onnxgen.training.byname import by_name, check_arguments, classes_of
 from onnxgen.training.settings import Settings
 
 # The argument that says how long a schedule is. Left out, it is the whole run, and the rate changes with each step.
@@ -60,8 +59,7 @@ def make_schedule(
 
 
 def _class(name: str) -> type[LRScheduler]:
-    classes = {n: c for n, c in vars(lr_scheduler).items() if inspect.isclass(c) and not n.startswith("_")}
-    known = {n: c for n, c in classes.items() if issubclass(c, LRScheduler) and c is not LRScheduler}
+    known = classes_of(lr_scheduler, LRScheduler)
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 
