@@ -45,7 +45,9 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     seen = {part: Values(samples, columns) for part, samples in parts.items()}
     for part, values in seen.items():
         for column in columns:
-            _check_finite(part, values, column, problems)
+            if found := values.infinite(column):
+                help = "remove the sample, or fill in the value"
+                problems.add(f"column {column!r} of {part} has {found}", help=help)
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
@@ -56,19 +58,15 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
                 problems.add(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help)
     if tried.error and not problems.found:
         problems.add(tried.error)
+    names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
-        loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
+        name = names[index] if index < len(names) else ""
+        loss = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
         of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
         if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
-
-
-def _loss_of(index: int, model: nn.Module, settings: Settings) -> str:
-    outputs = signature_of(model).outputs
-    assert not isinstance(settings.loss, str)
-    return settings.loss.get(outputs[index].name if index < len(outputs) else "", "auto")
 
 
 def _check_size(
@@ -114,12 +112,6 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
-
-
-def _check_finite(part: str, values: Values, column: str, problems: Problems) -> None:
-    if found := values.infinite(column):
-        help = "remove the sample, or fill in the value"
-        problems.add(f"column {column!r} of {part} has {found}", help=help)
 
 
 def _check_held(part: str, values: Values, port: Port, column: str, problems: Problems) -> None:

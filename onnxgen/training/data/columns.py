@@ -104,7 +104,8 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     classes = {column: _classes(column, made, name) for column in text}
     for columns in made.values():
         for column in text & set(columns):
-            columns[column] = _indices(columns[column], classes[column])
+            place = {name: i for i, name in enumerate(classes[column])}
+            columns[column] = torch.tensor([place[v] for v in columns[column].tolist()], dtype=torch.int64)
     target = target_called(first)
     if target and target not in classes:
         counted = _counted([columns[target] for columns in made.values() if target in columns])
@@ -153,11 +154,6 @@ def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> 
     if not all(isinstance(values, np.ndarray) for values in found):
         raise OnnxgenError(f"{name}: column {printable(column)!r} is text in one part and numbers in another")
     return tuple(sorted({str(text) for values in found for text in values.tolist()}))
-
-
-def _indices(values: Any, classes: Sequence[str]) -> Tensor:
-    place = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([place[v] for v in values.tolist()], dtype=torch.int64)
 
 
 def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:

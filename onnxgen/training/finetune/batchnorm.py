@@ -113,12 +113,10 @@ def _opened(model: nn.Module, batches: Batches | Path | Data) -> Batches:
     data = open_data(batches, model, SETTINGS, targets=False)
     inputs = feed(data, model, SETTINGS, targets=False).inputs
     samples = next(part for part in (data.train, data.val, data.test) if part is not None)
-    taken = (samples.take(chunk, SETTINGS.seed) for chunk in _chunks(len(samples), SETTINGS.batch_size))
+    starts = range(0, len(samples), SETTINGS.batch_size)
+    chunks = (range(start, min(start + SETTINGS.batch_size, len(samples))) for start in starts)
+    taken = (samples.take(chunk, SETTINGS.seed) for chunk in chunks)
     return ([batch[column] for column in inputs] for batch in taken)
-
-
-def _chunks(count: int, size: int) -> Iterator[range]:
-    return (range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _norms(model: nn.Module, every: bool) -> Iterator[str]:

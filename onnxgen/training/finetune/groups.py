@@ -58,14 +58,10 @@ def param_groups(
             rate *= layer_decay ** (len(order) - 1 - order.index(block) if block else len(order))
         decays = name not in plain
         key = place if decays else f"{place} no decay"
-        group = groups.setdefault(key, _options(key, rate, weight_decay if decays else 0.0))
-        group["params"].append(parameter)
+        said = {"lr": rate, "weight_decay": weight_decay if decays else 0.0}
+        options = {option: value for option, value in said.items() if value is not None}
+        groups.setdefault(key, {"name": key, "params": [], **options})["params"].append(parameter)
     return list(groups.values())
-
-
-def _options(name: str, lr: float | None, weight_decay: float | None) -> dict[str, Any]:
-    said = {"lr": lr, "weight_decay": weight_decay}
-    return {"name": name, "params": [], **{key: value for key, value in said.items() if value is not None}}
 
 
 def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[str, ...]:
