@@ -86,11 +86,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "model": str(model),
         "module": str(out),
         "wrote": [str(path) for path in report.wrote],
-        "classes": report.classes,
-        "parameters": report.parameters,
-        "lines": report.lines,
-        "recognised": report.recognised,
-        "plain": report.plain,
+        **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised", "plain")},
         "notes": [*report.notes, *_names(out)],
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
@@ -117,12 +113,8 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
     tell(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
-    counts = [
-        counted(result["classes"], "class"),
-        counted(result["parameters"], "parameter"),
-        counted(result["lines"], "line"),
-    ]
-    tell("  " + ", ".join(counts))
+    nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
+    tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
         tell("  recognised: " + ", ".join(recognised))
