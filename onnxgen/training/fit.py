@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def run(
     if not callbacks:  # which may log what they like
         _check_monitor(plan)
     network = prepare_for(plan.model, plan.device).train()
-    dtypes = _dtypes(network)
+    dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
@@ -131,7 +131,9 @@ def run(
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
-    _cast_back(whole.cpu().eval(), dtypes)
+    for name, tensor in _tensors(whole.cpu().eval()):  # "bf16-true" and the like are not what data and ONNX file are in
+        if name in dtypes and tensor.dtype != dtypes[name]:
+            tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
     return result
 
 
@@ -142,16 +144,9 @@ def _check_monitor(plan: Plan) -> None:
         raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
 
 
-def _dtypes(network: nn.Module) -> dict[str, torch.dtype]:
-    return {name: tensor.dtype for name, tensor in (*network.named_parameters(), *network.named_buffers())}
-
-
-def _cast_back(network: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """After "bf16-true" and the like, in which data and ONNX file are not."""
-    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-        if name in dtypes and tensor.dtype != dtypes[name]:
-            tensor.data = tensor.data.to(dtypes[name])
-            tensor.grad = None
+def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from network.named_parameters()
+    yield from network.named_buffers()
 
 
 def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:

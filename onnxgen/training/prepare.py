@@ -92,7 +92,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, classes)
     settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
-    plan.notes += [_said(o) for o in objectives if settings.loss == "auto"]
+    for made in objectives if settings.loss == "auto" else ():
+        where = f"output {made.name}" if made.name else "the model"
+        plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
     return plan
 
 
@@ -158,8 +160,3 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: 
         if names.index(name) not in feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
             raise OnnxgenError(what, help=f"--target {name}=COLUMN")
-
-
-def _said(made: Objective) -> str:
-    where = f"output {made.name}" if made.name else "the model"
-    return f"{where} ends in {made.ending}: trained with {made.loss}"

@@ -19,7 +19,6 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.finite import Losses
 from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, refuse_nothing
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
@@ -70,7 +69,7 @@ class Checkpoints(lightning.Callback):
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._goodness: tuple[float, ...] | None = None  # of that epoch
-        self._losses = Losses()
+        self._losses: list[tuple[int, Tensor]] = []  # of the latest steps, as they are on the device
         self._resumed: list[dict[str, Any]] | None = None  # by rank
         self._metrics: dict[str, Tensor] = {}
         self._failed: OSError | None = None
@@ -138,7 +137,7 @@ class Checkpoints(lightning.Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
         self._trained = True
         if outputs:
-            self._losses.add(trainer.global_step, outputs["loss"])
+            self._losses.append((trainer.global_step, outputs["loss"].detach()))
         if len(self._losses) >= LOOK:
             self._look(trainer)
         if (wish := self._agreed(trainer, index)) == KEEP_ON:
@@ -209,7 +208,9 @@ class Checkpoints(lightning.Callback):
 
     def _look(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
         """Raise if a loss was no finite number, or (with `task`) a weight is none."""
-        step = self._losses.first_bad()
+        losses, self._losses = self._losses, []
+        finite_ones = torch.stack([loss for _, loss in losses]).isfinite().tolist() if losses else []
+        step = next((step for (step, _), good in zip(losses, finite_ones, strict=True) if not good), None)
         if step is None and task is not None and not finite(task.model):
             step = trainer.global_step
         if not _most(trainer, step is not None):

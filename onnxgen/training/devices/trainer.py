@@ -62,9 +62,11 @@ def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[st
 
 def _strategy(name: str, processes: int) -> Any:
     if name == "fsdp" and processes > 1:
-        from onnxgen.training.sharding import strategy
+        from lightning.pytorch.strategies import (
+            ModelParallelStrategy,  # `FSDPStrategy`, of the older API, insists on CUDA
+        )
 
-        return strategy(processes)
+        return ModelParallelStrategy(processes, 1, save_distributed_checkpoint=False)
     return "ddp" if processes > 1 else "auto"
 
 
