@@ -35,11 +35,8 @@ def is_adopted(entry: Entry) -> bool:
 
 def lacks_weights(entry: Entry) -> bool:
     """Whether a module that reads a sidecar has none."""
-    return entry.weights is not None and b"FINGERPRINT" in read(entry.output) and not _exist(outputs(entry)[1:])
-
-
-def _exist(files: tuple[Path, ...]) -> bool:
-    return all(file.is_file() for file in files)
+    is_read = entry.weights is not None and b"FINGERPRINT" in read(entry.output)
+    return is_read and not all(file.is_file() for file in outputs(entry)[1:])
 
 
 def stands(entry: Entry, content: Content, cache: Cache) -> str:

@@ -22,7 +22,6 @@ from onnxgen.cli.say import progress, tell, tell_json
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
     from onnxgen.build_hooks.settings import Project
-    from onnxgen.errors import OnnxgenError
 
 
 @click.command(
@@ -172,7 +171,7 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
     with suppress(KeyboardInterrupt):
         for number, one in enumerate(rounds(root, read, force=force)):
             if as_json:
-                told = {"error": str(one.error), "problems": _problems(one.error)} if one.error else {}
+                told = {"error": str(one.error), "problems": [*map(vars, one.error.problems)]} if one.error else {}
                 status = "failed" if one.error else "done"
                 tell_json({"status": status, **_told(one.built), **told}, flush=True)
             for problem in one.error.problems if one.error else ():
@@ -182,7 +181,3 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
                 if number == 0:
                     tell(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
     return 0
-
-
-def _problems(error: OnnxgenError) -> list[dict[str, Any]]:
-    return [vars(problem) for problem in error.problems]

@@ -172,7 +172,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
 
     with plugged(Options(plugins=plugins)) as there:
         known = operators(there.installed, there.named)
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": name,
             "domain": domain or "ai.onnx",
@@ -187,11 +187,9 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
         tell_json(found)
     elif not quiet:
         heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
-        rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]
+        rows = []
+        for o in found:  # from the first opset, and again where the meaning changed
+            since = "from " + ", again from ".join(map(str, o["since"]))
+            rows.append((str(o["name"]), str(o["domain"]), since, str(o["plugin"] or "")))
         table(f"{len(rows)} operators that onnxgen has a function for", heads, [row[: len(heads)] for row in rows])
     return 0
-
-
-def _since(versions: Any) -> str:
-    """`1` where the meaning never changed, `1, 13` where it did then."""
-    return "from " + ", again from ".join(map(str, versions))
