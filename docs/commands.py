@@ -76,7 +76,9 @@ def options(command: str, group: str = "") -> Iterator[click.Option]:
     for one in app.commands["generate" if command in ("generation", "every") else command].params:
         if isinstance(one, click.Option):
             of_all = {"every": getattr(one, "group", "") == EVERY, "generation": one.opts[0] in GENERATION}
-            own = not of_all["every"] and (command not in ("generate", "verify") or not is_generation(command, one))
+            own = not of_all["every"] and (
+                command not in ("generate", "verify", "view") or not is_generation(command, one)
+            )
             if of_all.get(command, own and group in ("", getattr(one, "group", ""))):
                 yield one
 

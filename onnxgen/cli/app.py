@@ -170,6 +170,29 @@ def inspect(model: Path, **given: Any) -> int:
 
 
 @_command(
+    "view",
+    "Show the graph beside the source, on an HTML page.",
+    [
+        ("onnxgen view net.onnx", "Write net.html."),
+        ("onnxgen view net.onnx -o page.html --flat", "Write another page."),
+    ],
+)
+@_model
+@_file("-o", "--output", metavar="FILE.html", type=_path, help="The page to write. Default: beside MODEL.")
+@_file("--force", is_flag=True, help="Overwrite a file that is no page of onnxgen's.")
+@generation_options()
+@saying_options
+def view(model: Path, output: Path | None, **given: Any) -> int:
+    """Write one HTML page that shows MODEL's graph beside the source that it becomes.
+
+    Hover over a line to see its nodes, and over a node to see its lines. The page needs no network.
+    """
+    from onnxgen.cli.viewing import view_command
+
+    return view_command(model, output, take_options(given), **given)
+
+
+@_command(
     "train",
     "Train a generated module.",
     [
