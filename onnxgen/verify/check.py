@@ -33,7 +33,14 @@ from onnxgen.verify import sizes as sizing
 from onnxgen.verify.compare import Tolerance, compare, describe
 from onnxgen.verify.freedom import Freedom
 from onnxgen.verify.graph import examine
-from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, metadata_of, record_of
+from onnxgen.verify.integrity import (
+    approximation_of,
+    compare_recorded,
+    compare_weights,
+    metadata_of,
+    other_file,
+    record_of,
+)
 from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
@@ -182,6 +189,7 @@ class Check:
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """The report before the first run, when it is settled what is compared, and how."""
         self._cut(space)
+        self.notes += other_file(self.path, self.graph, space, shown)
         self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network, metadata_of(space).get(DTYPE, ""))

@@ -357,3 +357,15 @@ def test_products_of_signed_bytes_are_exact(tmp_path: Path) -> None:
     opset = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
     assert not verify(tmp_path / "m.onnx").differs
+
+
+def test_a_module_of_another_file_is_one_error(tmp_path: Path) -> None:
+    path = _net(tmp_path)
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.input[:] = ["z" if name == model.graph.input[0].name else name for name in node.input]
+    model.graph.input[0].name = "z"
+    onnx.save(model, tmp_path / "second.onnx")
+    generate(tmp_path / "second.onnx", tmp_path / "second.py")
+    with pytest.raises(OnnxgenError, match="was generated from second.onnx, not from"):
+        verify(path, tmp_path / "second.py")
