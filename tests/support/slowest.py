@@ -1,10 +1,11 @@
-"""Where the suite's time goes: the fifty slowest tests, and the files, by seconds of the processor.
+"""Where the suite's time goes: the fifty slowest tests and files, by seconds of the processor.
 
-    python -m tests.slowest             # the whole suite; further words go to pytest: tests/ops -n0
+    make slowest                                          # the whole suite
+    python -m tests.support.slowest tests/ops -n0         # a part of it; the words go to pytest
 
-Seconds of the processor are the test's own and those of the processes that it started and waited for. They say the same on
-a busy machine; seconds of the clock, beside them, do not. What a session's fixture makes counts for the test that came
-first. Everything measured is in build/slowest.json.
+Seconds of the processor are the test's own, and those of the processes that it started and waited for. They hardly differ
+on a busy machine; seconds of the clock, which stand beside them, are not. What a session makes once counts for the test
+that came first. Every test is in build/slowest.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-RECORD = Path(__file__).resolve().parents[1] / "build" / "slowest.json"
+RECORD = Path(__file__).resolve().parents[2] / "build" / "slowest.json"
 SHOWN = 50
 
 
@@ -74,4 +75,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main(["-p", "tests.slowest", "-n", "2", "--dist", "worksteal", "-q", *sys.argv[1:]]))
+    sys.exit(pytest.main(["-p", "tests.support.slowest", "-n", "2", "--dist", "worksteal", "-q", *sys.argv[1:]]))
