@@ -3,9 +3,9 @@
     make slowest                                          # the whole suite
     python -m tests.support.slowest tests/ops -n0         # a part of it; the words go to pytest
 
-Seconds of the processor are the test's own, and those of the processes that it started and waited for. They hardly differ
-on a busy machine; seconds of the clock, which stand beside them, are not. What a session makes once counts for the test
-that came first. Every test is in build/slowest.json.
+Seconds of the processor are the test's own, and those of the processes that it started and waited for. A busy machine
+hardly changes them. Seconds of the clock stand beside them. What a session makes once counts for the first test that
+asks for it. Every test is in build/slowest.json.
 """
 
 from __future__ import annotations
