@@ -21,7 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are impo
 
 # Tests whose graphs are many and unlike: every rewriting of them is computed before and after (`onnxgen.paranoid`).
 CHECKED = (
-    "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.", "tests.scopes.test_nameless",
+    "tests.backend.test_backend", "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.", "tests.scopes.test_nameless",
     "tests.whole.test_linear", "tests.whole.test_random_graphs", "tests.whole.test_real_models",
     "tests.whole.test_small_graphs",
 )  # fmt: skip
