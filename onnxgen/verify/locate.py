@@ -180,10 +180,11 @@ class _Had:
 
     def miscomputes(self, node: onnx.NodeProto, event: Event) -> bool:
         """Whether an event takes the inputs of a node and returns something else of that size."""
-        inputs = [self.values[name] for name in node.input if name in self.made and name in self.values]
+        names = [name for name in node.input if name and name not in self.constant]
+        inputs = [self.values[name] for name in names if name in self.values]
         numbers = [argument for argument in event.arguments if argument.size > 1]
         pairs = [[in_order(value, a, self.same) for a in numbers] for value in inputs]
-        taken = all(map(any, pairs)) and (len(pairs) < len(node.input) or all(map(any, zip(*pairs))))
+        taken = all(map(any, pairs)) and (len(pairs) < len(names) or all(map(any, zip(*pairs))))
         sizes = {self.values[name].size for name in node.output if name in self.values}
         is_size = any(result.size in sizes for result in event.results)
         return bool(inputs) and taken and is_size and self.given(node, event) is None

@@ -369,3 +369,17 @@ def test_a_module_of_another_file_is_one_error(tmp_path: Path) -> None:
     generate(tmp_path / "second.onnx", tmp_path / "second.py")
     with pytest.raises(OnnxgenError, match="was generated from second.onnx, not from"):
         verify(path, tmp_path / "second.py")
+
+
+def test_an_absolute_tolerance_does_not_hide_a_small_output(tmp_path: Path) -> None:
+    """All elements are below 1e-6: with `atol` 1e-5 any answer of that size would do."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "m (float[5, 4] x) => (float[5, 4] y) <float tiny = {1e-7}> { s = Tanh (x) y = Mul (s, tiny) }"
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    generate(tmp_path / "m.onnx", tmp_path / "m.py")
+    assert verify(tmp_path / "m.onnx", tmp_path / "m.py").agrees
+    text = (tmp_path / "m.py").read_text()
+    (tmp_path / "m.py").write_text(text.replace("torch.tanh(x)", "torch.tanh(2 * x)"))
+    assert verify(tmp_path / "m.onnx", tmp_path / "m.py").differs
