@@ -133,3 +133,11 @@ def test_an_idiom(tree: Path) -> None:
     (said,) = follow(tree, section("Add an idiom"))
     assert passed(said) == 3
     assert (after := run(tree, "-c", TANHSHRINK)).returncode == 0, after.stderr
+
+
+@pytest.mark.parametrize(("title", "row"), [("Add an operator", "operator"), ("Add an idiom", "idiom")])
+def test_the_table_counts_the_steps(title: str, row: str) -> None:
+    steps = [step for step in STEP.finditer(section(title)) if step["code"]]
+    files = {step["end"] or step["inside"] for step in steps} | ({"docs/OPERATORS.md"} if row == "operator" else set())
+    lines = sum(bool(line.strip()) for step in steps for line in step["code"].splitlines())
+    assert re.search(rf"^\| an {row}: [^|]*\| {len(files)} \| {lines}\b", PAGE, re.MULTILINE), (len(files), lines)
