@@ -12,9 +12,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from tests.conftest import ROOT
+from tests.ops.harness import node_model
+from tests.support.idioms import spelled
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 COPIED = ("onnxgen", "templates", "build_hooks", "tests", "docs", "benchmarks", "samples")
@@ -26,17 +30,17 @@ STEP = re.compile(
 )
 BLOCKS = re.compile(r"^ *```\w", re.MULTILINE)
 
+# What the page's commands run besides the page's own tests: other sizes, another spelling, torch's module.
 DET = """
-import numpy as np
-from tests.ops.harness import run_node
-x = np.random.default_rng(1).normal(size=(3, 2, 2)).astype(np.float32)
-assert "torch.linalg.det(i0)" in run_node("Det", [x]).source
+
+def test_a_determinant_of_other_sizes() -> None:
+    run_node("Det", [np.random.default_rng(1).normal(size=(3, 1, 2, 2)).astype(F)])
 """
 TANHSHRINK = """
-import torch
-from tests.support.idioms import hold, points, spelled
-model = spelled("t = Tanh(x) n = Neg(t) y = Add(n, x)", shape="2, 3")
-hold(model, "return F.tanhshrink(x)", torch.nn.Tanhshrink())
+
+def test_tanhshrink_is_torchs_module() -> None:
+    model = spelled("t = Tanh(x) n = Neg(t) y = Add(n, x)", shape="2, 3")
+    hold(model, "return F.tanhshrink(x)", torch.nn.Tanhshrink())
 """
 
 
@@ -76,7 +80,7 @@ def follow(tree: Path, text: str) -> list[str]:
             said += [command(tree, line.strip()) for line in step["commands"].splitlines()]
         elif step["end"]:
             code = textwrap.dedent(step["code"])
-            (tree / step["end"]).write_text((tree / step["end"]).read_text() + "\n\n" + code)
+            append(tree / step["end"], "\n\n" + code)
         else:
             insert(tree / step["inside"], step["anchor"], step["code"].removeprefix("   ").replace("\n   ", "\n"))
     return said
@@ -116,23 +120,35 @@ def passed(said: str) -> int:
     return int(found[1]) if found else 0
 
 
+def generated(tree: Path, model: onnx.ModelProto) -> str:
+    """What the command of the copy says of a model, and the text that it writes."""
+    path = tree / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    done = run(tree, "-m", "onnxgen", str(path), "--force")
+    return done.stdout + done.stderr + (path.with_suffix(".py").read_text() if done.returncode == 0 else "")
+
+
+def append(path: Path, code: str) -> None:
+    path.write_text(path.read_text() + code)
+
+
 def test_an_operator(tree: Path) -> None:
     """Without its function it is refused; with it, it computes what onnxruntime does, and the page is as it is here."""
     remove(tree / "onnxgen/ops/math.py", "det")
     remove(tree / "tests/ops/test_math.py", "test_det")
-    assert "(Det-21): the operator is not supported" in run(tree, "-c", DET).stderr
-    said = follow(tree, section("Add an operator"))
-    assert passed(said[-1]) >= 3
-    assert run(tree, "-c", DET).returncode == 0
+    append(tree / "tests/ops/test_math.py", DET)
+    model = node_model("Det", [np.eye(2, dtype=np.float32)])
+    assert "(Det-21): the operator is not supported" in (said := generated(tree, model)), said
+    assert passed(follow(tree, section("Add an operator"))[-1]) == 4
     assert (tree / "docs/OPERATORS.md").read_text() == (ROOT / "docs/OPERATORS.md").read_text()
 
 
 def test_an_idiom(tree: Path) -> None:
     """Before, it is spelled out; after, it is torch's function, in another spelling than the page's, too."""
-    assert "return -torch.tanh(x) + x" in (before := run(tree, "-c", TANHSHRINK).stderr), before
+    append(tree / "tests/passes/test_idioms_activation.py", TANHSHRINK)
+    assert "return x - torch.tanh(x)" in (text := generated(tree, spelled("t = Tanh(x) y = Sub(x, t)"))), text
     (said,) = follow(tree, section("Add an idiom"))
-    assert passed(said) == 3
-    assert (after := run(tree, "-c", TANHSHRINK)).returncode == 0, after.stderr
+    assert passed(said) == 4, said
 
 
 @pytest.mark.parametrize(("title", "row"), [("Add an operator", "operator"), ("Add an idiom", "idiom")])
