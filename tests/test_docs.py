@@ -198,6 +198,19 @@ def test_the_page_of_onnxruntimes_operators_names_tests() -> None:
     assert not gone, f"{gone}: write the page again: python -m benchmarks.conformance --contrib --write"
 
 
+def test_the_page_of_tests_has_the_score_of_the_mutants_and_every_room() -> None:
+    page = (DOCS / "TESTING.md").read_text(encoding="utf-8")
+    scored = (ROOT / "benchmarks" / "MUTATION.md").read_text(encoding="utf-8")
+    found = re.search(r"`(.* --seed \d+)`.*?\*\*(\d+) of (\d+) .*?: ([\d.]+%)\*\*", scored, re.DOTALL)
+    assert found is not None
+    command, right, made, share = found.groups()
+    assert all(fact in page for fact in (f"`{command}`", f"Of {made} wrong", f"{right} were", f"({share})"))
+    rooms = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} | {"golden"}
+    table = page.partition("## The rooms")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(rooms)
+
+
 def test_files_that_the_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(

@@ -14,9 +14,7 @@ from onnxgen.errors import OnnxgenError
 from tests.ops.harness import (
     Ran,
     assert_same,
-    backend_cases,
     generate,
-    run_case,
     run_model,
     run_onnxruntime,
     unbound_names,
@@ -40,14 +38,6 @@ def check(graph: str, *feeds: dict[str, Any], opset: int = 18) -> Ran:
 @pytest.mark.parametrize("name", ["If", "Loop", "Scan"])
 def test_every_schema_version_binds(name: str) -> None:
     assert unbound_names(name) == []
-
-
-@pytest.mark.parametrize("name", ["If", "Loop", "Scan"])
-def test_onnx_own_cases(name: str) -> None:
-    cases = backend_cases(name)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 # ----------------------------------------------------------------------------------------------------------------- If
