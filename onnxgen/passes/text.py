@@ -15,7 +15,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.graph.traits import FILLS, MOVES
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside
@@ -45,7 +45,7 @@ def text(model: ir.Model, options: Options) -> None:
         if (is_a(node, MOVES) or node.op_type in COMPARE) and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
-            name, operator = printable(node.name or ""), printable(node.op_type)
+            name, operator = told(node), printable(node.op_type)
             problems.add(
                 Problem("the operator does not take strings", name, operator, help="do it before or after the network")
             )
