@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "2c4a4546e9866c4f2112882f4f071c4a"
+FINGERPRINT = "f015185d9d8e1dd62112882f4f071c4a"
 
 
 class SentenceGRU(nn.Module):
@@ -25,8 +25,8 @@ class SentenceGRU(nn.Module):
         self.fc = nn.Linear(14, 3)
 
     def forward(self, frames: Tensor) -> Tensor:
-        _, x = self.gru(frames)
-        x1, x2 = x.unbind(0)
+        _, h = self.gru(frames)
+        x1, x2 = h.unbind(0)
         return self.fc(self.norm(torch.cat([x1, x2], dim=-1)))
 
     @classmethod
