@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
         tell(f"different: and {len(problems) - SHOWN} more (--json has all)")
     if report.located is not None:
         at = report.located
-        where = f"line {at.line} of {report.module}, by {at.absolute:.3g}" if at.line else "in its weights"
+        where = f"line {at.line} of {report.module}" if at.line else "in its weights"
+        where += "" if math.isnan(at.absolute) else f", by {at.absolute:.3g}"
         tell(f"first difference: node {at.node} ({at.op_type}), {where}")
     for name, why in report.untold.items():
         tell(f"not told apart: output {name}: {why}")

@@ -26,6 +26,8 @@ from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights.streamed import Array
 
+ONLY_TRAINING = "what an edit changes in training alone, such as the rate of a Dropout, is not in the file"
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -158,6 +160,9 @@ class Road:
                     raise
                 continue
             if not report.verified.differs:
+                if is_changed:
+                    report.why = "the network was changed, and computes the same as the original graph"
+                    report.notes.append(ONLY_TRAINING)
                 report.notes += _without_kernels(report.verified) if DTYPE in done else []
                 return ""
         if not is_changed:

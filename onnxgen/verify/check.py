@@ -33,7 +33,14 @@ from onnxgen.verify import sizes as sizing
 from onnxgen.verify.compare import Tolerance, compare, describe
 from onnxgen.verify.freedom import Freedom
 from onnxgen.verify.graph import examine
-from onnxgen.verify.integrity import approximation_of, compare_recorded, compare_weights, metadata_of, record_of
+from onnxgen.verify.integrity import (
+    approximation_of,
+    compare_recorded,
+    compare_weights,
+    metadata_of,
+    other_file,
+    record_of,
+)
 from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
@@ -133,19 +140,21 @@ class Check:
         with self._opened(module) as (network, space):
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             report, backward = self._begun(network, space, shown), torch_side.Backward()
-            parts: dict[str, Any] | None = None  # the inputs of the first run that differs
+            parts: tuple[dict[str, Any], Run] | None = None  # the inputs of the first run that differs, and what did
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
                     self.notes += gradients.without_nans(self.path, self.proto, given[0][2], backward)
                     if not report.runs[-1].agrees and parts is None:
-                        parts = given[0][2]
+                        parts = given[0][2], report.runs[-1]
                 gradients.excuse_idle(network, given[0][2], backward)
             report.untold = self.telling.untold() | self.coarse
             self._compare_recorded(space, report)
             if locate and (parts is not None or report.moved):
                 how = self.path, self.proto(), self.options, self.graph
-                report.located = where.locate(*how, network, parts or {}, report.moved)
+                feeds_then, run = parts or ({}, None)
+                wrong = [] if run is None else [n for n, o in zip(self.graph.outputs, run.outputs) if o.why]
+                report.located = where.locate(*how, network, feeds_then, report.moved, wrong)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 if not isinstance(module, (str, Path)):
@@ -180,6 +189,7 @@ class Check:
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
         """The report before the first run, when it is settled what is compared, and how."""
         self._cut(space)
+        self.notes += other_file(self.path, self.graph, space, shown)
         self._approximate(space)
         self._free_batch(space)
         self._choose_tolerance(network, metadata_of(space).get(DTYPE, ""))
@@ -324,7 +334,7 @@ class Check:
         run.outputs.extend(self.output(*o) for o in zip(self.graph.outputs, expected, got, strict=True))
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
             excuses.conditioning(self, run, given, expected, got)
-            excuses.freedom(self, run, given, expected, got)
+            excuses.freedom(self, network, run, given, expected, got)
         try:
             if backward is not None:
                 backward.add(network, outputs)

@@ -14,6 +14,7 @@ from onnxgen.verify.convert import widened
 SLACK = 4.0  # what a module may differ by, in the oracle's own movement under inputs changed in their last places
 AMPLIFIES = 4.0  # by what a graph must amplify such a change: one that doesn't has no excuse
 HIDES = 0.05  # the part of an output, in root mean square, that such a movement may be
+PART = 0.05  # of an output's largest element: an absolute tolerance is no more
 
 # relative and absolute, at the least, where a graph computes in or returns these
 HALF_TOLERANCES = {
@@ -28,7 +29,10 @@ HALF_TOLERANCES = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`|got - expected| <= atol + rtol * |expected|`, element by element, as `numpy.allclose` has it."""
+    """`|got - expected| <= atol + rtol * |expected|`, element by element, as `numpy.allclose` has it.
+
+    Of an output whose elements are all small, `atol` is `PART` of the largest.
+    """
 
     rtol: float = 1e-3
     atol: float = 1e-5
@@ -37,6 +41,12 @@ class Tolerance:
         """This, or what that dtype's precision allows if it is more."""
         rtol, atol = HALF_TOLERANCES.get(dtype, (0.0, 0.0))
         return Tolerance(max(self.rtol, rtol), max(self.atol, atol))
+
+    def below(self, expected: NDArray[Any]) -> float:
+        """The absolute tolerance for one output: a part of its largest element at most, or any answer would do."""
+        finite = np.abs(expected[np.isfinite(expected)])
+        largest = float(finite.max()) if finite.size else 0.0
+        return min(self.atol, PART * largest) if largest else self.atol
 
     def __str__(self) -> str:
         return f"rtol {self.rtol:g}, atol {self.atol:g}"
@@ -140,7 +150,7 @@ def _floats(
         close = (a == b) | (np.isnan(a) & np.isnan(b))
         finite = np.isfinite(a) & np.isfinite(b)
         distance = np.where(finite, np.abs(a - b), 0.0)
-        allowed = tolerance.atol + tolerance.rtol * np.abs(a) + (0.0 if slack is None else slack)
+        allowed = tolerance.below(a) + tolerance.rtol * np.abs(a) + (0.0 if slack is None else slack)
         close |= finite & (distance <= allowed)
     why = (
         "" if close.all() else _worst(~close, expected, got, np.where(close, -1.0, np.where(finite, distance, np.inf)))

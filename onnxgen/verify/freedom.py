@@ -164,7 +164,7 @@ def _movement(
     with np.errstate(all="ignore"):
         differs = np.nan_to_num(np.abs(got.astype(np.float64) - first), nan=0.0)
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
-        differs[differs <= tolerance.atol + tolerance.rtol * np.abs(first)] = 0.0
+        differs[differs <= tolerance.below(first) + tolerance.rtol * np.abs(first)] = 0.0
     moved = np.max(moves, axis=0)
     if (np.sort(differs, axis=None) > SLACK * np.sort(moved, axis=None)).any():
         return None

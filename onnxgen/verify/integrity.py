@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.options import Options
-from onnxgen.output.signature import METADATA
+from onnxgen.output.signature import METADATA, file_sha256, recorded
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
+from onnxgen.verify.graph import Graph
 from onnxgen.verify.report import Integrity
 from onnxgen.weights.approximation import KEY as APPROXIMATION
 from onnxgen.weights.approximation import Approximation
@@ -57,6 +58,27 @@ def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
         return dict(space[METADATA])
     sidecar = sidecar_of(space)
     return _embedded(space).get(METADATA, {}) if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
+
+
+def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:
+    """A note if a module was generated from a file with other contents than `path` has.
+
+    Raises:
+        OnnxgenError: that file has other inputs or outputs, so there is nothing to compare.
+    """
+    signature = recorded(metadata_of(space))
+    if signature is None or signature.sha256 == file_sha256(path):
+        return []
+    source = printable(signature.source)
+    of_module = [[port.name for port in ports] for ports in (signature.inputs, signature.outputs)]
+    of_file = [[name for name, _, _ in graph.inputs], list(graph.outputs)]
+    if of_module == of_file:
+        return [f"{module} was generated from {source} with other contents than {path} has (the SHA-256 differs)"]
+    has, wanted = (
+        " and ".join(", ".join(map(printable, s)) or "none" for s in sides) for sides in (of_module, of_file)
+    )
+    what = f"{module} was generated from {source}, not from {path}: its inputs and outputs are {has}, not {wanted}"
+    raise OnnxgenError(Problem(what, help=f"verify it with {source}, or generate it from {path} again"))
 
 
 def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

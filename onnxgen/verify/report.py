@@ -118,7 +118,8 @@ class Located:
         node: the name of the ONNX node, or of its first output if it has none.
         op_type: what it is.
         line: of the module; 0 if it is the weights that differ.
-        absolute: the largest difference of that result; NaN of weights, infinite if the shapes differ.
+        absolute: the largest difference of that result; NaN of weights and of a right result at a wrong place,
+            infinite if the shapes differ.
     """
 
     node: str

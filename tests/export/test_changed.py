@@ -192,3 +192,13 @@ def test_an_exporter_that_fails_says_it_in_one_line(folder: Path, capfd: pytest.
     with pytest.raises(OnnxgenError, match="can't be exported .*TorchScript exporter"):
         onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx")
     assert capfd.readouterr().out == ""
+
+
+def test_an_edit_that_only_training_shows_is_said(folder: Path) -> None:
+    """The exporter dropped the Dropout; so the edit adds a new one, which evaluation does not show."""
+    edit(folder, "self.fc2(", "self.fc2(nn.functional.dropout(x, 0.25, self.training) if self.training else ")
+    text = (folder / "model.py").read_text()
+    assert "0.25" in text
+    report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
+    assert report.road == BACK and report.why == "the network was changed, and computes the same as the original graph"
+    assert any("training alone" in note for note in report.notes)

@@ -82,19 +82,6 @@ def test_a_weight_that_hardly_shows_is_told_and_located(generated: tuple[Path, P
     assert report.located is not None and report.located.node == "node3"
 
 
-def test_swapped_operands_are_located(tmp_path: Path) -> None:
-    path = _net(tmp_path)
-    model = onnx.load(path)
-    sub = model.graph.node[2]
-    sub.input[:] = list(reversed(sub.input))
-    onnx.save(model, tmp_path / "spoilt.onnx")
-    generate(tmp_path / "spoilt.onnx", tmp_path / "spoilt.py")
-    report = verify(path, tmp_path / "spoilt.py", locate=True)
-    assert report.located is not None
-    assert (report.located.node, report.located.op_type) == ("node2", "Sub")
-    assert report.located.line > 0
-
-
 def test_sizes_can_be_said(tmp_path: Path) -> None:
     path = _net(tmp_path)
     assert [run.sizes for run in verify(path, sizes={"n": 9}).runs] == [{"n": 9}] * 3
@@ -370,3 +357,29 @@ def test_products_of_signed_bytes_are_exact(tmp_path: Path) -> None:
     opset = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
     assert not verify(tmp_path / "m.onnx").differs
+
+
+def test_a_module_of_another_file_is_one_error(tmp_path: Path) -> None:
+    path = _net(tmp_path)
+    model = onnx.load(path)
+    for node in model.graph.node:
+        node.input[:] = ["z" if name == model.graph.input[0].name else name for name in node.input]
+    model.graph.input[0].name = "z"
+    onnx.save(model, tmp_path / "second.onnx")
+    generate(tmp_path / "second.onnx", tmp_path / "second.py")
+    with pytest.raises(OnnxgenError, match="was generated from second.onnx, not from"):
+        verify(path, tmp_path / "second.py")
+
+
+def test_an_absolute_tolerance_does_not_hide_a_small_output(tmp_path: Path) -> None:
+    """All elements are below 1e-6: with `atol` 1e-5 any answer of that size would do."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "m (float[5, 4] x) => (float[5, 4] y) <float tiny = {1e-7}> { s = Tanh (x) y = Mul (s, tiny) }"
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    generate(tmp_path / "m.onnx", tmp_path / "m.py")
+    assert verify(tmp_path / "m.onnx", tmp_path / "m.py").agrees
+    text = (tmp_path / "m.py").read_text()
+    (tmp_path / "m.py").write_text(text.replace("torch.tanh(x)", "torch.tanh(2 * x)"))
+    assert verify(tmp_path / "m.onnx", tmp_path / "m.py").differs
