@@ -157,8 +157,8 @@ class _Roles:
     def _made(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
             if _recurrent(statement.value):
-                for target, role in zip(statement.targets[1:], STATES):
-                    self._give(target, role)
+                for target, state in zip(statement.targets[1:], STATES):
+                    self._give(target, state)
             return
         target = statement.targets[0]
         facts = self.infos.get(target, Info())

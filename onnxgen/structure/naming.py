@@ -270,11 +270,15 @@ def parts(scope: Scope) -> dict[str, str]:
 
 
 def factors(scope: Scope) -> frozenset[str]:
-    """Values that something is multiplied with."""
+    """Values that something is multiplied with, here or, for all that can be seen here, in a submodule."""
     trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
-    products = (n for tree in trees for n in walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult))
-    sides = (seen_through(side) for product in products for side in (product.left, product.right))
-    return frozenset(side.value for side in sides if isinstance(side, Ref))
+    sides: list[ast.AST] = []
+    for node in (n for tree in trees for n in walk(tree)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            sides += [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
+            sides += node.args
+    return frozenset(side.value for side in map(seen_through, sides) if isinstance(side, Ref))
 
 
 def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:
