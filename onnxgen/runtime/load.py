@@ -132,9 +132,10 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
     try:
         built = model.from_pretrained()
     except Exception as error:
-        raise OnnxgenError(
-            Problem(f"{shown}: the weights can't be loaded: {_reason(error)}", help="generate module and weights again")
-        ) from error
+        weights = getattr(module, "WEIGHTS", None)
+        place = f" in {weights.name}" if isinstance(weights, Path) else ""
+        what = f"{shown}: the weights{place} can't be loaded: {_reason(error)}"
+        raise OnnxgenError(Problem(what, help="generate module and weights again")) from error
     return built  # type: ignore[no-any-return]
 
 

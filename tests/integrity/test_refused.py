@@ -67,7 +67,9 @@ def test_a_damaged_file(tmp_path: Path, options: Options, damage: Callable[[byte
             with pytest.raises((SafetensorError, ValueError), match="deserializing header") as caught:
                 module.Model.from_pretrained()
             assert options is ONE or f"{file} can't be loaded: " in str(caught.value)
-            with pytest.raises(OnnxgenError, match=f"{tmp_path / 'model.py'}: the weights can't be loaded: "):
+            with pytest.raises(
+                OnnxgenError, match=f"{tmp_path / 'model.py'}: the weights in model.safetensors.* can't be loaded: "
+            ):
                 from_pretrained(module, tmp_path / "model.py")
             file.write_bytes(good)
         module.Model.from_pretrained()
