@@ -201,7 +201,8 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
     shared = {
-        f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators", "traits")
+        f"onnxgen.graph.{name}"
+        for name in ("annotations", "domains", "element_types", "gradients", "nodes", "operators", "traits")
     }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
@@ -255,6 +256,17 @@ def test_the_framework_names_no_operator() -> None:
         texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         found[name(path)] = texts & known - {"Constant"}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
+    """`meta` takes any key and any value; `graph/annotations.py` alone uses it, and knows each fact's type."""
+    found = {
+        name(path)
+        for path in OURS
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "meta"
+    }
+    assert found == {"onnxgen/graph/annotations.py"}
 
 
 def test_operators_are_found_by_that_test() -> None:

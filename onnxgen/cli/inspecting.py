@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -72,13 +73,13 @@ def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str
         simplified = pipeline.read_and_simplify(path, options)
     except OnnxgenError:
         return {}, problems, []
-    return {v.name or "": v.meta["trainable"] for v in _stored(simplified.graph)}, problems, []
+    return {v.name or "": TRAINABLE.get(v) for v in _stored(simplified.graph)}, problems, []
 
 
 def _stored(graph: ir.Graph) -> Iterator[ir.Value]:
     from onnxgen.passes.trainable import stored_values
 
-    return (v for v in stored_values(graph) if "trainable" in v.meta)
+    return (v for v in stored_values(graph) if TRAINABLE.has(v))
 
 
 def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -17,10 +17,10 @@ from onnx import defs
 
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, CHECK, WRITER, OnnxgenError, counted
+from onnxgen.graph.annotations import TABLE_INPUTS
 from onnxgen.graph.operators import Operator
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain, schema
 from onnxgen.lowering.arg import Arg
-from onnxgen.reader.tables import NAMES
 from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def as_input(builder: Builder, value: Any) -> Arg:
 
 
 def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
-    tables = ((name, False) for name in builder.node.meta.get(NAMES, ()))
+    tables = ((name, False) for name in TABLE_INPUTS.get(builder.node))
     names = (*_input_names(operator, builder.opset), *tables)
     bound: dict[str, Any] = {}
     for i, value in enumerate(builder.node.inputs):

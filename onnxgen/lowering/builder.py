@@ -23,6 +23,7 @@ from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.common.names import FileText, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.lowering.arg import Arg
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import Info, info
@@ -67,7 +68,7 @@ class Builder:
 
     def __init__(self, lowering: Lowering, node: ir.Node, opset: int) -> None:
         self.lowering, self.node, self.opset = lowering, node, opset
-        self.scope: tuple[str, ...] = node.meta.get("scope", ())
+        self.scope = SCOPE.get(node)
         self.plugin: Plugin | None = None  # that the function comes from
 
     @property

@@ -21,6 +21,7 @@ from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
+from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
@@ -30,8 +31,6 @@ from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.options import Options
-from onnxgen.passes.contrib import REFUSED
-from onnxgen.passes.trainable import KEPT
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.info import Info, info, named_dims, shown_dims
 from onnxgen.weights.provenance import Source
@@ -68,7 +67,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
         )
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
-        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
+        state.members.ties(members), dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
         own=state.own, stubs=stubs,
     )  # fmt: skip
 
@@ -138,7 +137,7 @@ class Lowering:
         return None if tensor is None or value is None or self.is_trainable(value) else tensor.numpy()
 
     def is_trainable(self, value: ir.Value) -> bool:
-        return bool(value.meta.get("trainable", (False, ""))[0])
+        return is_trained(value)
 
     def source(self, value: ir.Value | None) -> Source | None:
         """The way a value is made of stored tensors alone, or None."""
@@ -199,7 +198,7 @@ class Lowering:
         """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
         if not output.name or not self.is_wanted(output):
             return True
-        if output.meta.get(KEPT) and output.producer() is not None and stored(output) is None:
+        if KEPT.get(output) and output.producer() is not None and stored(output) is None:
             return False
         return info(output).data is not None or stored(output) is not None
 
@@ -235,7 +234,7 @@ class Lowering:
             self._assign(b, self.open.call(b))
             return
         if any(map(_is_used, b.node.outputs)):
-            self.open.refuse(b.problem(*b.node.meta.get(REFUSED, (UNSUPPORTED, WAYS_OUT))))
+            self.open.refuse(b.problem(*REFUSED.get(b.node) or (UNSUPPORTED, WAYS_OUT)))
         for output in b.node.outputs:
             self.define(output)
 

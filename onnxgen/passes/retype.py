@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
@@ -93,7 +94,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
 def _is_number(value: ir.Value) -> bool:
     """Whether it is a single number that is no weight and no output, and whatever takes it takes a tensor beside it."""
     tensor = stored(value)
-    if tensor is None or tensor.size != 1 or value.is_graph_output() or value.meta.get("trainable", (False,))[0]:
+    if tensor is None or tensor.size != 1 or value.is_graph_output() or is_trained(value):
         return False
     rank = len(tensor.shape)
     return all(

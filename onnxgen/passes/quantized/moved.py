@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import copy_all
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import input_at, insert
@@ -39,7 +40,7 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
         if quantise is None or numbers is None or info(output).dtype not in EIGHT:
             continue
         node = ir.Node("", "DequantizeLinear", [output, *quantise.inputs[1:]], quantise.attributes.values(), version=21)
-        node.meta.update(quantise.meta)
+        copy_all(quantise, node)
         producer = output.producer()
         assert producer is not None
         model.graph.insert_after(producer, node)
@@ -112,7 +113,7 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
         value = inputs[index] if index < len(inputs) else None
         if value is not None:
             first = ir.Node("", "DequantizeLinear", [value, *node.inputs[1:]], node.attributes.values(), version=21)
-            first.meta.update(node.meta)
+            copy_all(node, first)
             first.outputs[0].name = f"{node.outputs[0].name}:{index}"
             insert(mover, first)
             pending.append(first)
@@ -121,7 +122,7 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
         "", mover.op_type, inputs, mover.attributes.values(), num_outputs=len(mover.outputs), version=mover.version,
         name=mover.name,
     )  # fmt: skip
-    made.meta.update(mover.meta)
+    copy_all(mover, made)
     made.metadata_props.update(mover.metadata_props)
     insert(mover, made)
     return made
