@@ -187,7 +187,7 @@ class _Roles:
                 self._give_back(self._base(node.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
             member = node.func.member
-            if ast.unparse(member.build).startswith("nn.Embedding") and "pos" in member.path[-1].lower():
+            if member.layer == "nn.Embedding" and "pos" in member.path[-1].lower():
                 self._give(self._base(node.args[0]), "positions")
 
     def _of_scores(self, softmax: Assign) -> bool:

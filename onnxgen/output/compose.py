@@ -256,8 +256,8 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
                 and short not in member.frozen
             ):
                 report.parameters += int(np.prod(source.shape, dtype=np.int64))
-    built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
-    report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
+    layers = [m.layer for m in module.members if m.kind == "module" and m.layer.startswith("nn.")]
+    report.recognised = dict(sorted(Counter(layers).items()))
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)

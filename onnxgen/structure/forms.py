@@ -166,7 +166,7 @@ class FormMaker:
             traced = trace(self.made(member.build), lambda n: None, self.classes)
             traced.head = f"{member.kind} {sorted(member.frozen)} {bool(member.keys)} {traced.head}"
         elif place.container is not None:
-            traced.head = ast.unparse(place.container.build)
+            traced.head = place.container.layer
         slots = Slots()
         slots.put(instance, traced)
         below = {name: self._part(p, instance) for name, p in place.below.items()}

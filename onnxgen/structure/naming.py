@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.code.torch_api import ACTIVATIONS
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
@@ -17,9 +18,8 @@ from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 SPARE = ("x", "y", "z")
 _ROLE = re.compile(r"[a-z_][a-z0-9_]*")
-ACTIVATIONS = frozenset(
-    "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
-)
+# what is called as what it was before; a hardsigmoid makes a gate
+SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
 # what the results of functions are called
 RESULTS = {
     "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": "gate",
@@ -211,7 +211,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
             return [*weak, RESULTS[name]], []
         if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
             node = seen_through(node.left)
-        elif name in ACTIVATIONS and operands:
+        elif name in SAME_NAME and operands:
             node = seen_through(operands[0])
         else:
             break

@@ -11,7 +11,7 @@ from onnxgen.code.module_def import Statement
 from onnxgen.code.quote import rewrite
 from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
-from onnxgen.structure.literals import Key, Slot, fill
+from onnxgen.structure.literals import Key, Slot, fill, is_number
 from onnxgen.structure.optional import Body, Only, role
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use
 from onnxgen.structure.tree import Place
@@ -149,4 +149,4 @@ def _item_name(part: Part) -> str:
 def _is_pointwise(part: Part) -> bool:
     """A 1x1 convolution."""
     kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
-    return bool(kernel) and all(ast.unparse(slot.value) == "1" for slot in kernel)
+    return bool(kernel) and all(is_number(slot.value, 1) for slot in kernel)
