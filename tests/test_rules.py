@@ -269,6 +269,19 @@ def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
     assert found == {"onnxgen/graph/annotations.py"}
 
 
+def test_operators_see_a_builder_and_not_the_network() -> None:
+    """`Builder` is a protocol, and mypy holds functions to it; nobody but `lower` makes one that knows more."""
+    users = {name(path) for path in OURS if "onnxgen.lowering.node_builder" in imports(tree(path))}
+    assert users == {"onnxgen/lowering/lower.py"}
+    networks = {
+        name(path)
+        for path in OURS
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("lowering", "_lowering")
+    }
+    assert networks == {"onnxgen/lowering/node_builder.py"}
+
+
 def test_operators_are_found_by_that_test() -> None:
     """The test above can fail: the families do name theirs."""
     texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}

@@ -62,7 +62,7 @@ class Arg:
     @property
     def constant(self) -> NDArray[Any] | None:
         """The elements, if they are numbers known at generation (None for trainable tensors)."""
-        return self.info.constant if self.info.data is not None else self.builder.lowering.constant(self.value)
+        return self.info.constant if self.info.data is not None else self.builder.constant(self.value)
 
     @property
     def ints(self) -> list[Dim] | None:
@@ -84,16 +84,16 @@ class Arg:
     @property
     def source(self) -> Source | None:
         """The way this value is made of stored tensors, if it is an initializer or a view of initializers."""
-        return self.builder.lowering.source(self.value)
+        return self.builder.source(self.value)
 
     @property
     def is_trainable(self) -> bool:
-        return self.value is not None and self.builder.lowering.is_trainable(self.value)
+        return self.value is not None and self.builder.is_trainable(self.value)
 
     @property
     def expr(self) -> ast.expr:
         """The expression for this input as a tensor."""
-        return self.builder.lowering.tensor(self)
+        return self.builder.tensor(self)
 
     @property
     def number(self) -> ast.expr | None:

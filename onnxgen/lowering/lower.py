@@ -27,6 +27,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.members import Members, is_named_buffer
+from onnxgen.lowering.node_builder import NodeBuilder
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
@@ -124,7 +125,7 @@ class Lowering:
         return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
 
     def result(self, value: ir.Value) -> ast.expr:
-        builder = Builder(self, ir.Node("", "Output", [value]), 0)
+        builder = NodeBuilder(self, ir.Node("", "Output", [value]), 0)
         return Arg(builder, info(value), value).expr
 
     def bind_value(self, value: ir.Value, expression: ast.expr) -> None:
@@ -175,7 +176,7 @@ class Lowering:
             try:
                 self._node(node)
             except TooComplex as error:
-                self.problems.add(Builder(self, node, 0).problem(str(error), FIX_SHAPE))
+                self.problems.add(NodeBuilder(self, node, 0).problem(str(error), FIX_SHAPE))
                 for output in node.outputs:
                     self.define(output)
             except OnnxgenError as error:
@@ -187,7 +188,7 @@ class Lowering:
             except WrongTranslation:
                 raise
             except Exception as error:  # functions take for granted that a node makes sense
-                self.problems.add(Builder(self, node, self._opset(node)).problem(failed(error), BUG))
+                self.problems.add(NodeBuilder(self, node, self._opset(node)).problem(failed(error), BUG))
                 for output in node.outputs:
                     self.define(output)
 
@@ -214,7 +215,7 @@ class Lowering:
 
     def _node(self, node: ir.Node) -> None:
         opset = self._opset(node)
-        builder = Builder(self, node, opset)
+        builder = NodeBuilder(self, node, opset)
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:
             self._without_function(builder)

@@ -119,9 +119,8 @@ def scaled_dot_product(
 
 
 def _dropout(b: Builder, ratio: float) -> ast.expr:
-    inside = Builder(b.lowering, b.node, b.opset)
-    inside.scope = b.scope if (scope := DROPOUT.get(b.node)) is None else scope
-    module = inside.module("dropout", b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5)))
+    build = b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5))
+    module = b.at(DROPOUT.get(b.node)).module("dropout", build)
     assert module is not None
     return b("m.p if self.training else 0.0", m=module)
 

@@ -19,6 +19,8 @@ from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
 DEEPEST = 200  # modules in modules
 
+_FALSE = ast.dump(ast.Constant(False))
+
 
 class Text(Statements):
     """Executes a generated file.
@@ -162,7 +164,7 @@ class Text(Statements):
     def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
         """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
         name = function.attr
-        if name == "requires_grad_" and is_false(tree):
+        if name == "requires_grad_" and [ast.dump(argument) for argument in tree.args] == [_FALSE]:
             of, key = self._tensor(function.value, scope)
             of.frozen.add(key)
             return True
