@@ -282,6 +282,33 @@ def test_operators_see_a_builder_and_not_the_network() -> None:
     assert networks == {"onnxgen/lowering/node_builder.py"}
 
 
+def guesses(module: ast.Module) -> Iterator[str]:
+    """Where a tree is printed for its text to be searched, or compared with a text that is spelled out."""
+
+    def is_printed(node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == "ast.unparse"
+
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and is_printed(node.value):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Compare) and any(is_printed(part) for part in (node.left, *node.comparators)):
+            if any(not is_printed(part) for part in (node.left, *node.comparators)):
+                yield ast.unparse(node)
+        elif (
+            isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and any(map(is_printed, node.args))
+        ):
+            yield ast.unparse(node)
+
+
+def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
+    """`code/torch_api.py` says which layer or function a tree calls, `Member.layer` which layer a member is."""
+    found = {name(path): list(guesses(tree(path))) for path in OURS}
+    texts = {"onnxgen/code/render.py": ["ast.unparse(tree).encode"]}  # the digest of a file's code
+    assert {path: lines for path, lines in found.items() if lines} == texts
+    code = "ast.unparse(b).startswith('nn.'), ast.unparse(b) == '1', re.match('1', ast.unparse(b))"
+    assert len(list(guesses(ast.parse(f"{code}, ast.unparse(a) == ast.unparse(b)")))) == 3
+
+
 def test_operators_are_found_by_that_test() -> None:
     """The test above can fail: the families do name theirs."""
     texts = {n.value for n in ast.walk(tree(ROOT / "onnxgen/ops/linear.py")) if isinstance(n, ast.Constant)}

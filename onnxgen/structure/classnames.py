@@ -19,6 +19,7 @@ from onnxgen.code.module_def import ModuleDef, Path, expressions
 from onnxgen.code.quote import Ref, walk
 from onnxgen.code.torch_api import CONVOLUTIONS, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, Namer, class_name, singular
+from onnxgen.structure.literals import is_number
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sublayers import sublayer, wrapped
 
@@ -215,7 +216,9 @@ def _kind(build: ast.expr) -> str:
         return "other"
     if name not in CONVOLUTIONS or len(build.args) < 3:
         return ""
-    groups = next((ast.unparse(k.value) for k in build.keywords if k.arg == "groups"), "1")
-    if groups != "1" and groups == ast.unparse(build.args[0]):
+    channels, kernel = build.args[0], build.args[2]
+    groups = next((k.value for k in build.keywords if k.arg == "groups"), ast.Constant(1))
+    if not is_number(groups, 1) and ast.dump(groups) == ast.dump(channels):
         return "depth"
-    return "point" if re.fullmatch(r"1|\(1(, 1)*,?\)", ast.unparse(build.args[2])) else "conv"
+    sizes = kernel.elts if isinstance(kernel, ast.Tuple) else [kernel]
+    return "point" if all(is_number(size, 1) for size in sizes) else "conv"
