@@ -129,6 +129,14 @@ PURE = (
 )
 NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # they are never None
 
+# What functions and methods make, by their last names: the same thing in another form; a tuple of parts; named fields.
+VIEWS = frozenset(
+    "unsqueeze squeeze reshape flatten unflatten transpose permute expand expand_as repeat float to bool long int "
+    "contiguous broadcast_to movedim swapaxes".split()
+)
+PARTS = frozenset(("split", "chunk", "unbind", "tensor_split"))
+SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
+
 
 def misfit(call: ast.Call) -> str:
     """What a layer or function is given that it does not take; "" if there is nothing, or it is not in the table."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
+from onnxgen.graph.annotations import is_trained
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.weights.provenance import Source
@@ -88,7 +89,7 @@ class Arg:
 
     @property
     def is_trainable(self) -> bool:
-        return self.value is not None and self.builder.is_trainable(self.value)
+        return self.value is not None and is_trained(self.value)
 
     @property
     def expr(self) -> ast.expr:

@@ -96,10 +96,6 @@ class Builder(Protocol):
         """The elements of a stored tensor that is not trained, whatever its size."""
         ...
 
-    def is_trainable(self, value: ir.Value) -> bool:
-        """Whether a stored tensor is trained."""
-        ...
-
     def source(self, value: ir.Value | None) -> Source | None:
         """The way a value is made of stored tensors alone, or None."""
         ...

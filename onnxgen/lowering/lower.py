@@ -135,10 +135,7 @@ class Lowering:
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
         """The elements of a stored tensor that is not trained, whatever its size."""
         tensor = stored(value)
-        return None if tensor is None or value is None or self.is_trainable(value) else tensor.numpy()
-
-    def is_trainable(self, value: ir.Value) -> bool:
-        return is_trained(value)
+        return None if tensor is None or value is None or is_trained(value) else tensor.numpy()
 
     def source(self, value: ir.Value | None) -> Source | None:
         """The way a value is made of stored tensors alone, or None."""
@@ -148,7 +145,7 @@ class Lowering:
         """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""
         if arg.value is not None and arg.value in self._exprs:
             return self._exprs[arg.value]
-        if arg.value is not None and self.is_trainable(arg.value):
+        if arg.value is not None and is_trained(arg.value):
             return self.members.parameter(arg)
         if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
             sizes = np.asarray(arg.info.data).tolist()

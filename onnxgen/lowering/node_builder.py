@@ -101,9 +101,6 @@ class NodeBuilder(Builder):
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
         return self._lowering.constant(value)
 
-    def is_trainable(self, value: ir.Value) -> bool:
-        return self._lowering.is_trainable(value)
-
     def source(self, value: ir.Value | None) -> Source | None:
         return self._lowering.source(value)
 

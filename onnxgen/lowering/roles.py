@@ -13,13 +13,9 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.torch_api import VIEWS
 from onnxgen.shapes.info import Info
 
-# methods and functions whose result is the same thing in another form
-VIEWS = frozenset(
-    "unsqueeze squeeze reshape flatten unflatten transpose permute expand expand_as repeat float to bool long int "
-    "contiguous broadcast_to movedim swapaxes".split()
-)
 # what the result of a function is, and whether its operands are that too before
 MADE = {"cos": "cos", "sin": "sin", "arange": "positions"}
 BACK = frozenset("q k v qkv mask positions angles scores".split())  # roles that go back through arithmetic

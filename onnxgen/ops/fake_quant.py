@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.passes.idioms import DOMAIN
@@ -91,7 +92,7 @@ def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tu
             found = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
             keys[key] = found.transpose((1, 0)) if turned and len(found.shape) == 2 else found
     shape, scale = keys["scale"].shape, node.inputs[1]
-    learned = scale is not None and b.is_trainable(scale)
+    learned = scale is not None and is_trained(scale)
     if "to" in given:
         dtype = ir.DataType(given["to"])
         return b.call("FakeQuantizeFloat", *shape, dtype=dtype, learned=unless(learned, False)), keys

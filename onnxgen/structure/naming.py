@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
-from onnxgen.code.torch_api import ACTIVATIONS
+from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
@@ -27,8 +27,6 @@ RESULTS = {
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
-SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
-PARTS = frozenset(("split", "chunk", "unbind", "tensor_split"))
 # parts of a network that say nothing of what comes out of them
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
