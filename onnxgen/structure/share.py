@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -142,8 +141,7 @@ def _item_name(part: Part) -> str:
     first = next(iter(part.below.values()), part) if part.place.is_list else part
     if _is_pointwise(first):
         return "expand"
-    name = re.search(r"Name\( '(\w+)'", part.head)
-    return identifier(name[1]) if name and name[1] != "nn" else ""
+    return identifier(part.maker) if part.maker and "." not in part.maker else ""
 
 
 def _is_pointwise(part: Part) -> bool:
