@@ -152,7 +152,7 @@ FLOORS = (
     ("validate",),
     ("paranoid",),
     ("pipeline",),
-    ("runtime",),
+    ("runtime", "view"),
     ("verify",),
     ("backend", "surgery"),
     ("export",),

@@ -19,6 +19,7 @@ from onnxgen.cli.group import (
     INSPECT,
     SETTINGS,
     VERIFY,
+    VIEW,
     Command,
     DefaultGroup,
     Examples,
@@ -177,6 +178,37 @@ def inspect(model: Path, **given: Any) -> int:
     from onnxgen.cli.inspecting import inspect_command
 
     return inspect_command(model, take_options(given), **given)
+
+
+@_command(
+    "view",
+    "Show the graph beside the source, on an HTML page.",
+    VIEW,
+    [
+        ("onnxgen view net.onnx", "Write net.html."),
+        ("onnxgen view net.onnx -o page.html --flat", "Write another page."),
+    ],
+)
+@_model
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path),
+    help="The page to write. Default: beside MODEL.",
+)
+@click.option("--force", is_flag=True, help="Overwrite a file that is no page of onnxgen's.")
+@cut_options
+@generation_options
+@saying_options
+def view(model: Path, output: Path | None, **given: Any) -> int:
+    """Write one HTML page that shows MODEL's graph beside the source that it becomes.
+
+    Hover over a line to see its nodes, and over a node to see its lines. The page needs no network.
+    """
+    from onnxgen.cli.viewing import view_command
+
+    return view_command(model, output, take_options(given), **given)
 
 
 @_command(

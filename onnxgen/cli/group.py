@@ -41,6 +41,7 @@ GENERATE: Groups = (
     *SOURCE,
     *EVERY,
 )
+VIEW: Groups = (("Files", "--output --force --weights --embed --shard-size"), *SOURCE, *EVERY)
 INSPECT: Groups = (*SOURCE, ("Files", "--weights --embed --shard-size"), *EVERY)
 VERIFY: Groups = (
     ("Comparison", "--runs --seed --rtol --atol --inputs --sizes --locate --integrity"),
