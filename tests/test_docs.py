@@ -15,7 +15,7 @@ import pytest
 import onnxgen
 import onnxgen.training
 from benchmarks.conformance.page import from_csv
-from docs import pictures
+from docs import gallery, pictures
 from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -48,6 +48,11 @@ def test_the_picture_is_what_is_generated() -> None:
     source = build(ROOT / "samples/mnist/mnist.onnx", Options(), Path("model.py")).source
     picture = (DOCS / "images" / "mnist.svg").read_text(encoding="utf-8")
     assert picture == pictures.side_by_side(source), "make it again: python -m docs.pictures"
+
+
+def test_the_gallery_is_what_is_generated(shared: Path) -> None:
+    page = (DOCS / "GALLERY.md").read_text(encoding="utf-8")
+    assert page == gallery.page(shared / "models"), "make it again: python -m docs.gallery"
 
 
 def test_the_session_has_the_commands_and_what_generating_prints(tmp_path: Path) -> None:
