@@ -51,3 +51,15 @@ def test_a_layer_is_its_function(function: str) -> None:
     order = SIGNATURES.get(function, ("input", *own))
     assert tuple(called)[1 : len(order)] == order[1:]
     assert all(made[name] == called[name] for name in own if name in called and called[name] is not inspect._empty)
+
+
+@pytest.mark.parametrize("function", LAYER_OF)
+def test_a_layer_computes_what_its_function_does(function: str) -> None:
+    """Who writes a layer for a function and who checks that share the table: torch says that they are one."""
+    options = {"output_size": 2, "kernel_size": 2, "dim": 1, "upscale_factor": 2, "scale_factor": 2}
+    layer = LAYER_OF[function]
+    given = {key: options[key] for key in SIGNATURES[layer] if key in options}
+    rank = int(function[-2]) if function[-2].isdigit() and function.endswith("d") else 2
+    x = torch.linspace(-9, 9, 4 * 6**rank).reshape(1, 4, *[6] * rank).sin() * 4
+    place, _, name = function.partition(".")
+    assert torch.equal(getattr(nn, layer[3:])(**given)(x), getattr(PLACES[place], name)(x, **given))
