@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import RESTORED, SCOPE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
 from onnxgen.options import Options
@@ -43,7 +44,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     norms = [made for node, made in after.nodes.items() if made.op == NORM and node not in before.nodes]
     if name not in ADDS:
         return ""
-    if options.restore_batchnorm and "restored" not in model.meta:
+    if options.restore_batchnorm and RESTORED.get(model) is None:
         return "no norm was looked for, though it was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
     return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
@@ -98,7 +99,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
 
 def _misnamed(conv: Made, norm: Made) -> str:
     """Beside `conv2` stands `bn2`: by that name a person finds it, and says what else is to stand there."""
-    layer, found = (tuple(made.node.meta.get("scope", ())) for made in (conv, norm))
+    layer, found = (SCOPE.get(made.node) for made in (conv, norm))
     if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
         return ""
     numbers = [re.findall(r"\d+", path[-1]) for path in (layer, found)]
@@ -116,7 +117,7 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """How each norm is folded again: along the output channels of the convolution that it is of."""
     for made in picture.nodes.values():
         weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
-        for norm in model.meta.get("restored", []):
+        for norm in RESTORED.get(model) or ():
             if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
 
