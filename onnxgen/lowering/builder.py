@@ -237,7 +237,3 @@ class Builder:
             self.opset,
             help,
         )
-
-
-def one_element(value: float | int | bool, dtype: ir.DataType) -> NDArray[Any]:
-    return np.asarray(value, dtype.numpy())
