@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
+BUNDLED = ("onnxgen.classical",)  # plugins in this tree, which no generation has to name
 NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
 
 
@@ -45,6 +47,7 @@ class Operator:
         takes: whether the function can take a node; others are replaced by the standard's function body.
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
         reference: what it computes, in numpy; onnxgen's own have onnx's.
+        tables: attributes whose numbers become stored tensors.
         plugin: what it comes from; None if it is onnxgen's own.
     """
 
@@ -56,6 +59,7 @@ class Operator:
     takes: Callable[[ir.Node], bool] = lambda node: True
     infer: Rule | None = None
     reference: Lowering | None = None
+    tables: tuple[str, ...] = ()
     plugin: Plugin | None = None
 
     @property
@@ -81,6 +85,7 @@ def op(
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
     reference: Lowering | None = None,
+    tables: tuple[str, ...] = (),
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -96,13 +101,15 @@ def op(
             each. Default: onnxgen's own rule, or what the file declares.
         reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
             something to compare with.
+        tables: attributes whose numbers are weights. Each becomes a stored tensor and one more input of the node: the
+            function takes it by the attribute's name, and it is trained and written back as any weight is.
     """
 
     def register(function: Lowering) -> Lowering:
         for name in names:
             register_function(
                 name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer,
-                reference=reference,
+                reference=reference, tables=tables,
             )  # fmt: skip
         return function
 
@@ -119,10 +126,12 @@ def register_function(
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
     reference: Lowering | None = None,
+    tables: tuple[str, ...] = (),
 ) -> None:
     """Register a function as `op` does, for operators that come from a table."""
     domain = "" if domain == "ai.onnx" else domain
-    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
+    takes = takes or (lambda node: True)
+    made = Operator(name, domain, since, function, renames or {}, takes, infer, reference, tables)
     noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
     if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
         noted[:] = [o for o in noted if o.key != made.key]
@@ -150,11 +159,15 @@ def layer(operators: Iterable[Operator]) -> Layer:
 
 @cache
 def _own() -> Layer:
-    """onnxgen's own operators."""
+    """onnxgen's own operators, with those of the plugins in its tree."""
     with stage(IMPORTS):
-        package = importlib.import_module("onnxgen.ops")
-        modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+        modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
     return layer(operator for module in modules for operator in noted_in(module))
+
+
+def _modules(name: str) -> list[ModuleType]:
+    package = importlib.import_module(name)
+    return [importlib.import_module(f"{name}.{m.name}") for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
 class Plugged:
@@ -200,7 +213,12 @@ def operators(*plugins: Layer) -> Layer:
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """The function for an operator as opset `opset` means it, or None."""
-    return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
+    return of_plugins(domain, name, opset) or own(domain, name, opset)
+
+
+def own(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that onnxgen itself has for an operator, or None."""
+    return _newest(_own(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
