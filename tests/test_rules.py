@@ -153,7 +153,7 @@ FLOORS = (
     ("validate",),
     ("paranoid",),
     ("pipeline",),
-    ("runtime",),
+    ("runtime", "view"),
     ("verify",),
     ("backend", "surgery"),
     ("export",),

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems
+from onnxgen.graph.nodes import told
 from onnxgen.options import Options
 from onnxgen.shapes.info import Info, info
 
@@ -81,4 +81,4 @@ def _facts(node: ir.Node, i: int) -> Info:
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:
     opset = node.version or model.graph.opset_imports.get(node.domain, 1)
-    return Problem(what, printable(node.name or ""), node.op_type, opset, CHECK)
+    return Problem(what, told(node), node.op_type, opset, CHECK)

@@ -14,9 +14,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.nodes import all_nodes, subgraphs, told
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
@@ -85,7 +84,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
     for node in all_nodes(graph):
         values = (*node.inputs, *node.outputs)
         if node.domain == "ai.onnx.ml" and any(v is not None and info(v).dtype in FLOATS for v in values):
-            name, op = printable(node.name or ""), f"{node.domain}.{node.op_type}"
+            name, op = told(node), f"{node.domain}.{node.op_type}"
             problems.add(Problem("operators of ai.onnx.ml compute in float32 only", name, op, help="leave --dtype out"))
     problems.raise_if_any()
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.options import Options
 from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside
@@ -48,7 +48,7 @@ def text(model: ir.Model, options: Options) -> None:
         if node.op_type in BY_CODES and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
-            name, operator = printable(node.name or ""), printable(node.op_type)
+            name, operator = told(node), printable(node.op_type)
             problems.add(
                 Problem("the operator does not take strings", name, operator, help="do it before or after the network")
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.common.paths import python_file
+from onnxgen.common.paths import installing, python_file
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
 
@@ -148,4 +148,4 @@ def need_torch(what: str) -> None:
         import safetensors.torch  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        raise OnnxgenError(Problem(f"{what} needs PyTorch ({error})", help="pip install 'onnxgen[torch]'")) from None
+        raise OnnxgenError(Problem(f"{what} needs PyTorch ({error})", help=installing("torch"))) from None

@@ -21,12 +21,12 @@ import platformdirs
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgen.build_hooks import cache as caching
 from onnxgen.build_hooks import freshness
 from onnxgen.build_hooks.build import build
-from onnxgen.build_hooks.cache import Cache, digest
 from onnxgen.build_hooks.freshness import content_of, is_fresh, key_of, source_files
 from onnxgen.build_hooks.settings import Entry
+from onnxgen.common import cache as caching
+from onnxgen.common.cache import Cache, digest
 from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
@@ -513,7 +513,7 @@ def test_what_is_old_goes(tmp_path: Path, cache: Cache) -> None:
 WRITER = """
 import hashlib, sys, time
 from pathlib import Path
-from onnxgen.build_hooks import cache
+from onnxgen.common import cache
 cache.RACY = -10**12
 paths, end = [Path(p) for p in sys.argv[1:]], time.monotonic() + 3
 count = wrong = 0
