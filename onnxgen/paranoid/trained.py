@@ -158,6 +158,10 @@ class Rules:
             return True
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
             return False
+        if _elements(tensor) == {0.0} and any(
+            node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)
+        ):
+            return True  # LoRA's second matrix before training
         fresh = self.has_state and not self.is_recorded and _is_row(tensor) and _elements(tensor) in ({0.0}, {1.0})
         return True if fresh else not _follows(tensor)
 

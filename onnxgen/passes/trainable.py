@@ -188,6 +188,8 @@ def _decide(
     if not (named and path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1])):
         if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the mean or standard deviation of the input"
+        if _multiplies(value) and not tensor.numpy().any():
+            return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
         form = _form(tensor)
         if form and not (keeps_state and not RECORDED.get(graph) and _is_fresh(tensor)):
             return False, form
@@ -242,6 +244,11 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
             return False
         data = producer.inputs[0]
     return False
+
+
+def _multiplies(value: ir.Value) -> bool:
+    """Return True if a tensor is the matrix of a product, as a layer's weight is."""
+    return any(known(node).matrix == index for node, index in _slots(value))
 
 
 def _form(tensor: ir.TensorProtocol) -> str:

@@ -159,3 +159,18 @@ def test_a_plugin_says_which_inputs_are_weights(said: str, trained: int, tmp_pat
     onnx.save(model, tmp_path / "m.onnx")
     made = build(tmp_path / "m.onnx", Options(plugins=(str(plugin),)), tmp_path / "m.py")
     assert made.report.parameters == trained
+
+
+def test_a_matrix_of_zeros_that_multiplies_is_a_weight(tmp_path: Path) -> None:
+    """LoRA's second matrix before training; the triangle of a cumulative sum is none."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        m (float[5, 4] x) => (float[5, 6] y) { a = MatMul (x, A) b = MatMul (a, B) c = MatMul (b, T) y = Tanh (c) }
+    """
+    model = onnx.parser.parse_model(text)
+    first = np.random.default_rng(0).standard_normal((4, 2))
+    stored = {"A": first, "B": np.zeros((2, 6)), "T": np.tri(6)}
+    model.graph.initializer.extend(nh.from_array(array.astype(np.float32), name) for name, array in stored.items())
+    onnx.save(model, tmp_path / "m.onnx")
+    trained = build(tmp_path / "m.onnx", Options(paranoid=True), tmp_path / "m.py").report.trainable
+    assert {name: is_trained for name, (is_trained, _) in trained.items()} == {"A": True, "B": True, "T": False}
