@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-MAP = "map"  # in `value.meta`
+from onnxgen.graph.annotations import MAP
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _map_type(kind: onnx.TypeProto) -> MapType | None:
 
 
 def note_maps(graph: ir.Graph, types: Mapping[str, MapType]) -> None:
-    """Note them in the values' `meta`."""
+    """Note them of the values."""
     for value in (*graph.inputs, *graph.outputs):
         if (value.name or "") in types:
-            value.meta[MAP] = types[value.name or ""]
+            MAP.set(value, types[value.name or ""])

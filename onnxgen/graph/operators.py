@@ -18,18 +18,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from onnxgen.common.timing import IMPORTS, stage
 from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.traits import Trait, all_of
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
+BUNDLED = ("onnxgen.classical",)  # plugins in this tree, which no generation has to name
 NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
 
 
@@ -45,7 +48,9 @@ class Operator:
         takes: whether the function can take a node; others are replaced by the standard's function body.
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
         reference: what it computes, in numpy; onnxgen's own have onnx's.
+        tables: attributes whose numbers become stored tensors.
         plugin: what it comes from; None if it is onnxgen's own.
+        traits, data, matrix, weights, still, least: what is known of the operator, see `op` and `graph.catalogue`.
     """
 
     name: str
@@ -56,7 +61,14 @@ class Operator:
     takes: Callable[[ir.Node], bool] = lambda node: True
     infer: Rule | None = None
     reference: Lowering | None = None
+    tables: tuple[str, ...] = ()
     plugin: Plugin | None = None
+    traits: frozenset[Trait] = frozenset()
+    data: str = ""
+    matrix: str = ""
+    weights: str = ""
+    still: str = ""
+    least: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -81,6 +93,13 @@ def op(
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
     reference: Lowering | None = None,
+    traits: Iterable[Trait] = (),
+    data: str = "",
+    matrix: str = "",
+    weights: str = "",
+    still: str = "",
+    least: float | None = None,
+    tables: tuple[str, ...] = (),
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -96,37 +115,31 @@ def op(
             each. Default: onnxgen's own rule, or what the file declares.
         reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
             something to compare with.
+        traits: what kind of operator it is (`graph.traits.Trait`). Passes ask for this instead of naming operators.
+        data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
+            first, or all that broadcast.
+        matrix: the input that makes a layer of the operator where it is stored: what the operator multiplies by.
+        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values.
+        still: the inputs that carry no gradient, or none that training should follow.
+        least: no element of the first output is less than this.
+        tables: attributes whose numbers are weights. Each becomes a stored tensor and one more input of the node: the
+            function takes it by the attribute's name, and it is trained and written back as any weight is.
     """
 
     def register(function: Lowering) -> Lowering:
+        noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
         for name in names:
-            register_function(
-                name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer,
-                reference=reference,
+            made = Operator(
+                name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
+                takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
+                weights=weights, still=still, least=least,
             )  # fmt: skip
+            if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
+                noted[:] = [o for o in noted if o.key != made.key]
+            noted.append(made)
         return function
 
     return register
-
-
-def register_function(
-    name: str,
-    function: Lowering,
-    *,
-    since: int = 1,
-    domain: str = "",
-    renames: Mapping[str, str] | None = None,
-    takes: Callable[[ir.Node], bool] | None = None,
-    infer: Rule | None = None,
-    reference: Lowering | None = None,
-) -> None:
-    """Register a function as `op` does, for operators that come from a table."""
-    domain = "" if domain == "ai.onnx" else domain
-    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
-    noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
-    if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
-        noted[:] = [o for o in noted if o.key != made.key]
-    noted.append(made)
 
 
 def noted_in(module: object) -> list[Operator]:
@@ -150,11 +163,15 @@ def layer(operators: Iterable[Operator]) -> Layer:
 
 @cache
 def _own() -> Layer:
-    """onnxgen's own operators."""
+    """onnxgen's own operators, with those of the plugins in its tree."""
     with stage(IMPORTS):
-        package = importlib.import_module("onnxgen.ops")
-        modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+        modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
     return layer(operator for module in modules for operator in noted_in(module))
+
+
+def _modules(name: str) -> list[ModuleType]:
+    package = importlib.import_module(name)
+    return [importlib.import_module(f"{name}.{m.name}") for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
 class Plugged:
@@ -200,7 +217,12 @@ def operators(*plugins: Layer) -> Layer:
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """The function for an operator as opset `opset` means it, or None."""
-    return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
+    return of_plugins(domain, name, opset) or own(domain, name, opset)
+
+
+def own(domain: str, name: str, opset: int) -> Operator | None:
+    """The function that onnxgen itself has for an operator, or None."""
+    return _newest(_own(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:

@@ -6,28 +6,25 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import CALLED, LOCAL, NODES
 from onnxgen.graph.nodes import all_nodes
 
 Site = tuple[str, int]  # an output of a node in the file, and the number of the node's input
 Nodes = dict[str, tuple[tuple[Site, str], ...]]
-NODES = "nodes"  # in `model.meta`: by each output's name, the sites and names of its node's inputs
-CALLED = "called"  # in `node.meta`: for inputs that an inlined function's call hands in, the call's own site
-LOCAL = "local"  # in `value.meta`: the local function that stores a tensor (3 names), and its name in there
 
 
 def site(node: ir.Node, index: int) -> Site:
     """The position in the file where an input of a node is written."""
-    found: dict[int, Site] = node.meta.get(CALLED, {})
-    return found.get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
+    return CALLED.get(node).get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
 
 
 def note_nodes(model: ir.Model) -> None:
-    """Note how the nodes hang together, in `model.meta`."""
+    """Note how the nodes hang together."""
     noted: Nodes = {}
     for node in all_nodes(model.graph):
         inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
         noted |= {o.name: inputs for o in node.outputs if o.name}
-    model.meta[NODES] = noted
+    NODES.set(model, noted)
 
 
 def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir.Value | None]) -> None:
@@ -39,10 +36,10 @@ def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir
     for node in function:
         made = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
         if made is not None:
-            made.meta[CALLED] = {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal}
+            CALLED.set(made, {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal})
     stored = [o for node in all_nodes(function) if node.op_type == "Constant" for o in node.outputs]
     stored += [value for graph in function.subgraphs() for value in graph.initializers.values()]
     for value in stored:
         new = values.get(value)
         if new is not None:
-            new.meta[LOCAL] = (*function.identifier(), value.name)
+            LOCAL.set(new, (*function.identifier(), value.name))

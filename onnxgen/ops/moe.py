@@ -25,7 +25,11 @@ Layer = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's 
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}
 
 
-@op("MoE", domain=MICROSOFT)
+@op(
+    "MoE", domain=MICROSOFT,
+    weights="fc1_experts_weights fc1_experts_bias fc2_experts_weights fc2_experts_bias fc3_experts_weights "
+    "fc3_experts_bias",
+)  # fmt: skip
 def moe(
     b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_experts_bias: Arg | None,
     fc2_experts_weights: Arg, fc2_experts_bias: Arg | None = None, fc3_experts_weights: Arg | None = None,
@@ -140,14 +144,11 @@ def mixture(
     made = b.let(b("torch.zeros_like(x, dtype=torch.float32)" if wide else "torch.zeros_like(x)", x=x), "total")
     turn = b.local("expert", Info(kind="int"))
     inner: list[Statement] = []
-    outside, b.lowering.block = b.lowering.block, inner
-    try:
+    with b.writing(inner):
         rows, ranks = pair(b, b("torch.where(c == i)", c=chosen, i=Ref(turn)), "rows", "ranks")
         hidden = b.let(gate(b("x[r]", x=x, r=rows), Ref(turn)), "h")
         part = b("h * w[r, n, None]", h=outer(hidden, Ref(turn)), w=share, r=rows, n=ranks)
         b.emit(Assign((made.value,), b("y.index_add(0, r, p)", y=made, r=rows, p=part), b.scope, b.nodes))
-    finally:
-        b.lowering.block = outside
     b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (made.value,), b.scope, b.nodes))
     total = b("y.to(x.dtype)", y=made, x=input) if wide else made
     return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)

@@ -21,16 +21,15 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
-from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.graph.sites import LOCAL
+from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
+from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
-from onnxgen.passes.batch import FREED, Freed
-from onnxgen.passes.folded import RESTORED, Restored, folds
+from onnxgen.passes.folded import Restored, folds
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.reader.cut import cut_metadata
@@ -46,9 +45,10 @@ Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
 _DEFAULTS = Options()
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)  # `nn.Module.to(dtype)` would change them, too
 # what they change is in the code, if anything
 _NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
-CODE_LINE, BUILD_LINE = "Code", "Build"
+BUILD_LINE = "Build"
 
 
 @dataclass
@@ -132,11 +132,11 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together, and what a build records of them."""
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, model.meta.get(RESTORED, []))
+    tensors, record = _tensors(module, RESTORED.get(model) or [])
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
-    if APPROXIMATION in model.meta:
-        origin[APPROXIMATION] = model.meta[APPROXIMATION].to_json()
+    if (approximated := APPROXIMATED.get(model)) is not None:
+        origin[APPROXIMATION] = approximated.to_json()
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -154,10 +154,10 @@ def compose(
     source, tree = render(frame, classes, module.own, report.notes, options.templates)
     digest = tree_digest(tree)
     fingerprint = _fingerprint(digest, tensors, options)
-    source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
+    source = with_fingerprint(source, fingerprint)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
-    reads = frozenset({path, *model.meta.get("data files", ())})
+    reads = frozenset({path, *DATA_FILES.get(model)})
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree
     return Generated(source, tensors, metadata, weights, report, reads, key, tree)
 
@@ -193,14 +193,14 @@ def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> 
     for several keys, in which local functions the others lie that are no tensor of the graph, and which integers each
     tensor stands for that is none of the file's."""
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
-    local = {v.name: v.meta[LOCAL] for v in stored_values(model.graph) if LOCAL in v.meta and v.name in record}
+    local = {v.name: LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
     found = {"wayback": record, "uses": shared, "functions": local, QUANTISED: quantised(model, record)}
     return {key: json.dumps(value) for key, value in found.items() if value or key == "wayback"}
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:
     """What the batch was made free of (`--dynamic-batch`), as the metadata has it."""
-    freed: Freed | None = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return {}
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
@@ -224,7 +224,7 @@ def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
     """The one dtype that all floating-point entries of the state dict have; "" if there are several."""
     found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
-    floats = {dtype for dtype in found if dtype.is_floating_point()} or {ir.DataType.FLOAT}
+    floats = {dtype for dtype in found if dtype.is_floating_point() or dtype in _COMPLEX} or {ir.DataType.FLOAT}
     return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
@@ -235,14 +235,15 @@ def _nbytes(tensor: Source | NDArray[Any]) -> int:
 def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     """What ties a module to its sidecar: code, keys, shapes, dtypes and options, but no weight bytes.
 
+    It begins with the code's digest, by which an edit is noticed.
     Nor the way back, which only the sidecar has: two files of one network that name their tensors differently give the
     very same module, which either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
     asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NO_MATTER}
     chosen = {name: str(value) for name, value in asked.items() if value != getattr(_DEFAULTS, name)}
-    text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    text = json.dumps([__version__, layout, chosen], sort_keys=True)
+    return digest + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassTree]) -> None:
@@ -257,15 +258,15 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
                 and short not in member.frozen
             ):
                 report.parameters += int(np.prod(source.shape, dtype=np.int64))
-    built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
-    report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
+    layers = [m.layer for m in module.members if m.kind == "module" and m.layer.startswith("nn.")]
+    report.recognised = dict(sorted(Counter(layers).items()))
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)
-    made = frozenset(name for norm in model.meta.get(RESTORED, []) for name in norm.made)
+    made = frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
     for value in stored_values(model.graph):
-        if "trainable" in value.meta and value.name not in made:
-            trained, reason = value.meta["trainable"]
+        if TRAINABLE.has(value) and value.name not in made:
+            trained, reason = TRAINABLE.get(value)
             if trained and value not in taken:
                 trained, reason = False, "only a branch that never runs uses it"
             report.trainable[value.name or ""] = (trained, reason)
@@ -277,8 +278,8 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     inputs = [v for v in model.graph.inputs if v.name not in stored_inputs]
     rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
     summary = aligned(rows)
-    place = printable(weights.name) if weights is not None else "in this file"
-    summary += [f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}", f"{CODE_LINE:<10}{'?' * 16}"]
+    place = printable(weights.name, 60) if weights is not None else "in this file"
+    summary.append(f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}")
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if not is_quotable(relative):
         what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
@@ -286,7 +287,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     opset = model.graph.opset_imports.get("", 1)
     return Frame(
         module.name,
-        printable(path.name),
+        printable(path.name, 80),
         opset,
         summary,
         relative,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import FREED
 from onnxgen.paranoid.compare import unlike
 from onnxgen.paranoid.draws import STYLES, drawn
 from onnxgen.paranoid.picture import Picture
@@ -17,7 +18,6 @@ from onnxgen.paranoid.single import Single
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 
-FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
 TIMES = 3  # batches
 SIZE = 4  # of every dim that has a name
 MOST = 20_000_000  # elements of all values of one batch, past which nothing is computed
@@ -26,7 +26,7 @@ MOST = 20_000_000  # elements of all values of one batch, past which nothing is 
 def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Single) -> Iterator[str]:
     """The outputs of which that is not so, on drawn inputs in float64. Nothing is said of networks that are large, or
     that can't be computed."""
-    freed = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return
     numbers = {name: SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)}
@@ -63,7 +63,8 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
     """The outputs whose samples follow each other along an axis of something else, though the batch's own is there."""
-    freed = model.meta[FREED]
+    freed = FREED.get(model)
+    assert freed is not None
     usual = set(freed.inputs.values())
     for value, output in zip(before.graphs[model.graph][1], model.graph.outputs):
         shape, axis = before.facts[value].shape, freed.outputs.get(output.name or "")

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.annotations import TRAINABLE
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
-from onnxgen.paranoid.run import DOMAIN
-from onnxgen.paranoid.stands import CARRIES, roots
+from onnxgen.paranoid.stands import carries, roots
 
 # operators that hand a gradient on from each of their inputs of floats
 SMOOTH = frozenset(
@@ -25,7 +27,6 @@ SMOOTH = frozenset(
     "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
     "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
 )
-ALIKE = VIEWS | {"FakeQuantize"}
 WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 # what operators quantise: for each tensor of integers its place and that of its scale; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -72,14 +73,14 @@ class Learns:
         reached, as_weights = _reached(picture), _as_weights(picture)
         learned = self.options.quantized == "qat-learned"
         for scale in (*self.own, *self.shared):
-            is_trained, why = scale.meta.get("trainable", (False, "nobody decided"))
+            is_trained, why = TRAINABLE.get(scale)
             wanted = learned and scale in self.own
             if is_trained and not wanted and not self._is_asked(scale, self.options.trainable):
                 yield f"the scale {scale.name!r} is trained"
             if wanted and scale in reached and not is_trained and not self._is_asked(scale, self.options.frozen):
                 yield f"the scale {scale.name!r} is not trained: {why}"
         for value in self.weights:
-            is_trained, why = value.meta.get("trainable", (False, "nobody decided"))
+            is_trained, why = TRAINABLE.get(value)
             unreached = "no output depends" in why or "nobody" in why
             if value in reached and not is_trained and not self._is_asked(value, self.options.frozen):
                 if unreached or value in as_weights:
@@ -108,7 +109,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 if root in before.maker and before.maker[root][0].op != "Constant":
                     scales[before.names[root]].add(scale)
                     unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
-        if made.op not in OPERANDS and made.op not in CARRIES:
+        if made.op not in OPERANDS and not carries(made):
             unsure |= _of_integers(before, made)
     for value, tensor in held.weights():
         for made in held.after.nodes.values():
@@ -153,6 +154,7 @@ def _as_weights(picture: Picture) -> set[ir.Value]:
         if (v := made.inputs[i]) is not None
     }  # fmt: skip
     for made in reversed(picture.nodes.values()):
-        if made.op in ALIKE and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
+        is_alike = is_a(made.node, VIEW) or made.op == "FakeQuantize"
+        if is_alike and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
             found.add(made.inputs[0])
     return found

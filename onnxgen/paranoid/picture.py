@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import Info, info
@@ -128,10 +130,6 @@ def _graph(picture: Picture, graph: ir.Graph) -> None:
                 picture.moving.add(value)
 
 
-def is_trained(value: ir.Value) -> bool:
-    return bool(value.meta.get("trainable", (False,))[0])
-
-
 def _made(node: ir.Node, model: ir.Model) -> Made:
     domain = "" if node.domain in STANDARD else node.domain
     imports = model.opset_imports
@@ -146,6 +144,6 @@ def _moves(picture: Picture, made: Made) -> bool:
     if made.op in SIZES and not made.domain:
         return False
     trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
-    if trained or made.op in RANDOM or made.bodies:
+    if trained or is_a(made.node, RANDOM) or made.bodies:
         return True
     return any(v in picture.moving for v in made.inputs if v is not None)

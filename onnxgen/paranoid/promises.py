@@ -6,26 +6,24 @@ from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import DECIDED, FREED
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import find
+from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
-from onnxgen.paranoid.freed import FREED, misplaced, mixed_samples
+from onnxgen.paranoid.freed import misplaced, mixed_samples
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
 from onnxgen.shapes.info import info
 
-# torch has no tensors of text: these work on numbers that stand for it
-MOVERS = frozenset(
-    "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
-    "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
-)
+COMPARE = ("Equal", "Unique")  # text that stands for numbers, too
 FLAGS = frozenset(
     "keepdims ceil_mode count_include_pad exclusive reverse transA transB allowzero select_last_index largest sorted "
     "is_causal noop_with_empty_axes layout align_corners exclude_outside center_point_box".split()
 )  # attributes of the standard's that are 0 or 1, which kernels need not check
 EXPAND = "expand"
-DECIDED = "decided"  # in `model.meta`: it was checked which tensors are trained
 
 
 def broken(
@@ -39,8 +37,8 @@ def broken(
     for made in (made for node, made in after.nodes.items() if node not in before.nodes and not made.domain):
         wrong = [f for f in FLAGS & made.attributes.keys() if made.attributes[f].value not in (0, 1)]
         yield from (f"the pass {name} is wrong: {f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
-    if name == "propagate" and DECIDED not in model.meta:
-        model.meta[DECIDED] = True
+    if name == "propagate" and not DECIDED.has(model):
+        DECIDED.set(model, True)
         yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))
     elif name == "text":
         yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
@@ -55,7 +53,8 @@ def broken(
 def _text_that_is_moved(after: Picture) -> Iterator[str]:
     for made in after.nodes.values():
         texts = [after.facts[v].dtype == ir.DataType.STRING for v in made.inputs if v is not None]
-        if made.op in MOVERS and not made.domain and any(texts):
+        moves = is_a(made.node, MOVES) and made.op != "Identity" or made.op in COMPARE
+        if moves and not made.domain and any(texts):
             yield f"{made.op} {made.name} is given text"
         elif made.op == "TextCodes" and not all(texts):
             yield f"{made.name} makes numbers of what is no text"
@@ -75,7 +74,7 @@ def _version(node: ir.Node, model: ir.Model) -> int:
 
 
 def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator[str]:
-    freed = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None:
         yield "nothing is known of the batch"
         return

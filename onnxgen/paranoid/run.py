@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import OWN_NORM
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import RANDOM
 from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
@@ -18,7 +21,6 @@ from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes.dims import evaluate
 
-DOMAIN = "onnxgen"
 TURNS = 64  # of a loop
 Values = dict[ir.Value, Any]
 
@@ -82,6 +84,8 @@ class Side:
             return _own(step, inputs)
         if step.domain == "" and step.op in SPECIAL:
             return SPECIAL[step.op](self, step, inputs)
+        if is_a(step.node, RANDOM):
+            raise Untold(f"{step.op} draws random numbers")
         if step.domain == "" and step.op in CONTROL:
             return CONTROL[step.op](self, step, inputs, values)
         if step.bodies:
@@ -168,7 +172,7 @@ def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     """A norm of which a pass says that scale and bias keep axes of size 1, as their parameters do."""
-    if not step.node.meta.get("own"):
+    if not OWN_NORM.get(step.node):
         return side.single.run(step, inputs, side.wide)
     axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
     shape = inputs[0].shape[axis:]
@@ -187,12 +191,7 @@ def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     return [None if y is None else y.transpose(2, 0, 1, 3), *(s if s is None else s.swapaxes(0, 1) for s in states)]
 
 
-def _random(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
-    raise Untold(f"{step.op} draws random numbers")
-
-
 SPECIAL = {
-    **dict.fromkeys(RANDOM, _random),
     "Constant": _constant,
     "Dropout": _dropout,
     "LayerNormalization": _affine,

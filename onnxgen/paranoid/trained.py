@@ -1,4 +1,4 @@
-"""Which stored tensors are trained, decided a second time, with no code or table of the pass `trainable`.
+"""Which stored tensors are trained, decided a second time, with no code of the pass `trainable`.
 
 The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), either decision is right.
 """
@@ -13,10 +13,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.gradients import NOWHERE
-from onnxgen.graph.traits import NORMS, PASSES_ON
+from onnxgen.graph.gradients import reason
+from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.scopes.origin import param_path
@@ -24,30 +26,6 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-STILL, BLOCKED, ROOT = "still", "blocked", "root"  # in `meta`: what passes before have said
-# layers' own tensors, by place in a node's inputs
-LAYERS = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
-    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
-    "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7),
-    "AttnLSTM": (1, 2, 3, 7, 8, 9, 10, 13), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
-    **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), (1, 2)), "SVMRegressor": (1, 2, 3),
-    "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
-    **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),
-}  # fmt: skip
-# what a layer measures, or sets once: a gradient may pass there, and none is followed
-SET = {
-    "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
-    "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
-    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9, 16),
-    "SparseAttention": (5, 6, 7, 8, 9, 10), "PagedAttention": (5, 6, 7, 8, 9, 10, 16),
-    "SparsePagedAttention": (5, 6, 7, 8, 9, 10, 13, 14, 15, 21),
-    "DynamicSparseAttention": (7, 8, 9, 10, 11, 12, 13, 17), "MatMulNBits": (1, 2, 3, 4),
-    "MatMulBnb4": (1, 2), "MaxRoiPool": (1,),
-    **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"), (0,)),
-}  # fmt: skip
-BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
-TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # an input, before any layer
 MANY = 4096  # elements past which a tensor is looked at no further
 
 
@@ -68,7 +46,7 @@ class Reach:
 
     def _through(self, node: ir.Node) -> None:
         op = _op(node)
-        blocked = node.meta.get(BLOCKED, SET.get(op, ()))
+        blocked = BLOCKED.get(node) or known(node).still
         is_sure = bool(op) and not self.sure.isdisjoint(node.outputs)
         for i, value in enumerate(node.inputs):
             if value is None or i in blocked:
@@ -92,14 +70,14 @@ def _op(node: ir.Node) -> str:
 
 def _is_barrier(node: ir.Node) -> bool:
     to = node.attributes.get("to") if _op(node) == "Cast" and node.domain in STANDARD else None
-    return _op(node) in BARRIERS or to is not None and to.value not in FLOATS
+    return reason(node.domain, node.op_type) is not None or to is not None and to.value not in FLOATS
 
 
 def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
     """What the pass `trainable` decided otherwise than the rules here.
 
     Args:
-        model: as the pass left it, which changes nothing but `meta`; types are known by now.
+        model: as the pass left it, which changes nothing but what is noted; types are known by now.
         options: `trainable` and `frozen`.
     """
     reach = Reach()
@@ -109,10 +87,10 @@ def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
-        if "trainable" not in value.meta:
+        if not TRAINABLE.has(value):
             yield f"nobody decided of {value.name!r}"
             continue
-        decided, why = value.meta["trainable"]
+        decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):
             yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
 
@@ -144,7 +122,7 @@ class Rules:
                 return decided
         if value not in self.reach.perhaps:
             return False
-        if value not in self.reach.sure or STILL in value.meta:
+        if value not in self.reach.sure or STILL.has(value):
             return None
         if kind == "PARAMETER":
             return True
@@ -154,17 +132,18 @@ class Rules:
             return False
         if self.has_state and value.producer() is not None:
             return False
-        if any(i in LAYERS.get(op, ()) for op, i in uses):
+        if any(i in known(node).weights for node, i in uses):
             return True
         if kind == "BUFFER":
             return False
         return self._by_elements(value, tensor, path)
 
-    def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[str, int]]) -> bool:
+    def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
         """Whether it is a scale of ones or a bias of zeros that a layer without parameters was exported with."""
-        norms = NORMS if self.by_pytorch else {"InstanceNormalization"}
-        uses = [(op, i) for op, i in uses if op not in PASSES_ON]
-        if not uses or any(op not in norms or i not in (1, 2) for op, i in uses):
+        uses = [(node, i) for node, i in uses if not is_a(node, PASSES_ON)]
+        if not uses or any(not is_a(node, NORM) or i not in (1, 2) for node, i in uses):
+            return False
+        if not self.by_pytorch and any(node.op_type != "InstanceNormalization" for node, _ in uses):
             return False
         numbers = set(np.unique(tensor.numpy()).tolist())
         return all(numbers == {2.0 - i} for _, i in uses)
@@ -172,7 +151,7 @@ class Rules:
     def _by_elements(self, value: ir.Value, tensor: ir.TensorProtocol, path: tuple[str, ...] | None) -> bool | None:
         if any(_adds_to_product(use.node, use.idx, tensor) for use in value.uses()):
             return True
-        is_named = path is not None or ROOT in value.meta
+        is_named = path is not None or ROOT.has(value)
         if tensor.size == 1 and not is_named:
             return False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
@@ -183,10 +162,10 @@ class Rules:
         return True if fresh else not _follows(tensor)
 
 
-def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
+def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
     for use in value.uses():
-        yield _op(use.node), use.idx
-        if _op(use.node) in PASSES_ON and depth < 8:
+        yield use.node, use.idx
+        if is_a(use.node, PASSES_ON) and depth < 8:
             for output in use.node.outputs:
                 yield from _uses(output, depth + 1)
 
@@ -209,7 +188,7 @@ def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: 
     data = node.inputs[0]
     while data is not None and data not in inputs and depth:
         maker, depth = data.producer(), depth - 1
-        if maker is None or _op(maker) not in TOUCHES:
+        if maker is None or not (is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div")):
             return False
         data = maker.inputs[0]
     return data in inputs

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.traits import RANDOM, RECTIFIERS, VIEWS
+from onnxgen.graph.annotations import RESTORED, SCOPE
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
@@ -25,8 +27,6 @@ ADDS = ("restore_batchnorm",)
 EPSILON = 1e-5
 FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")  # what exporters call what they folded
 NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
-LAYERS = frozenset("Conv ConvTranspose Gemm Linear MatMul LSTM GRU RNN DeformConv".split())
-PASSED = VIEWS | {"Add", "Cast"}
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)  # of channels; the bias is the layer's
@@ -44,7 +44,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     norms = [made for node, made in after.nodes.items() if made.op == NORM and node not in before.nodes]
     if name not in ADDS:
         return ""
-    if options.restore_batchnorm and "restored" not in model.meta:
+    if options.restore_batchnorm and RESTORED.get(model) is None:
         return "no norm was looked for, though it was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
     return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
@@ -59,7 +59,7 @@ def _kinds(picture: Picture) -> Iterator[str]:
         live.update(v for v in made.inputs if v is not None)
         if made.op == NORM:
             yield NORM
-        elif made.op in RANDOM or _drops(picture, made):
+        elif is_a(made.node, RANDOM) or _drops(picture, made):
             yield "drop"
 
 
@@ -99,7 +99,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
 
 def _misnamed(conv: Made, norm: Made) -> str:
     """Beside `conv2` stands `bn2`: by that name a person finds it, and says what else is to stand there."""
-    layer, found = (tuple(made.node.meta.get("scope", ())) for made in (conv, norm))
+    layer, found = (SCOPE.get(made.node) for made in (conv, norm))
     if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
         return ""
     numbers = [re.findall(r"\d+", path[-1]) for path in (layer, found)]
@@ -117,7 +117,7 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """How each norm is folded again: along the output channels of the convolution that it is of."""
     for made in picture.nodes.values():
         weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
-        for norm in model.meta.get("restored", []):
+        for norm in RESTORED.get(model) or ():
             if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
 
@@ -159,9 +159,10 @@ def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
     while todo:
         made, is_near = todo.pop()
         for user in (user for value in made.outputs for user in users.get(value, ())):
-            if user.op in LAYERS or is_near and user.op in RECTIFIERS:
+            is_layer = known(user.node).matrix is not None and user.op != "Gather"
+            if is_layer or is_near and is_a(user.node, RECTIFIER):
                 return True
-            passes = is_near and user.op in PASSED
+            passes = is_near and (is_a(user.node, VIEW) or user.op in ("Add", "Cast"))
             seen = near if passes else far
             if user.node not in seen:
                 seen.add(user.node)

@@ -1,20 +1,20 @@
 """MatMul with a stored matrix, and the Add of a stored vector after it, are one `nn.Linear`.
 
 ONNX has no N-dimensional linear operator (Gemm is of rank 2 only), so the pass writes `onnxgen.Linear(x, weight,
-bias)`, `weight` as [in, out]: the one operator of our own, lowered in `ops/linear.py`.
+bias)`, `weight` as [in, out], lowered in `ops/linear.py`.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views
-
-DOMAIN = "onnxgen"
 
 
 def _is_float(value: ir.Value | None) -> bool:
@@ -38,7 +38,7 @@ def linear(model: ir.Model, options: Options) -> None:
             bias, last = _bias(node, views)
             inputs = [x, weight] if bias is None else [x, weight, bias]
             # Of a layer whose matrix an exporter turned, only the bias has a name that tells where it is.
-            origin = max(node, last, key=lambda n: len(n.meta.get("scope", ())))
+            origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
             replace(last, ir.Node(DOMAIN, "Linear", inputs, version=1), origin=origin)
 
 

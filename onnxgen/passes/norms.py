@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import OWN_NORM, SCOPE, is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
@@ -22,7 +25,7 @@ from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.steps import filled, flattened, insert, permuted, transposed
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
-from onnxgen.weights.stored import SAME_ORDER, folded_from, stored
+from onnxgen.weights.stored import folded_from, stored
 
 CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"
@@ -129,11 +132,12 @@ def _channels_first(root: ir.Node, norm: ir.Node, perm: tuple[int, ...]) -> ir.N
     assert x is not None
     facts = permuted(info(x), perm)
     norm.replace_input_with(0, transposed(root, x, perm, facts))
-    norm.meta["scope"] = scope = root.meta.get("scope", ())
+    scope = SCOPE.get(root)
+    SCOPE.set(norm, scope)
     # a module of its own has the Transposes, too: then the weights are its parameters, and no nn.LayerNorm's
     stored_ones = [_parameter(i) for i in norm.inputs[1:]]
     if scope and all(v is not None and _module(v) == scope for v in stored_ones):
-        norm.meta["own"] = True
+        OWN_NORM.set(norm, True)
         for i, value in enumerate(stored_ones):
             norm.replace_input_with(i + 1, value)
     insert(root, norm)
@@ -147,8 +151,8 @@ def _parameter(value: ir.Value | None) -> ir.Value | None:
     """The trained tensor that a value is, seen with other axes of size 1 or not at all."""
     while value is not None and stored(value) is None:
         node = value.producer()
-        value = node.inputs[0] if node is not None and node.op_type in SAME_ORDER else None
-    return value if value is not None and value.meta.get("trainable", (False,))[0] else None
+        value = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
+    return value if value is not None and is_trained(value) else None
 
 
 def _module(value: ir.Value) -> tuple[str, ...] | None:

@@ -15,7 +15,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import Problem, Problems
+from onnxgen.graph.annotations import is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, subgraphs, told
+from onnxgen.graph.traits import BROADCASTS
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
@@ -28,10 +31,6 @@ DTYPES = {
 KEY = "dtype"  # in the sidecar's metadata: the type's name
 FLOATS = tuple(DTYPES.values())
 TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
-BESIDE_TENSORS = (  # operators of which torch takes a single number beside a tensor
-    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal",
-    "Dropout", "Pad",
-)  # fmt: skip
 UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
 
 
@@ -92,12 +91,15 @@ def _refuse_classical(graph: ir.Graph) -> None:
 def _is_number(value: ir.Value) -> bool:
     """Whether it is a single number that is no weight and no output, and whatever takes it takes a tensor beside it."""
     tensor = stored(value)
-    if tensor is None or tensor.size != 1 or value.is_graph_output() or value.meta.get("trainable", (False,))[0]:
+    if tensor is None or tensor.size != 1 or value.is_graph_output() or is_trained(value):
         return False
     rank = len(tensor.shape)
-    return all(
-        use.node.op_type in BESIDE_TENSORS and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses()
-    )
+    return all(_takes_numbers(use.node) and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses())
+
+
+def _takes_numbers(node: ir.Node) -> bool:
+    """Whether torch's function takes a single number beside a tensor."""
+    return is_a(node, BROADCASTS) and node.op_type not in ("Sum", "Mean") or node.op_type in ("Clip", "Dropout", "Pad")
 
 
 def _is_wide(value: ir.Value | None, rank: int) -> bool:

@@ -1,7 +1,7 @@
-"""The numbers that classical models (ai.onnx.ml) keep in attributes, as stored tensors.
+"""The numbers that operators keep in attributes (`@op(..., tables=...)`), as stored tensors.
 
 A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
-input of its node; `node.meta["tables"]` has the names of those inputs, which follow the schema's own.
+input of its node; `TABLE_INPUTS` has the names of those inputs, which follow the schema's own.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import TABLE_INPUTS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import find
 
-ML = "ai.onnx.ml"
-NAMES = "tables"  # in `node.meta`
-_WEIGHTS = ("base_values", "base_values_as_tensor")
-TABLES = {
-    "LinearRegressor": ("coefficients", "intercepts"),
-    "LinearClassifier": ("coefficients", "intercepts"),
-    "SVMRegressor": ("coefficients", "support_vectors", "rho"),
-    "SVMClassifier": ("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
-    "Scaler": ("offset", "scale"),
-    "TreeEnsemble": ("leaf_weights",),
-    "TreeEnsembleRegressor": ("target_weights", "target_weights_as_tensor", *_WEIGHTS),
-    "TreeEnsembleClassifier": ("class_weights", "class_weights_as_tensor", *_WEIGHTS),
-}
-"""Of each operator, the attributes that its output is differentiable in."""
+NEWEST = 1 << 31
+
+
+def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
+    """The attributes of an operator that its output is differentiable in, as its function says."""
+    if domain in ("", "ai.onnx"):
+        return ()
+    operator = find(domain, op_type, NEWEST)
+    return operator.tables if operator is not None else ()
 
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
@@ -37,11 +34,11 @@ def table_name(attribute: str, outputs: Sequence[str]) -> str:
 def store_tables(model: ir.Model) -> None:
     """Make initializers of these attributes, wherever in the model their node is."""
     for node in all_nodes(model.graph):
-        if node.domain != ML or not isinstance(node.graph, ir.Graph):
+        if not isinstance(node.graph, ir.Graph) or not (names := tables_of(node.domain, node.op_type)):
             continue
         if "one_class" in node.attributes and node.attributes["one_class"].value:
             continue  # its output is a sign: flat
-        _store(node, TABLES.get(node.op_type, ()), node.graph)
+        _store(node, names, node.graph)
 
 
 def _store(node: ir.Node, names: tuple[str, ...], graph: ir.Graph) -> None:
@@ -60,7 +57,7 @@ def _store(node: ir.Node, names: tuple[str, ...], graph: ir.Graph) -> None:
     node.resize_inputs(len(inputs))
     for index, new in enumerate(inputs):
         node.replace_input_with(index, new)
-    node.meta[NAMES] = tuple(stored)
+    TABLE_INPUTS.set(node, tuple(stored))
 
 
 def _tensor(attribute: ir.Attr | None) -> ir.TensorProtocol | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.operators import of_plugins
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import of_plugins, own
 from onnxgen.shapes import (
     infer_conv,
     infer_elementwise,
     infer_layout,
     infer_math,
     infer_microsoft,
-    infer_ml,
     infer_slice,
 )
 from onnxgen.shapes.dims import TooComplex
@@ -30,10 +30,9 @@ RULES: dict[str, Rule] = {
 
 STANDARD = ("", "ai.onnx")
 OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
-    "ai.onnx.ml": infer_ml.RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-    "onnxgen": {  # what passes make before the last propagation
+    DOMAIN: {  # what passes make before the last propagation
         "SummedPool": infer_conv.RULES["AveragePool"],
         **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
     },
@@ -48,7 +47,8 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    rule = RULES.get(n.op) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
+    other = OTHERS.get(n.node.domain, {}).get(n.op)
+    rule = (RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else other) or _own_rule(n)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
@@ -56,6 +56,12 @@ def infer(n: NodeFacts) -> list[Info]:
     except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]
+
+
+def _own_rule(n: NodeFacts) -> Rule | None:
+    """The rule that stands with an operator's function."""
+    operator = own(n.node.domain, n.op, n.opset)
+    return operator.infer if operator is not None else None
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:

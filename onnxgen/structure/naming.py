@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
@@ -17,18 +18,16 @@ from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 SPARE = ("x", "y", "z")
 _ROLE = re.compile(r"[a-z_][a-z0-9_]*")
-ACTIVATIONS = frozenset(
-    "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
-)
+# what is called as what it was before; a hardsigmoid makes a gate
+SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
+GATE, GATED = "gate", "probs"  # the result of a sigmoid that is multiplied with something, and of any other
 # what the results of functions are called
 RESULTS = {
-    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": "gate",
+    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
     "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
-SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
-PARTS = frozenset(("split", "chunk", "unbind", "tensor_split"))
 # parts of a network that say nothing of what comes out of them
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
@@ -52,6 +51,7 @@ class Names:
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.joined = joined(scope, infos)
         self.parts = parts(scope)
+        self.factors = factors(scope)
         self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
     def run(self) -> dict[str, LocalName]:
@@ -197,7 +197,8 @@ class Names:
             names = SEVERAL.get(called(seen_through(statement.value))[0], ())
             at = statement.targets.index(value)
             return [*own, *names[at : at + 1]], []
-        return _of_expression(statement.value, own)
+        says, vague = _of_expression(statement.value, own)
+        return [GATED if name == GATE and value not in self.factors else name for name in says], vague
 
 
 def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:
@@ -211,7 +212,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
             return [*weak, RESULTS[name]], []
         if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
             node = seen_through(node.left)
-        elif name in ACTIVATIONS and operands:
+        elif name in SAME_NAME and operands:
             node = seen_through(operands[0])
         else:
             break
@@ -223,7 +224,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
     if last in SHORTCUTS:
         return [*weak, "identity" if last.startswith("down") else last.removesuffix("_conv")], []
     word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last)
-    if not word or word.split("_")[-1] in VAGUE or len(last) > 24:
+    if len(word) < 2 or word.split("_")[-1] in VAGUE or len(last) > 24:
         return weak, [last] if re.search(r"[a-z]\d+$", last) and len(last) <= 24 else []
     return [*weak, last if last[-1].isdigit() else word], []
 
@@ -264,6 +265,18 @@ def parts(scope: Scope) -> dict[str, str]:
         if len(found) > 1:
             return {value: f"x{i}" for i, value in enumerate(found, 1)}
     return {}
+
+
+def factors(scope: Scope) -> frozenset[str]:
+    """Values that something is multiplied with, here or, for all that can be seen here, in a submodule."""
+    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
+    sides: list[ast.AST] = []
+    for node in (n for tree in trees for n in walk(tree)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            sides += [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
+            sides += node.args
+    return frozenset(side.value for side in map(seen_through, sides) if isinstance(side, Ref))
 
 
 def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:

@@ -109,10 +109,12 @@ def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> O
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:
     """The model for a checkpoint whose classifier was replaced; None if that is not what makes it differ."""
+    from onnxgen.export.state import read_state
     from onnxgen.surgery.replacing import resize_head
+    from onnxgen.verify.convert import to_torch
 
     try:
-        state = module.load_weights(weights)
+        state = {key: to_torch(array) for key, array in read_state(weights).items()}
     except Exception:  # it can't be read at all
         return None
     model = from_pretrained(module, path)

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import RECURRENT
 from onnxgen.verify.compare import SLACK, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
@@ -22,7 +24,6 @@ from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 NOISY = 4  # answers with noise in every operator's result
 UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same in types of 16 bits
-RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
@@ -98,7 +99,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
         name, weight.name = weight.name, f"{weight.name}/exact"
         noised(weight.name, name, weight.data_type)
     for node in made.graph.node:
-        for i, name in enumerate(node.input if node.op_type in RECURRENT else ()):
+        for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
             if types.get(name) in _FLOATS:
                 node.input[i] = f"{name}/into/{len(nodes)}"
                 noised(name, node.input[i], types[name])

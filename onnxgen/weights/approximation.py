@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import counted
 
-KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
+KEY = "quantized"  # in the sidecar's metadata
 SIGMAS = 6.0
 PART = 0.5  # of an output's standard deviation, that what only the file saturates may change
 SMALLER = 0.2  # the part of the file's output that may be missing all over; of right modules it was 0.01, at most

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.budget import past, writable
 from onnxgen.graph.nodes import answered, told
 from onnxgen.options import Options
 from onnxgen.shapes.info import info
@@ -118,7 +118,6 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
 
 
 SHOWN = 32_768  # pieces of stored tensors that concatenations may show, in all
-SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # of the views, those that move no element
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
     "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),

@@ -365,7 +365,7 @@ def test_verify_refuses_a_stale_sidecar(model: Path, out: Path, tmp_path: Path, 
     call(other, "-o", tmp_path / "other.py", "-q")
     os.replace(tmp_path / "other.safetensors", out.with_suffix(".safetensors"))
     assert call("verify", model, out) == 2
-    assert "does not belong to" in capsys.readouterr().err
+    assert "does not belong here" in capsys.readouterr().err
 
 
 # ---- inspect, ops, help ----------------------------------------------------------------------------------------------

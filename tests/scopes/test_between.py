@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.scopes.between import place_silent
@@ -23,7 +24,7 @@ def placed(write: Write, nodes: Sequence[onnx.NodeProto], weights: Sequence[str]
     """Dotted scopes by node name."""
     read_model = read(write(model(nodes, [weight(name, 4, 4) for name in weights])), Options())
     place_silent(read_model, Options())
-    return {n.name or "": ".".join(n.meta["scope"]) for n in read_model.graph}
+    return {n.name or "": ".".join(SCOPE.get(n)) for n in read_model.graph}
 
 
 def layer(name: str, source: str, result: str) -> onnx.NodeProto:
@@ -56,6 +57,22 @@ def test_a_skip_connection_ends_where_it_began(write: Write) -> None:
     found = placed(write, nodes, [f"{n.name}.weight" for n in nodes if n.op_type == "MatMul"])
     for i in (0, 1):
         assert [found[f"{name}{i}"] for name in ("neg", "add", "relu")] == [f"blocks.{i}"] * 3
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_branches_of_a_block_meet_in_it(write: Write, outside: bool) -> None:
+    """Unless something else takes one of them, too."""
+    nodes = [
+        layer("stem", "x", "s"),
+        layer("blocks.0.fc", "s", "a"),
+        layer("blocks.0.shortcut", "s", "b"),
+        node("Add", ["a", "b"], ["c"], name="add"),
+        node("Relu", ["c"], ["d"], name="relu"),
+        layer("blocks.1.fc", "d", "e"),
+        node("Sub", ["e", "b" if outside else "e"], ["y"], name="sub"),
+    ]
+    found = placed(write, nodes, [f"{n.name}.weight" for n in nodes if n.op_type == "MatMul"])
+    assert found["add"] == ("" if outside else "blocks.0")
 
 
 def test_activations_between_layers_of_a_list_are_not_the_layers(write: Write) -> None:

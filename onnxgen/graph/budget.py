@@ -7,23 +7,23 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import BYTES_READ, DATA_FILES
 from onnxgen.options import Options
 
-READ = "bytes read"  # in the model's meta: of the file, and of each data file once
 TIMES = 4  # a byte that is stored becomes a float
 UNPACKED_TIMES = 16  # and two bits do, where quantised weights are made floats
 
 
 def note_read(model: ir.Model, path: Path) -> None:
     """Note how large the file and its data files are."""
-    files = {path, *model.meta.get("data files", ())}
-    model.meta[READ] = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+    files = {path, *DATA_FILES.get(model)}
+    BYTES_READ.set(model, sum(os.path.getsize(file) for file in files if os.path.isfile(file)))
 
 
 def writable(model: ir.Model, options: Options) -> int:
     """Bytes that may be written."""
     times = TIMES if options.quantized == "keep" else UNPACKED_TIMES
-    return times * int(model.meta.get(READ, 0)) + options.limits.written
+    return times * BYTES_READ.get(model) + options.limits.written
 
 
 def past(size: int, most: int, what: str) -> str | None:
