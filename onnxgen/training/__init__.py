@@ -1,4 +1,4 @@
-"""Train a generated model on whatever hardware there is.
+"""Train a generated model on CPU, CUDA, MPS, XPU and other PyTorch devices.
 
     from model import Model
     from onnxgen.training import fit, evaluate, freeze, replace_head
@@ -7,7 +7,7 @@
     freeze(model, "layer1.*")
     result = fit(model, "photos/", epochs=5, head_lr=10)
 
-The engine is Lightning's `Trainer`; every verb here also works without it, with a loop of your own. Importing this
+The engine is Lightning's `Trainer`; all other functions here also work in a training loop of your own. Importing this
 package imports neither torch nor lightning: each name is looked up when it is first used (PEP 562).
 """
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen.training' has no attribute {name!r}")
     module = importlib.import_module(f"onnxgen.{_HOME[name]}")
-    return module if _HOME[name] == f"training.{name}" else getattr(module, name)  # a module that can be called
+    return module if _HOME[name] == f"training.{name}" else getattr(module, name)  # the module is callable
 
 
 def __dir__() -> list[str]:

@@ -1,26 +1,26 @@
-"""Which epoch is the best: one rule for the weights that are kept and for what the reports say."""
+"""The rule for the best epoch. The kept weights and the reports both follow it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-LOW = ("loss", "error", "mse", "mae", "perplexity")  # in the names of metrics of which less is better
+LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")  # parts of metric names
 
 
 def lower_is_better(metric: str) -> bool:
-    """Of losses and errors; of anything else more is."""
-    return any(word in metric for word in LOW)
+    """Return True if a smaller value of the metric is better, as for losses and errors."""
+    return any(word in metric for word in LOWER_IS_BETTER)
 
 
 def goodness(metrics: Mapping[str, float], monitor: str) -> tuple[float, float] | None:
-    """How good an epoch is; of two the greater is better, and of equals the first.
+    """Return a sort key for an epoch: the greater one is better, and of two equal epochs the earlier one.
 
-    The monitored metric decides, and of those who are equal in it (an accuracy of a few samples often is) the loss of
-    the same part of the data.
+    The monitored metric decides. If two epochs are equal in it (accuracies on few samples often are), the loss on the
+    same part of the data decides.
 
     Returns:
-        None if the metric is missing, or no finite number.
+        None if the metric is missing or not finite.
     """
     value = metrics.get(monitor, math.nan)
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Classes that are asked for by name, and their arguments."""
+"""Looks up classes by name, and checks their arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Entry = TypeVar("Entry")
 
 
 def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
-    """The entry of that name, whatever its case.
+    """Return the entry of `known` with this name, ignoring case. `what` names the kind of entry in the error.
 
     Raises:
-        OnnxgenError: there is none (the error lists near matches).
+        OnnxgenError: there is no such entry (the error lists near matches).
     """
     folded = {key.lower(): key for key in known}
     if name.lower() in folded:
@@ -28,26 +28,26 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
 
 
 def classes_of(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
-    """The public classes of a module that are kinds of another, by name."""
+    """Return the public subclasses of `base` in a module, by name."""
     found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
     return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the known names that this one may stand for: it is in them, or is spelled much like them."""
+    """Return up to three known names that contain `name`, or else are spelled like it."""
     folded, text = {key.lower(): key for key in known}, name.strip().lower()
     within = [key for key in folded if len(text) > 2 and text in key]
     return [folded[key] for key in within[:3] or difflib.get_close_matches(text, folded, n=3, cutoff=0.65)]
 
 
 def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterable[str]) -> None:
-    """See that a class takes these arguments, and has all that it needs.
+    """Check that a class accepts these arguments, and that no required argument is missing.
 
     Args:
-        given: what it gets besides, and is no one else's to set.
+        given: parameters that the caller sets itself; `arguments` may not contain them.
 
     Raises:
-        OnnxgenError: it does not take one, or needs another.
+        OnnxgenError: an argument is unknown, or a required one is missing.
     """
     takes = {n: p for n, p in inspect.signature(chosen).parameters.items() if n not in given}
     for name in arguments:

@@ -1,7 +1,7 @@
-"""Settings of a run as a TOML file: read with every mistake named, written so that the file alone repeats the run.
+"""Reads and writes the settings of a run as a TOML file. The file alone is enough to repeat the run.
 
-Keys are the names of the settings, with `-` or `_`, and besides them `model` and `data`. Paths in it are relative to
-the file's own folder; in memory they are, as everywhere, relative to where the program runs.
+Keys are `model`, `data` and the names of the settings, with `-` or `_`. Paths in the file are relative to the file's
+folder. In memory they are relative to the current folder.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-BESIDES = ("model", "data")  # what a run is given and `Settings` has no field for
-TYPES: dict[str, Any] = {**dict.fromkeys(BESIDES, str), **typing.get_type_hints(Settings)}
+NOT_SETTINGS = ("model", "data")  # keys of the file that are not fields of `Settings`
+TYPES: dict[str, Any] = {**dict.fromkeys(NOT_SETTINGS, str), **typing.get_type_hints(Settings)}
 PATHS = ("model", "data", "weights", "out")
-DIGITS = "digits"  # the data that needs no file
-FUNCTION = re.compile(r"[\w.]+:\w+")  # data that a function makes
+DIGITS = "digits"  # the built-in data set
+FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a TOML file by name, each of its setting's type.
+    """Return the values of a TOML file by name, converted to the types of their settings.
 
     Raises:
-        OnnxgenError: the file can't be read, is no TOML, or has unknown keys or values of another type: all of them.
+        OnnxgenError: the file can't be read or is not TOML. Or it has unknown keys or values of a wrong type; the error
+            lists all of them.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -62,9 +63,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def typed(value: Any, wanted: Any) -> Any:
-    """A value as a type of `Settings` has it: lists as tuples, whole numbers as float where a float is wanted.
+    """Return a value converted to `wanted`, the type of a field of `Settings`: a list to a tuple, an int to a float.
 
-    Raises `ValueError` with the words for what is wanted.
+    Raises `ValueError` with a description of the wanted type.
     """
     kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     for kind in kinds:
@@ -94,7 +95,10 @@ def _wording(kind: Any) -> str:
 
 
 def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]) -> Any:
-    """The value, if it is a relative path, as `move` has it; `digits` and `module:function` are none."""
+    """Return `move(value, folder)` if the value is a relative path, else the value.
+
+    The data sources `digits` and `module:function` are not paths.
+    """
     if name not in PATHS or value is None or os.path.isabs(text := str(value)):
         return value
     made = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
@@ -102,26 +106,26 @@ def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]
 
 
 def _as_seen_here(path: str, folder: Path) -> str:
-    """A path that a file in `folder` names."""
+    """Return a path that is relative to `folder` as one that is relative to the current folder."""
     found, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + path)), Path.cwd()
     return str(found.relative_to(here) if found.is_relative_to(here) else found)
 
 
 def _as_seen_from(path: str, folder: Path) -> str:
-    """A path of here, as a file in `folder` names it."""
+    """Return a path that is relative to the current folder as one that is relative to `folder`."""
     place, name = os.path.split(os.path.abspath(path))
     try:
         return Path(os.path.relpath(os.path.join(os.path.realpath(place), name), os.path.realpath(folder))).as_posix()
-    except ValueError:  # on another drive of Windows
+    except ValueError:  # Windows: the two are on different drives
         return os.path.abspath(path)
 
 
 def write_config(path: Path, settings: Settings, besides: Mapping[str, str], comments: Sequence[str] = ()) -> None:
-    """Write every setting that has a value, in the order of `Settings`; `besides` are `model` and `data`.
+    """Write every setting that is not None, in the order of `Settings`; `besides` holds `model` and `data`.
 
-    What TOML can't say (an object that a program gave as an optimizer's argument) becomes a comment.
+    A value that TOML can't represent (such as an object as an optimizer's argument) becomes a comment.
 
-    Raises `OSError` as the system does; an older file is replaced as a whole or stays.
+    The file is replaced atomically. Raises `OSError` if it can't be written.
     """
     lines = [_comment(comment) for comment in comments]
     values = {**besides, **{f.name: getattr(settings, f.name) for f in fields(settings)}}
@@ -142,7 +146,7 @@ def _comment(text: str) -> str:
 
 
 def _toml_letter(letter: str) -> str:
-    """A letter as it stands in a text of TOML: what can't be shown by its number."""
+    """Return a character for use in a TOML string; one that is not printable is escaped."""
     if letter.isprintable():
         return letter
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
@@ -154,7 +158,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (str, Path)):
-        if any("\ud800" <= c <= "\udfff" for c in str(value)):  # half of a pair, as in a name that is no UTF-8
+        if any("\ud800" <= c <= "\udfff" for c in str(value)):  # a lone surrogate, as in a file name that is not UTF-8
             raise TypeError("text that UTF-8 can't hold")
         return "".join(map(_toml_letter, json.dumps(str(value), ensure_ascii=False)))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: a trained model on data, without training it."""
+"""`evaluate` and `predict`: run a trained model on data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onnxgen.training.settings import Settings
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import QUIET, metrics, quiet
 
-PARTS = ("test", "val", "train")  # the first that the data has is evaluated
+PARTS = ("test", "val", "train")  # in this order: the first part that the data has is evaluated
 
 
 def evaluate(
@@ -42,18 +42,18 @@ def evaluate(
     settings: Settings | None = None,
     **overrides: Any,
 ) -> dict[str, float]:
-    """The losses, and of a classifier the accuracy, that a model has on data.
+    """Return a model's losses on data, and the accuracy if it is a classifier.
 
     Args:
         model: an `nn.Module`, or the path of a generated file (with `weights`, those of a checkpoint).
-        data: as for `fit`. Images are normalised as they were when `fit` trained this very model; of another model say
-            `normalize`: by their own mean and deviation, of which a warning tells, they are rarely what was trained.
-            The same goes for `classes`: names of fewer classes than the model has are refused without it.
+        data: as for `fit`. If `fit` trained this model object, images are normalised as in training. For another model
+            give `normalize`. Otherwise the images' own mean and deviation are used, with a warning, and they rarely
+            match the training. Data with fewer named classes than the model is refused unless `classes` is given.
         part: "train", "val" or "test"; default: test if the data has it, else validation, else all of it.
-        settings, overrides: as for `fit`; what speaks of training is ignored.
+        settings, overrides: as for `fit`; settings of the training itself are ignored.
 
     Returns:
-        `loss`, `accuracy` and, of several outputs, those of each.
+        `loss` and `accuracy`; with several outputs, also those of each output.
 
     Raises:
         OnnxgenError: model and data do not fit together.
@@ -71,12 +71,12 @@ def evaluate(
 def predict(
     model: nn.Module | Path | str, data: Any, *, part: str | None = None, settings: Settings | None = None, **given: Any
 ) -> Tensor | tuple[Tensor, ...]:
-    """A model's outputs for data, in its order, on the CPU: one tensor [samples, ...], or a tuple of them.
+    """Return a model's outputs for data, in the data's order, on the CPU: one tensor [samples, ...], or a tuple.
 
-    Where the samples lie along another axis of an output (the last state of a recurrent layer), so they do here.
+    If an output has its batch axis elsewhere (as the last state of a recurrent layer), the result keeps that axis.
 
-    Args and raises: as `evaluate`; targets are not needed. A sample that can't be read is an error: left out, it would
-    shift all that follow.
+    Args and raises: as `evaluate`, but targets are not needed. A sample that can't be read is an error, because
+    skipping it would shift all later samples.
     """
     network, settings, _, samples, feeding, device = _ready(model, data, part, settings, given, targets=False)
     network = prepare_for(network, device).to(device.torch_device)
@@ -97,7 +97,10 @@ def predict(
 
 
 def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
-    """One output's batches, joined along the axis of the samples."""
+    """Return the batches of output number `index`, joined along its batch axis.
+
+    `counts` has the number of samples in each batch. Raises `OnnxgenError` if the output has no batch axis.
+    """
     ports = signature_of(network)
     batch = {port.dims[0] for port in ports.inputs if port.dims}
     dims = (ports.outputs[index].dims if index < len(ports.outputs) else None) or ()
@@ -118,7 +121,7 @@ def _ready(
     overrides: Mapping[str, Any],
     targets: bool = True,
 ) -> tuple[nn.Module, Settings, Data, Samples, Feeding, Device]:
-    """The model, the settings without what changes samples in training, and the data's part, known to fit together."""
+    """Return the model, the settings without augmentation, the data and its part; check that they fit together."""
     settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
     if not isinstance(model, nn.Module):
         model = open_model(model, settings.weights)
@@ -142,7 +145,7 @@ def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
 
 
 def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objective], settings: Settings) -> None:
-    """Of some of the classes the sorted names have other numbers than they were trained with."""
+    """Refuse data that has only some of the classes: its sorted names would get other indices than in training."""
     for made in objectives:
         has = samples.fields[made.column].classes
         if made.column in data.named and not settings.classes and len(has) < made.classes:
@@ -152,7 +155,7 @@ def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objecti
 
 
 def _refuse_rest(network: nn.Module, samples: Samples) -> None:
-    """A model of a fixed batch takes no smaller one at the end."""
+    """Refuse data whose last batch would be smaller than the model's fixed batch size."""
     fixed = fixed_batch(network)
     if fixed and len(samples) % fixed:
         what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"

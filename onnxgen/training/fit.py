@@ -41,14 +41,14 @@ from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics, quiet
 
 @dataclass
 class Result:
-    """What came of a run.
+    """The result of a training run.
 
     Attributes:
-        model: with the best weights, in evaluation mode, on the CPU, in the dtypes it had. Of FSDP, which leaves the
-            model that was given in parts, a copy that is whole.
+        model: with the best weights, in eval mode, on the CPU, in its original dtypes. FSDP leaves the given model
+            sharded; then this is an unsharded copy.
         out: the folder of the run.
         history: the metrics of each epoch, as in `metrics.csv`.
-        best_epoch: which of them is the best, from 0.
+        best_epoch: index of the best epoch in `history`, from 0.
         test: the metrics of the test part, if there is one.
         stopped: why the run ended ("epochs", "max_steps", "early stop", "interrupted").
     """
@@ -78,11 +78,11 @@ def fit(
         model: an `nn.Module`, trained in place, or the path of a generated file.
         data: what `onnxgen.training.data.open_data` takes: a path, "digits", "module:function", arrays, datasets.
         settings, overrides: see `Settings`; `fit(model, data, epochs=3, lr=1e-3)`.
-        callbacks: Lightning's, besides those that a run always has.
-        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": the first two by what stdout is.
+        callbacks: Lightning callbacks, in addition to those of every run.
+        show: "live" (a panel that needs a terminal), "lines", "nothing", or "auto": "live" on a terminal, else "lines".
 
     Raises:
-        OnnxgenError: what was asked for does not fit together; nothing was trained then. Or the loss became NaN.
+        OnnxgenError: model, data and settings do not fit together (nothing was trained), or the loss became NaN.
     """
     settings = replace(settings or Settings(), **overrides)
     with quiet():
@@ -92,7 +92,7 @@ def fit(
 
 
 def _named(model: Any, data: Any) -> dict[str, str]:
-    """Model and data of a run, as far as they have names."""
+    """Return `model` and `data` as text, if they are files or names."""
     file = file_of(model) if isinstance(model, nn.Module) else model
     named = {"model": file, "data": data if isinstance(data, (str, Path)) else None}
     return {name: str(value) for name, value in named.items() if value is not None}
@@ -101,9 +101,9 @@ def _named(model: Any, data: Any) -> dict[str, str]:
 def run(
     plan: Plan, callbacks: Sequence[lightning.Callback], show: str = "auto", named: Mapping[str, str] | None = None
 ) -> Result:
-    """Train what was prepared. `named` goes into `config.toml` besides the settings."""
+    """Train as `plan` says. `named` is written to `config.toml` with the settings."""
     settings = plan.settings
-    if not callbacks:  # which may log what they like
+    if not callbacks:  # a user's callbacks may log other metrics
         _check_monitor(plan)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
@@ -118,7 +118,7 @@ def run(
     first, rest = LogEpoch(), [history, progress, *early_stopping(plan), keep]
     lean(task, first, *rest)
     trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
-    go_on_from = keep.start(settings.resume)  # raises before anything of an older run is replaced
+    go_on_from = keep.start(settings.resume)  # may raise, so it comes before files of an older run are replaced
     report.begin(settings, facts, named or {})
     loaders, begun = Loaders(plan), time.monotonic()
     stopped = _train(trainer, task, loaders, go_on_from)
@@ -131,7 +131,7 @@ def run(
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
-    for name, tensor in _tensors(whole.cpu().eval()):  # "bf16-true" and the like are not what data and ONNX file are in
+    for name, tensor in _tensors(whole.cpu().eval()):  # undo "bf16-true" and the like
         if name in dtypes and tensor.dtype != dtypes[name]:
             tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
     return result
@@ -166,7 +166,7 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
 
 
 def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
-    """What saves the run."""
+    """Return the callback that saves checkpoints; `say` prints its messages."""
     settings = plan.settings
     assert plan.data.train is not None
     return Checkpoints(
@@ -180,17 +180,17 @@ def checkpoints(plan: Plan, say: Callable[[str], None]) -> Checkpoints:
 
 
 def early_stopping(plan: Plan) -> list[EarlyStopping]:
-    """What ends the run after `early_stop` epochs without a new best, if that is asked for."""
+    """Return the callback that stops after `early_stop` epochs without a new best; none if `early_stop` is None."""
     if plan.settings.early_stop is None:
         return []
     monitor, mode = plan.monitor
-    # whether there is such a metric, and whether it is finite, is for `Checkpoints` to say
+    # `Checkpoints` already checks that the metric exists and is finite
     more = {"strict": False, "check_finite": False, "check_on_train_epoch_end": True}
     return [EarlyStopping(monitor, mode=mode, patience=plan.settings.early_stop, **more)]
 
 
 def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from: Path | None) -> str:
-    """Run the trainer; returns why it ended."""
+    """Run the trainer, and return the reason why it ended: a value of `Result.stopped`."""
     try:
         trainer.fit(task, datamodule=loaders, ckpt_path=go_on_from)
     except Stopped:
@@ -206,7 +206,7 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from:
 
 
 def _copy(network: nn.Module) -> nn.Module:
-    """A copy that is known to be normalised and to tell classes apart as the model is."""
+    """Return a deep copy of the model, with the normalisation and the class names noted for it."""
     found = copy.deepcopy(network)
     set_scale(found, scale_of(network))
     set_classes(found, classes_of(network))
@@ -214,12 +214,12 @@ def _copy(network: nn.Module) -> nn.Module:
 
 
 def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, store: Store, stopped: str) -> None:
-    """Put the best weights into the model; of a run that was stopped within an epoch, save what it has come to first.
+    """Load the best weights into the model. If the run was interrupted, save the latest weights first.
 
-    Every process reads what the first one wrote.
+    Process 0 writes files, and every process reads them.
 
     Args:
-        whole: what is handed back: the same as `network`, unless that is in parts of which others may be gone by now.
+        whole: the model to return. It is `network` unless that is sharded: other processes may have ended by now.
     """
     out = store.folder.parent
     if stopped == "interrupted":
@@ -237,7 +237,7 @@ def _restore(network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, s
 
 
 def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
-    """What makes optimizer and schedule, once Lightning knows how many steps there are."""
+    """Return a function that makes optimizer and schedule; Lightning calls it when the number of steps is known."""
 
     def made(task: lightning.LightningModule) -> Any:
         assert isinstance(task, Task)
@@ -259,7 +259,7 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
 
 
 def _check_optimization(plan: Plan, network: nn.Module) -> None:
-    """Refuse what an optimizer or a schedule can't do while what an older run left is still there."""
+    """Raise an error of the optimizer or the schedule now, before files of an older run are replaced."""
     settings = plan.settings
     assert plan.data.train is not None
     a_step = settings.batch_size * settings.accumulate * settings.devices * settings.nodes

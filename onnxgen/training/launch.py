@@ -1,4 +1,4 @@
-"""How many processes there are, where something else started them."""
+"""Reads from the environment how many processes torchrun or SLURM started."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnxgen.training.settings import Settings
 
 
 def launched(settings: Settings, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings with as many devices and nodes as torchrun or SLURM started processes for.
+    """Return the settings with the numbers of devices and nodes for which torchrun or SLURM started processes.
 
     Raises:
-        OnnxgenError: other numbers were asked for.
+        OnnxgenError: the settings ask for other numbers.
     """
     found = _torchrun(environment) or _slurm(environment)
     if found is None:
@@ -38,7 +38,7 @@ def _torchrun(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """As Lightning takes it: `srun` with --ntasks-per-node. An interactive shell's variables start nothing."""
+    """Return what `srun --ntasks-per-node` started, by the same rule as Lightning; None in an interactive shell."""
     if "SLURM_NTASKS_PER_NODE" not in environment or environment.get("SLURM_JOB_NAME") in ("bash", "interactive"):
         return None
     return "SLURM", int(environment["SLURM_NTASKS_PER_NODE"]), int(environment.get("SLURM_NNODES", "1"))

@@ -1,4 +1,4 @@
-"""Optimizers of torch on devices that have no `lerp`, such as DirectML."""
+"""Runs optimizers of torch on devices without `lerp`, such as DirectML."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class WithoutLerp(TorchFunctionMode):
-    """While it lasts, `lerp` is spelled out in additions and multiplications.
+    """In this context, `lerp` is computed by additions and multiplications.
 
-    The formula is that of torch's own kernel (aten/src/ATen/native/Lerp.h): from whichever end is nearer.
+    The formula is that of torch's kernel (aten/src/ATen/native/Lerp.h), which starts from the nearer end.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -33,11 +33,11 @@ def _lerp(input: Tensor, end: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def without_lerp(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same optimizer, its step under `WithoutLerp`; state and results are those of the original.
+    """Return a subclass of the optimizer whose step runs in `WithoutLerp`. Its state and results are the same.
 
-    The closure, if there is one, runs before the step as in the original, and not under the mode.
+    A closure runs before the step, as in the original, and outside the mode.
     """
-    # torch wraps `step` for its hooks when the first instance is made; ours is wrapped likewise, so only once.
+    # torch wraps `step` for its hooks when the first instance is made. It wraps ours too, so unwrap the original.
     plain = inspect.unwrap(optimizer.step)
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
