@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
-from onnxgen.code.torch_api import VIEWS
+from onnxgen.code.torch_api import VIEWS, function_of
 from onnxgen.shapes.info import Info
 
 # what the result of a function is, and whether its operands are that too before
@@ -350,10 +350,9 @@ def _has_layer(statement: Assign) -> bool:
 
 def _recurrent(tree: ast.AST) -> bool:
     """Whether an expression calls a recurrent layer, or a helper that is one."""
-    if not isinstance(tree, ast.Call):
-        return False
-    function = tree.func.member.build if isinstance(tree.func, MemberRef) else tree
-    return isinstance(function, ast.Call) and ast.unparse(function.func) in RECURRENT
+    if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
+        return tree.func.member.layer in RECURRENT
+    return function_of(tree) in RECURRENT
 
 
 def _is_sum(tree: ast.AST) -> bool:
