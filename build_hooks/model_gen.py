@@ -1,4 +1,4 @@
-"""`ModelGen`: what `[tool.onnxgen]` says, said by a script.
+"""`ModelGen`: the settings of `[tool.onnxgen]`, made by a script.
 
 from onnxgen.build_hooks import ModelGen
 
@@ -26,7 +26,7 @@ NAME = "ModelGen"
 
 
 class ModelGen:
-    """Says which ONNX files become which modules, and makes those that are not there or not fresh.
+    """Says which ONNX files become which modules, and makes those that are missing or not fresh.
 
     Each method but `run`, `run_from_script` and `check` changes this object and returns it: calls are chained, or stand
     in lines of their own. Options are those of `onnxgen.Options`, by the same names; they count for all inputs, so
@@ -49,17 +49,19 @@ class ModelGen:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def input(self, source: str | os.PathLike[str]) -> ModelGen:
-        """Add an ONNX file, or all that a pattern such as "models/*.onnx" finds; may be called again."""
+        """Add an ONNX file, or all files that match a pattern such as "models/*.onnx". May be called again."""
         self._inputs.append(Path(source).as_posix())
         return self
 
     def out_dir(self, folder: str | os.PathLike[str]) -> ModelGen:
-        """The folder of the modules, named as their ONNX files are; default: beside each. It replaces `out`."""
+        """Set the folder of the modules, which are named like their ONNX files. Default: beside each. It replaces
+        `out`.
+        """
         self._output = f"{Path(folder).as_posix()}/"
         return self
 
     def out(self, file: str | os.PathLike[str]) -> ModelGen:
-        """The module to write, for a single input; for several a name with "{stem}". It replaces `out_dir`."""
+        """Set the module to write, for a single input; for several a name with "{stem}". It replaces `out_dir`."""
         self._output = Path(file).as_posix()
         return self
 
@@ -74,7 +76,7 @@ class ModelGen:
         return self._option("class-name", name)
 
     def weights(self, file: str | os.PathLike[str]) -> ModelGen:
-        """Where to write the sidecar, for a single input; default: beside the module, by its stem."""
+        """Set where to write the sidecar, for a single input. Default: beside the module, named by its stem."""
         return self._option("weights", Path(file).as_posix())
 
     def dtype(self, name: str) -> ModelGen:
@@ -94,11 +96,11 @@ class ModelGen:
         return self._option("input-shape", {name: list(shape) for name, shape in shapes.items()})
 
     def inputs(self, values: Sequence[str]) -> ModelGen:
-        """Values of the graph at which the part of the network begins that is generated."""
+        """Set the values of the graph at which the generated part of the network begins."""
         return self._option("inputs", list(values))
 
     def outputs(self, values: Sequence[str]) -> ModelGen:
-        """Values of the graph at which the part of the network ends that is generated."""
+        """Set the values of the graph at which the generated part of the network ends."""
         return self._option("outputs", list(values))
 
     def flat(self, on: bool = True) -> ModelGen:
@@ -106,23 +108,23 @@ class ModelGen:
         return self._option("flat", on)
 
     def annotate(self, on: bool = True) -> ModelGen:
-        """Say in comments which ONNX nodes each line comes from."""
+        """Name the ONNX nodes of each line in comments."""
         return self._option("annotate", on)
 
     def trainable(self, pattern: str) -> ModelGen:
-        """Tensors whose ONNX name this regular expression finds are parameters, whatever the rules say."""
+        """Make tensors parameters if this regular expression matches their ONNX name, against all rules."""
         return self._option("trainable", pattern)
 
     def frozen(self, pattern: str) -> ModelGen:
-        """Tensors whose ONNX name this regular expression finds are not trained."""
+        """Freeze tensors if this regular expression matches their ONNX name."""
         return self._option("frozen", pattern)
 
     def dynamic_batch(self, on: bool = True) -> ModelGen:
-        """Free a batch that the file fixes, where that is provable."""
+        """Free a batch that the file fixes, if that is provable."""
         return self._option("dynamic-batch", on)
 
     def batch_axes(self, axes: Mapping[str, int | None]) -> ModelGen:
-        """With `dynamic_batch`, the axis of inputs that is the batch, if not the first; None: the input has none."""
+        """With `dynamic_batch`, set the batch axis of inputs if it is not the first. None: the input has no batch."""
         return self._option("batch-axis", {name: "none" if axis is None else axis for name, axis in axes.items()})
 
     def restore_batchnorm(self, on: bool = True) -> ModelGen:
@@ -130,7 +132,7 @@ class ModelGen:
         return self._option("restore-batchnorm", on)
 
     def quantized(self, mode: str) -> ModelGen:
-        """What becomes of quantised operators: "keep" (integers), "float", "qat" or "qat-learned"."""
+        """Set what becomes of quantised operators: "keep" (integers), "float", "qat" or "qat-learned"."""
         return self._option("quantized", mode)
 
     def dropout(self, probabilities: Mapping[str, float]) -> ModelGen:
@@ -138,7 +140,9 @@ class ModelGen:
         return self._option("dropout", dict(probabilities))
 
     def nchwc_block(self, channels: int) -> ModelGen:
-        """How many channels, 8 or 16, are a block in a file that onnxruntime optimised for one kind of processor."""
+        """Set how many channels, 8 or 16, are a block in a file that onnxruntime optimised for one kind of
+        processor.
+        """
         return self._option("nchwc-block", channels)
 
     def shard_size(self, size: int | str) -> ModelGen:
@@ -146,11 +150,11 @@ class ModelGen:
         return self._option("shard-size", size)
 
     def templates(self, folder: str | os.PathLike[str]) -> ModelGen:
-        """A folder with Jinja templates that override onnxgen's own."""
+        """Set a folder with Jinja templates that override onnxgen's own."""
         return self._option("templates", Path(folder).as_posix())
 
     def plugins(self, names: Sequence[str | os.PathLike[str]]) -> ModelGen:
-        """Modules with operators of your own: `.py` files, folders of packages, or dotted names."""
+        """Add modules with operators of your own: `.py` files, folders of packages, or dotted names."""
         return self._option("plugins", [n if isinstance(n, str) else Path(n).as_posix() for n in names])
 
     def allow_unsupported(self, on: bool = True) -> ModelGen:
@@ -162,18 +166,18 @@ class ModelGen:
         return self._option("paranoid", on)
 
     def limits(self, limits: Limits) -> ModelGen:
-        """Sizes past which a file is refused; see `onnxgen.Limits`."""
+        """Set the sizes past which a file is refused; see `onnxgen.Limits`."""
         self._limits = limits
         return self
 
     def edited(self, way: str) -> ModelGen:
-        """What happens to modules that were edited: "refuse" to overwrite them (the default), or "mine": leave them."""
+        """Set what happens to edited modules: "refuse" to overwrite them (the default), or "mine": leave them."""
         return self._option("edited", way)
 
     # ---- what is said, done ------------------------------------------------------------------------------------------
 
     def run(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
-        """Make the modules that are not there or not fresh.
+        """Make the modules that are missing or not fresh.
 
         Args:
             force: overwrite modules that were edited by hand.
@@ -193,7 +197,7 @@ class ModelGen:
         return build_project(self._project(), force=force, progress=progress)
 
     def run_from_script(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
-        """`run`, with paths relative to the folder of the script that calls this, wherever the process is."""
+        """Do as `run`, with paths relative to the folder of the calling script, whatever the working directory is."""
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
             what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"
@@ -202,7 +206,7 @@ class ModelGen:
         return self.run(force=force, progress=progress)
 
     def check(self) -> bool:
-        """Whether `run` would leave everything as it is; writes nothing. Raises as `run` does."""
+        """Return True if `run` would leave everything unchanged. Writes nothing. Raises the errors of `run`."""
         from .build import build_project
 
         return all(built.status != "stale" for built in build_project(self._project(), check=True))

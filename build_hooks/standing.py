@@ -1,4 +1,4 @@
-"""How the files of an entry stand, by what they say of themselves: nothing is generated to find out."""
+"""The state of an entry's files according to what they record. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from .sidecar import files_of
 
 
 def outputs(entry: Entry) -> tuple[Path, ...]:
-    """The module and the files of its sidecar: as many shards as there are now; generates nothing."""
+    """Return the module and the files of its sidecar, with as many shards as exist now."""
     return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
 
 
 def is_adopted(entry: Entry) -> bool:
-    """Whether the module belongs to a person for ever (`edited = "mine"`); one that is not there yet is generated."""
+    """Return True if the module permanently belongs to its editor (`edited = "mine"`). A missing module is
+    generated.
+    """
     return entry.edited == "mine" and bool(read(entry.output).strip())
 
 
 def lacks_weights(entry: Entry) -> bool:
-    """Whether a module that reads a sidecar has none."""
+    """Return True if a module that needs a sidecar has none."""
     return entry.weights is not None and b"FINGERPRINT" in read(entry.output) and not _exist(outputs(entry)[1:])
 
 
@@ -30,7 +32,7 @@ def _exist(files: tuple[Path, ...]) -> bool:
 
 
 def stands(entry: Entry, content: Content, cache: Cache) -> str:
-    """ "fresh" or "kept" if there is nothing to do for the files in place, else "".
+    """Return "fresh" or "kept" if nothing needs to be done for the files in place, else "".
 
     "kept" is an adopted module, and one that was edited by hand since it was made of what is asked for now, perhaps by
     an older onnxgen.
@@ -48,7 +50,7 @@ def stands(entry: Entry, content: Content, cache: Cache) -> str:
 
 
 def is_edited(entry: Entry) -> bool:
-    """Whether the module is there and a person changed it; raises `OnnxgenError` if it is no file."""
+    """Return True if the module exists and was edited by hand. Raises `OnnxgenError` if it is not a file."""
     if not read(entry.output).strip():
         return False
     from onnxgen.output.write import Output

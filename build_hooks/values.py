@@ -1,4 +1,4 @@
-"""Values of `[tool.onnxgen]`: each option of `onnxgen.Options` by its name on the command line, as TOML has it.
+"""Parsers of `[tool.onnxgen]`: each option of `onnxgen.Options` by its name on the command line, as TOML has it.
 
 A parser takes what TOML gives and returns what `Options` wants, or raises `ValueError` with the words for what is
 wanted there. Values may be anything: a parser looks at types before it looks at content.
@@ -14,11 +14,11 @@ from typing import Any
 from onnxgen.common.limits import NAMES, Limits
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SHOWN = 60  # characters of a wrong value that an error shows
+SHOWN = 60  # characters of a wrong value in an error
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: one short line that can be printed, however large it is."""
+    """Return a value as errors show it: one short printable line."""
     if isinstance(value, (list, tuple, dict)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
     text = repr(value[: 2 * SHOWN] if isinstance(value, str) else value)
@@ -26,7 +26,7 @@ def shown(value: object) -> str:
 
 
 def key(name: object) -> str:
-    """A key as TOML writes it."""
+    """Return a key as TOML writes it."""
     plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name)
     return str(name) if plain else shown(name)
 
@@ -38,7 +38,7 @@ def text(value: object) -> str:
 
 
 def names(value: object) -> tuple[str, ...]:
-    """`["plugins/ops.py", "acme.ops"]`."""
+    """Parse names: `["plugins/ops.py", "acme.ops"]`."""
     if isinstance(value, (list, tuple)) and all(isinstance(n, str) and n and n.isprintable() for n in value):
         return tuple(value)
     raise ValueError('a list like ["plugins/ops.py"]')
@@ -51,7 +51,7 @@ def flag(value: object) -> bool:
 
 
 def choice(*choices: str) -> Callable[[object], str]:
-    """A parser of one of a few words."""
+    """Make a parser that accepts one of a few words."""
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
@@ -62,7 +62,7 @@ def choice(*choices: str) -> Callable[[object], str]:
 
 
 def shapes(value: object) -> dict[str, tuple[int, ...]]:
-    """`{image = [1, 3, 224, 224]}`; a dim of -1 or "?" is left as it is."""
+    """Parse shapes: `{image = [1, 3, 224, 224]}`. A dim of -1 or "?" is left as it is."""
 
     def dims(found: object) -> tuple[int, ...]:
         if not isinstance(found, (list, tuple)) or not all(d == "?" or _whole(d) and -1 <= d < 2**63 for d in found):
@@ -73,7 +73,7 @@ def shapes(value: object) -> dict[str, tuple[int, ...]]:
 
 
 def axes(value: object) -> dict[str, int | None]:
-    """`{frames = 1, scale = "none"}`."""
+    """Parse axes: `{frames = 1, scale = "none"}`."""
 
     def axis(found: object) -> int | None:
         if found in (None, "none"):
@@ -86,7 +86,7 @@ def axes(value: object) -> dict[str, int | None]:
 
 
 def rates(value: object) -> dict[str, float]:
-    """`{"encoder.*" = 0.1}`."""
+    """Parse probabilities: `{"encoder.*" = 0.1}`."""
 
     def rate(found: object) -> float:
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not math.isfinite(found):
@@ -97,7 +97,7 @@ def rates(value: object) -> dict[str, float]:
 
 
 def limits(value: object) -> Limits:
-    """`{nodes = 500000}`."""
+    """Parse limits: `{nodes = 500000}`."""
 
     def number(found: object) -> int:
         if not _whole(found):
@@ -118,7 +118,7 @@ def block(value: object) -> int:
 
 
 def size(value: object) -> int:
-    """`"5GB"`, or a number of bytes."""
+    """Parse a size: `"5GB"`, or a number of bytes."""
     if _whole(value):
         found = int(value)  # type: ignore[call-overload]
     else:

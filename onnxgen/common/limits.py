@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from onnxgen.errors import OnnxgenError
 
-DEEPEST = 100  # graphs in graphs: Python's own stack, and that of protobuf, end a little further on
+DEEPEST = 100  # nested graphs; the stacks of Python and protobuf overflow not much later
 
 
 def _limit(default: int, of: str) -> int:
@@ -19,7 +19,7 @@ def _limit(default: int, of: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes past which a file is refused. Raise them for honest giants.
+    """Sizes past which a file is refused. Raise them for large files that you trust.
 
     A file past the default of one of the first three, which the caller has raised, is read by a process of its own
     first, that may use so much `memory` and so many `seconds`.
@@ -46,7 +46,7 @@ class Limits:
             raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {DEEPEST}")
 
     def past(self, name: str, found: int, what: str) -> str | None:
-        """The message if `found` passes the limit `name`, else None; it begins with `what` ("it has 70 dims")."""
+        """Return a message if `found` passes the limit `name`, else None. It begins with `what` ("it has 70 dims")."""
         limit: int = getattr(self, name)
         if found <= limit:
             return None

@@ -15,7 +15,7 @@ _HERE = Path(__file__).resolve().parents[1]
 
 
 def templates_dir() -> Path:
-    """The folder with the Jinja templates.
+    """Return the folder with the Jinja templates.
 
     Raises:
         OnnxgenError: the installation is incomplete.
@@ -27,12 +27,12 @@ def templates_dir() -> Path:
 
 
 def helpers_dir() -> Path:
-    """The folder whose functions are copied into generated files."""
+    """Return the folder whose functions are copied into generated files."""
     return _HERE / "helpers"
 
 
 def python_file(path: Path) -> Path:
-    """The path of a module, as it is. Raises `OnnxgenError` if Python would not import a file of that name."""
+    """Return the path of a module unchanged. Raises `OnnxgenError` if Python cannot import a file of that name."""
     if path.suffix != ".py":
         way_out = f"name a file that ends in .py: {path.with_suffix('.py')}"
         raise OnnxgenError(Problem(f"{path} is not a Python file", help=way_out))

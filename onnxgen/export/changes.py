@@ -38,14 +38,14 @@ _Changes = frozenset[str]
 
 
 def choices() -> Iterator[_Changes]:
-    """Which changes to make: all of them, or where that computes something else, all but one, or none."""
+    """Yield the sets of changes to try: all of them, all but one, and none. The first that verifies is kept."""
     yield ALL
     yield from (ALL - {change} for change in (DTYPE, BATCH, NORMS))
     yield frozenset()
 
 
 class Changed:
-    """Writes the file with some changes.
+    """Writes the file with a set of changes.
 
     Args:
         origin: the module's past.
@@ -57,7 +57,7 @@ class Changed:
         self.origin, self.options, self.state = origin, options, state
 
     def write(self, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
-        """Write the file to `made`; returns which of the changes are in it. Why others are not is in the report.
+        """Write the file to `made`, and return which of the changes it has. The report says why others are missing.
 
         Raises:
             NoWayBack: the original graph can't hold the values.
@@ -68,7 +68,7 @@ class Changed:
             return self._write(source or self.origin.onnx, made, report, wanted) | ({DTYPE} if source else set())
 
     def _retyped(self, folder: Path, report: ExportReport) -> Path | None:
-        """The original in the module's floating point type, if that is another one."""
+        """Return the original in the module's floating point type, or None if the types are the same."""
         name = metadata_of(self.origin.space).get(KEY, "")
         if name not in DTYPES:
             return None
@@ -91,7 +91,7 @@ class Changed:
         return frozenset(done)
 
     def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:
-        """Give the file the sizes that the module was generated for, or its free batch."""
+        """Give the file the sizes that the module was generated for, or its free batch. Returns True if it changed."""
         freed = freed_of(self.origin.space)
         if change == BATCH and (freed is None or not freed.inputs):
             return False

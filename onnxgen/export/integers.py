@@ -1,4 +1,4 @@
-"""Trained floats as the integers that the file stores for them."""
+"""Convert trained floats to the integers that the file stores for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Get = Callable[[str], Array]
 
 
 class Integers:
-    """The integer tensors of the file that float tensors of the record stand for, and their new values.
+    """The file's integer tensors that float tensors of the record represent, and their new values.
 
     Args:
         tensors: the way back of every tensor.
@@ -42,11 +42,11 @@ class Integers:
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
 
     def rank(self, name: str) -> int:
-        """The order in which tensors are written: a tensor comes after those that are computed from it."""
+        """Return the position in the order of writing: a tensor comes after those that are computed from it."""
         return 0 if name in self.by_tensor else 1 if name in self.products else 2
 
     def now(self, name: str) -> Array:
-        """A tensor of the file that is no integers: as trained, if it was."""
+        """Return a tensor of the file that is not integers, with its trained value if it was trained."""
         before = self.before(name)
         if name in self.tensors:
             return np.asarray(rebuild(self.tensors, name, self.state, before)).astype(before.dtype, copy=False)
@@ -57,7 +57,9 @@ class Integers:
         return before
 
     def value(self, names: list[str]) -> Array:
-        """The integers that float tensors stand for. Raises `NoWayBack` if no one tensor is all that they are now."""
+        """Return the integers for float tensors. Raises `NoWayBack` if a single integer tensor cannot represent all of
+        them.
+        """
         values = [self._value(name) for name in names]
         if not all(same(value, values[0]) for value in values[1:]):
             tensor = printable(self.floats[names[0]].tensor)

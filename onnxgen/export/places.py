@@ -1,4 +1,4 @@
-"""The positions of the tensors in the protobuf of an ONNX file, to read and write them in place.
+"""Stored tensors in the protobuf of an ONNX file, to read and replace in place.
 
 The names are those by which the way back knows them: an initializer's own, that of a Constant node's output, or what
 `reader.tables` calls an attribute of a classical model.
@@ -22,7 +22,7 @@ from onnxgen.reader.tensors import dense
 Array = NDArray[Any]
 CONSTANT = "Constant"
 _TYPED: dict[int, tuple[str, Any]] = (
-    {  # the fields that hold elements one by one; of other types they are written as raw bytes
+    {  # protobuf field and numpy type of typed elements; tensors of other types are written as raw bytes
         onnx.TensorProto.FLOAT: ("float_data", np.float32),
         onnx.TensorProto.DOUBLE: ("double_data", np.float64),
         onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
@@ -44,7 +44,7 @@ _FIELDS: tuple[Any, ...] = (
 
 @dataclass
 class Place:
-    """One stored tensor.
+    """One stored tensor in a protobuf.
 
     Attributes:
         name: see the module's text.
@@ -65,7 +65,7 @@ class Place:
         return self.tensor is not None and self.tensor.data_location == onnx.TensorProto.EXTERNAL
 
     def read(self, folder: Path) -> ir.TensorProtocol:
-        """The tensor; what lies in another file (of `folder`) is mapped when it is first used."""
+        """Return the tensor. External data (in `folder`) is mapped when it is first used."""
         if self.tensor is not None:
             return ir.serde.deserialize_tensor(self.tensor, str(folder))
         if self.sparse is not None:
@@ -75,7 +75,7 @@ class Place:
         return ir.tensor(np.asarray(value, np.float32))
 
     def write(self, array: Array) -> bool:
-        """Put other elements in its place; False if it is sparse no longer, as none of its zeros was left one."""
+        """Replace the elements. Returns False if a sparse tensor became dense, because new elements are nonzero."""
         if self.tensor is not None:
             fill(self.tensor, array)
         elif self.sparse is not None:
@@ -108,7 +108,7 @@ class Place:
 
 
 def fill(tensor: onnx.TensorProto, array: Array) -> None:
-    """Give a tensor other elements, in the field that it has them in."""
+    """Replace a tensor's elements, in the protobuf field that it uses."""
     field, kind = _TYPED.get(tensor.data_type, ("", None))
     is_typed = bool(field) and len(getattr(tensor, field)) > 0
     for name in _FIELDS:
@@ -120,12 +120,12 @@ def fill(tensor: onnx.TensorProto, array: Array) -> None:
 
 
 def places(model: onnx.ModelProto) -> Iterator[Place]:
-    """Every stored tensor of a model's graph and its inner graphs."""
+    """Yield every stored tensor of a model's graph and its subgraphs."""
     yield from _of_graph(model.graph)
 
 
 def function_places(function: onnx.FunctionProto) -> Iterator[Place]:
-    """Every stored tensor of a local function."""
+    """Yield every stored tensor of a local function."""
     yield from _of_nodes(function.node)
 
 
@@ -157,7 +157,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the protobuf, whatever it is for: what may be external."""
+    """Yield every tensor in the protobuf that can be external, whatever it is used for."""
 
     def of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
         for node in nodes:

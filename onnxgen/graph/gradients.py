@@ -19,7 +19,7 @@ TYPE = "only the type of the input counts"
 ROUNDS = "the input only sets the numbers to round to"
 UNREAD = "nothing reads it"
 
-# operators through which none flows, whatever goes in
+# operators through which no gradient flows, whatever the input
 _NOWHERE = {
     STEPS: """
         Bernoulli Ceil Floor Hardmax MelWeightMatrix QLinearConv QLinearMatMul QuantizeLinear Round Sign
@@ -93,12 +93,12 @@ for _reason, _inputs in _BY_INPUT.items():
 
 
 def key(domain: str, name: str) -> str:
-    """The name under which an operator stands in the table."""
+    """Return the name under which an operator is listed in the table."""
     return f"{domain}.{name}" if domain not in ("", "ai.onnx") else name
 
 
 def reason(domain: str, name: str, parameter: str | None = None) -> str | None:
-    """Why no gradient flows through an operator, or through one input of it; None if it does."""
+    """Return why no gradient flows through an operator, or through one of its inputs; None if one does."""
     operator = key(domain, name)
     everywhere = NOWHERE.get(operator)
     return everywhere or (None if parameter is None else BY_INPUT.get(operator, {}).get(parameter))

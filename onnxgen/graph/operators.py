@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
-NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
+NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,13 @@ class Operator:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The function's parameters by name, without the builder."""
+        """Return the function's parameters by name, without the builder."""
         found = dict(inspect.signature(self.function).parameters)
         found.pop(next(iter(found)))
         return found
 
 
-Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest meaning first
+Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest version first
 
 
 def op(
@@ -120,23 +120,23 @@ def register_function(
     infer: Rule | None = None,
     reference: Lowering | None = None,
 ) -> None:
-    """Register a function as `op` does, for operators that come from a table."""
+    """Register a function as `op` does. For operators that are listed in a table."""
     domain = "" if domain == "ai.onnx" else domain
     made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
     noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
-    if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
+    if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
         noted[:] = [o for o in noted if o.key != made.key]
     noted.append(made)
 
 
 def noted_in(module: object) -> list[Operator]:
-    """The operators that the functions of one module are registered for."""
+    """Return the operators that the functions of one module are registered for."""
     found: list[Operator] = vars(module).get(NOTED, [])
     return found
 
 
 def layer(operators: Iterable[Operator]) -> Layer:
-    """Operators by (domain, name). Raises `ValueError` if one is there twice."""
+    """Group operators by (domain, name). Raises `ValueError` if one is registered twice."""
     found: Layer = {}
     for operator in operators:
         versions = found.setdefault((operator.domain, operator.name), [])
@@ -150,7 +150,7 @@ def layer(operators: Iterable[Operator]) -> Layer:
 
 @cache
 def _own() -> Layer:
-    """onnxgen's own operators."""
+    """Return onnxgen's own operators."""
     with stage(IMPORTS):
         package = importlib.import_module("onnxgen.ops")
         modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
@@ -169,17 +169,19 @@ class Plugged:
 
     @cached_property
     def installed(self) -> Layer:
-        """Those that installed packages bring; looked for when a file has an operator of an unknown domain."""
+        """Return the operators of installed packages. They are searched for when a file has an operator of an unknown
+        domain.
+        """
         return self.find_installed()
 
 
-# Of a thread or a task: generations beside this one have plugins of their own.
+# One per thread or task: concurrent generations have their own plugins.
 _plugged: ContextVar[Plugged | None] = ContextVar("plugged", default=None)
 
 
 @contextmanager
 def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Plugged]:
-    """Let plugins count while the context lasts: these, and those that are installed."""
+    """Activate plugins for the block: the named ones, and the installed ones if they are needed."""
     plugged = Plugged(named, find_installed)
     token = _plugged.set(plugged)
     try:
@@ -189,7 +191,7 @@ def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Pl
 
 
 def operators(*plugins: Layer) -> Layer:
-    """onnxgen's own operators by (domain, name), oldest meaning first, with those of plugins in their places."""
+    """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
     found = {key: list(versions) for key, versions in _own().items()}
     for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
@@ -199,12 +201,12 @@ def operators(*plugins: Layer) -> Layer:
 
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
-    """The function for an operator as opset `opset` means it, or None."""
+    """Return the function for an operator as opset `opset` defines it, or None."""
     return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
-    """The function that a plugin of this generation has for an operator, or None."""
+    """Return the function that an active plugin has for an operator, or None."""
     plugged = _plugged.get()
     if plugged is None:
         return None
@@ -214,7 +216,7 @@ def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
 
 
 def named(domain: str, name: str, opset: int) -> Operator | None:
-    """The function that a plugin which this generation names has for an operator, or None."""
+    """Return the function that a named plugin of this generation has for an operator, or None."""
     plugged = _plugged.get()
     return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 

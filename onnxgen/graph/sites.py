@@ -1,4 +1,4 @@
-"""Positions in the file of the values of the graph, noted after local functions are inlined and before any rewrite."""
+"""Positions of values in the file. They are recorded after local functions are inlined and before any rewrite."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import onnx_ir as ir
 
 from onnxgen.graph.nodes import all_nodes
 
-Site = tuple[str, int]  # an output of a node in the file, and the number of the node's input
+Site = tuple[str, int]  # name of a node's output in the file, and index of the node's input
 Nodes = dict[str, tuple[tuple[Site, str], ...]]
-NODES = "nodes"  # in `model.meta`: by each output's name, the sites and names of its node's inputs
-CALLED = "called"  # in `node.meta`: for inputs that an inlined function's call hands in, the call's own site
-LOCAL = "local"  # in `value.meta`: the local function that stores a tensor (3 names), and its name in there
+NODES = "nodes"  # in `model.meta`: maps an output's name to the sites and names of its node's inputs
+CALLED = "called"  # in `node.meta`: the call's own site, for inputs that come from the call of an inlined function
+LOCAL = "local"  # in `value.meta`: the local function that stores a tensor (domain, name, overload), and its name there
 
 
 def site(node: ir.Node, index: int) -> Site:
-    """The position in the file where an input of a node is written."""
+    """Return the position in the file of an input of a node."""
     found: dict[int, Site] = node.meta.get(CALLED, {})
     return found.get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
 
 
 def note_nodes(model: ir.Model) -> None:
-    """Note how the nodes hang together, in `model.meta`."""
+    """Record in `model.meta` which values each node of the file takes."""
     noted: Nodes = {}
     for node in all_nodes(model.graph):
         inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
@@ -31,7 +31,7 @@ def note_nodes(model: ir.Model) -> None:
 
 
 def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir.Value | None]) -> None:
-    """Note of the body of an inlined function what the call hands in, and which tensors the function stores.
+    """Record for an inlined function which inputs come from the call, and which tensors the function stores.
 
     `values`: for the function's own values, those of the body.
     """

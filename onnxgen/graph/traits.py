@@ -5,11 +5,11 @@ own domain; `FakeQuantize` is onnxgen's.
 """
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})  # the same elements in the same order
-VIEWS = RESHAPES | {"Transpose", "Identity"}  # the same elements, each once
+VIEWS = RESHAPES | {"Transpose", "Identity"}  # the same elements, each exactly once, in any order
 # An output has elements of the first input and, for Concat, of the others: no arithmetic but a change of type.
 PASSES_ON = VIEWS | {"Cast", "Concat", "Slice", "Split", "Expand", "FakeQuantize"}
 
-# Functions of one element that networks have between layers. Of PRelu and Clip the other inputs are options.
+# Elementwise activation functions. Other inputs of PRelu and Clip are parameters.
 RECTIFIERS = frozenset(
     "Relu LeakyRelu PRelu ThresholdedRelu Clip Elu Selu Celu Gelu Swish Mish HardSwish HardSigmoid Softplus "
     "Softsign".split()
@@ -24,5 +24,5 @@ BROADCASTING = COMPARISONS | frozenset(
 NORMS = frozenset(
     "BatchNormalization InstanceNormalization LayerNormalization GroupNormalization RMSNormalization".split()
 )
-# drawn anew in each run
+# outputs are random
 RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())

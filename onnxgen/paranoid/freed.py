@@ -1,4 +1,4 @@
-"""A batch that was made free: what comes of several batches at once is what comes of one after the other."""
+"""Check a freed batch: several batches at once must give the same as one after the other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from onnxgen.paranoid.single import Single
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 
-FREED = "batch"  # in `model.meta`: what `dynamic_batch` did
-TIMES = 3  # batches
-SIZE = 4  # of every dim that has a name
-MOST = 20_000_000  # elements of all values of one batch, past which nothing is computed
+FREED = "batch"  # key in `model.meta` with what `dynamic_batch` did
+TIMES = 3  # number of batches
+SIZE = 4  # size of every named dim
+MOST = 20_000_000  # elements of all values of one batch; larger networks are not computed
 
 
 def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Single) -> Iterator[str]:
-    """The outputs of which that is not so, on drawn inputs in float64. Nothing is said of networks that are large, or
-    that can't be computed."""
+    """Yield the outputs that differ between several batches at once and one after the other, on drawn inputs in
+    float64.
+    """
     freed = model.meta.get(FREED)
     if freed is None or not freed.inputs:
         return
@@ -62,7 +63,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
 
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
-    """The outputs whose samples follow each other along an axis of something else, though the batch's own is there."""
+    """Yield the outputs whose samples follow each other along another axis although the batch's own axis is there."""
     freed = model.meta[FREED]
     usual = set(freed.inputs.values())
     for value, output in zip(before.graphs[model.graph][1], model.graph.outputs):
@@ -81,7 +82,7 @@ def _size(facts: Any) -> int:
 def _inputs(
     model: ir.Model, before: Picture, numbers: Mapping[str, int], freed: Mapping[str, int], turn: int
 ) -> dict[str, Any]:
-    """A batch of inputs: those that have no batch are the same in each."""
+    """Return a batch of inputs. Inputs without a batch are the same in each."""
     given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     return {
         v.name or "": drawn(before.facts[v], numbers, STYLES[0], True, i + 100 * turn * (v.name in freed))
@@ -92,7 +93,7 @@ def _inputs(
 def _outputs(
     model: ir.Model, picture: Picture, single: Single, numbers: Mapping[str, int], inputs: Mapping[str, Any]
 ) -> list[Any]:
-    """What the whole network computes. Raises `Untold`, and `Broken` if an operator refuses what it is given."""
+    """Return the outputs of the whole network. Raises `Untold`, and `Broken` if an operator refuses its inputs."""
     side = Side(picture, single, numbers, wide=True)
     values = {v: inputs[v.name] for v in picture.graphs[model.graph][0] if v.name is not None and v.name in inputs}
     with np.errstate(all="ignore"):

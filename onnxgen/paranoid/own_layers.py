@@ -1,4 +1,4 @@
-"""torch's recurrent layers, as `onnxgen.LSTM`, `GRU` and `RNN` have them: several layers, both directions."""
+"""torch's recurrent layers in numpy, as `onnxgen.LSTM`, `GRU` and `RNN`: several layers, both directions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _layers(
     kind: str, x: Array, states: Sequence[Array | None], weights: Sequence[Array | None], hidden: int, directions: int,
     batch_first: int, relu: int, dropout: float,
 ) -> list[Array]:  # fmt: skip
-    """y, and the final states of every layer and direction; gates are in ONNX's order."""
+    """Return y and the final states of every layer and direction. Gates are in ONNX's order."""
     x = np.swapaxes(x, 0, 1) if batch_first else x
     count = len(weights) // 3
     zeros = np.zeros((count * directions, x.shape[1], hidden), x.dtype)

@@ -1,4 +1,4 @@
-"""Which stored tensors are trained, decided a second time, with no code or table of the pass `trainable`.
+"""Decide a second time which stored tensors are trained, without code or tables of the pass `trainable`.
 
 The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), either decision is right.
 """
@@ -24,8 +24,8 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-STILL, BLOCKED, ROOT = "still", "blocked", "root"  # in `meta`: what passes before have said
-# layers' own tensors, by place in a node's inputs
+STILL, BLOCKED, ROOT = "still", "blocked", "root"  # keys in `meta` that earlier passes set
+# positions of layers' own tensors in a node's inputs
 LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
     **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
@@ -35,7 +35,7 @@ LAYERS = {
     "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
     **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),
 }  # fmt: skip
-# what a layer measures, or sets once: a gradient may pass there, and none is followed
+# statistics and fixed settings of layers; gradients are not followed there
 SET = {
     "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
     "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
@@ -47,19 +47,19 @@ SET = {
     **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"), (0,)),
 }  # fmt: skip
 BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
-TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # an input, before any layer
-MANY = 4096  # elements past which a tensor is looked at no further
+TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # on an input, before any layer
+MANY = 4096  # elements of a tensor; only this many are examined
 
 
 @dataclass
 class Reach:
-    """The values from which a gradient comes to an output: `sure`, and those from which one may."""
+    """The values from which a gradient surely reaches an output, and those from which one may."""
 
     sure: set[ir.Value] = field(default_factory=set)
     perhaps: set[ir.Value] = field(default_factory=set)
 
     def walk(self, graph: ir.Graph, is_sure: bool = True) -> None:
-        """Add what the outputs of a graph are made of."""
+        """Add the values that the outputs of a graph are computed from."""
         self.perhaps.update(v for v in graph.outputs if _dtype(v) in (None, *FLOATS))
         self.sure.update(v for v in graph.outputs if is_sure and _dtype(v) in FLOATS)
         for node in reversed(graph):
@@ -96,7 +96,7 @@ def _is_barrier(node: ir.Node) -> bool:
 
 
 def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
-    """What the pass `trainable` decided otherwise than the rules here.
+    """Yield the decisions of the pass `trainable` that differ from these rules.
 
     Args:
         model: as the pass left it, which changes nothing but `meta`; types are known by now.
@@ -126,7 +126,7 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class Rules:
-    """What each stored tensor of a model is, by the first rule that knows."""
+    """Decides for each stored tensor of a model. The first rule that applies wins."""
 
     def __init__(self, model: ir.Model, options: Options, reach: Reach) -> None:
         self.options, self.reach = options, reach
@@ -137,7 +137,7 @@ class Rules:
         self.inputs = set(model.graph.inputs).difference(tensors)
 
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
-        """Whether a tensor is to be trained; None where nothing is known."""
+        """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
@@ -161,7 +161,7 @@ class Rules:
         return self._by_elements(value, tensor, path)
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[str, int]]) -> bool:
-        """Whether it is a scale of ones or a bias of zeros that a layer without parameters was exported with."""
+        """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""
         norms = NORMS if self.by_pytorch else {"InstanceNormalization"}
         uses = [(op, i) for op, i in uses if op not in PASSES_ON]
         if not uses or any(op not in norms or i not in (1, 2) for op, i in uses):
@@ -192,7 +192,7 @@ def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
 
 
 def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool:
-    """Whether a row is added to what is multiplied by a stored matrix with as many columns, whose numbers are drawn."""
+    """Return True if a learned row is added to a product with a stored matrix of as many columns."""
     other = node.inputs[1 - place] if _op(node) == "Add" else None
     product = other.producer() if other is not None else None
     if product is None or _op(product) != "MatMul" or not len(tensor.shape) or tensor.shape[-1] != tensor.size:
@@ -203,7 +203,7 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
 
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: int = 8) -> bool:
-    """Whether an input of the network, before anything else has touched it, is shifted or divided by a tensor."""
+    """Return True if a network input is shifted or divided by a tensor before anything else."""
     if _op(node) not in ("Sub", "Div") or node.inputs[1] is not value:
         return False
     data = node.inputs[0]
@@ -228,7 +228,7 @@ def _numbers(tensor: ir.TensorProtocol) -> NDArray[np.float64]:
 
 
 def _follows(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is a mask, evenly spaced numbers, or powers of one: nobody learned those."""
+    """Return True if a tensor is a mask, evenly spaced, or powers of one number: such tensors are not learned."""
     if tensor.size < 2:
         return False
     numbers = _numbers(tensor)

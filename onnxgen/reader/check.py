@@ -25,7 +25,7 @@ from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_p
 
 Attribute = onnx.AttributeProto
 Report = Callable[[str], None]
-# Which field holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
+# The field that holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
 ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.FLOAT: "f",
     Attribute.INT: "i",
@@ -43,20 +43,22 @@ ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.TYPE_PROTOS: "type_protos",
 }
 _NUMBERS = frozenset({Attribute.FLOAT, Attribute.INT, Attribute.STRING, Attribute.FLOATS, Attribute.INTS})
-_MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # no default value stands for these
+_MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # these have no default value
 
 
 class Scope:
-    """The names of one graph, and those around it."""
+    """The value names that one graph of the protobuf defines, linked to the graphs around it."""
 
     def __init__(self, outer: Scope | None) -> None:
         self.outer = outer
-        self.names: set[str] = set()  # every name that the graph defines, wherever
-        self.before: set[str] = set()  # those defined by the nodes seen so far
+        self.names: set[str] = set()  # every name that the graph defines, at any position
+        self.before: set[str] = set()  # the names defined before the node at hand
         self.unsorted = False
 
     def use(self, name: str) -> bool:
-        """Whether `name` is defined here or around; notes where that is only later."""
+        """Return True if this graph or one around it defines `name`. A graph that defines it only later is marked
+        `unsorted`.
+        """
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -66,7 +68,7 @@ class Scope:
         return False
 
     def hides(self, name: str) -> bool:
-        """Whether `name` is defined in a surrounding graph by something that ran before this one."""
+        """Return True if a surrounding graph defines `name` before the node that holds this graph."""
         scope = self.outer
         while scope is not None:
             if name in scope.before:
@@ -97,7 +99,7 @@ class _Checker:
         self.external = ExternalData(folder)
         self.problems = Problems()
         self.sorted = True
-        self.dense = 0  # elements of sparse tensors, once they are dense
+        self.dense = 0  # number of elements that all sparse tensors have when dense
         self.opsets: dict[str, int] = {}
         self.parameters: frozenset[str] | None = None  # attributes of the local function being checked
 
@@ -164,7 +166,7 @@ class _Checker:
         for name in tensors:
             if not name:
                 self.problems.add("an initializer has no name")
-            elif name not in scope.names:  # an initializer may be an input as well: its default
+            elif name not in scope.names:  # an initializer may also be an input: it is the input's default
                 self.declare(scope, name, "initializer", before=True)
         self.tensors(graph)
         self.body(graph.node, scope, depth)
@@ -206,8 +208,8 @@ class _Checker:
                 self.problems.add(f"the graph has a cycle: {cycle}")
 
     def declare(self, scope: Scope, name: str | bytes, what: str, before: bool) -> None:
-        """Add a name to its graph; `before` if it is there before any node runs."""
-        if isinstance(name, bytes):  # what protobuf makes of text that is not UTF-8
+        """Add a name to its graph. `before` says that the value exists before any node runs."""
+        if isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
             self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
             return
         if not name:
@@ -292,7 +294,9 @@ class _Checker:
 
 
 def attribute_type(a: onnx.AttributeProto) -> int:
-    """The type of an attribute: the declared one, else that of the only field that is set (0 if none or several)."""
+    """Return the type of an attribute: the declared one, else the type of the only field that is set (0 if none or
+    several are).
+    """
     if a.type:
         return a.type
     filled = _filled(a)
@@ -318,10 +322,12 @@ def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | No
 
 @lru_cache(maxsize=4096)
 def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
-    """Attribute types of a standard operator by name, from its schema; empty for operators that onnx does not know."""
+    """Return the attribute types of a standard operator by name, from its schema (empty if onnx does not know the
+    operator).
+    """
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
-    except (SchemaError, TypeError):  # TypeError: a version that is no int32
+    except (SchemaError, TypeError):  # TypeError: the version does not fit int32
         return {}
     types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
     return {name: Attribute.AttributeType.Value(kind) for name, kind in types.items()}

@@ -1,4 +1,4 @@
-"""From a path to a protobuf: the file is there, is a file, and is ONNX. What it is instead, is said."""
+"""Parse the file at a path as an ONNX protobuf, or say what it is instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGAIN, ANOTHER = "download or export it again", "name the .onnx file, or export 
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
 
-# Kinds of file that are mistaken for ONNX: offset, the bytes there, what it is; the way out, if it is its own.
+# Kinds of file that are mistaken for ONNX: offset, bytes at the offset, name of the kind, and a remedy if it has one.
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", "a gzip file; unpack it first"),
     (0, b"\x89HDF", "an HDF5 file (Keras?)"),
@@ -38,7 +38,7 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (5, b"\0\0\0{", "a safetensors file"),
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
 )
-_ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it contains, which form of ONNX it is
+_ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # first characters, text inside, name of the ONNX text form
     ("{", "graph", "JSON (onnx.load calls it json)"),
     ("<", "ir_version", "ONNX text syntax (onnx.load calls it onnxtxt)"),
     ("", "ir_version:", "protobuf text (onnx.load calls it textproto)"),
@@ -46,7 +46,9 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it cont
 
 
 class Parsed(NamedTuple):
-    """A protobuf; and of a large one the file, where tokens stand for what lies there (see `reader.skeleton`)."""
+    """A parsed protobuf. For a large file also the open file; tokens in the protobuf stand for the tensors left in it
+    (see `reader.skeleton`).
+    """
 
     proto: onnx.ModelProto
     source: SourceFile | None
@@ -61,13 +63,13 @@ def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | 
         OnnxgenError: no such file, not a regular file, not readable, not ONNX, or more than the limits allow.
     """
     shown = printable(str(path), 200)
-    with stage(WEIGHTS):  # nearly all of a file's bytes
+    with stage(WEIGHTS):  # weights are nearly all of a file's bytes
         data, source = _read(path, shown)
     if not survey(data, limits).is_small and rehearse is not None:
         rehearse()
     with stage(WEIGHTS):
         proto = _parsed(path, shown, data)
-    # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
+    # Protobuf has no signature. Other files may parse too, but lack what ONNX requires.
     if not proto.HasField("graph") or proto.ir_version <= 0:
         missing = "graph" if not proto.HasField("graph") else "ir_version"
         raise OnnxgenError(_explain(path, shown, data[: 1 << 20], f"not an ONNX model (it has no {missing})"))
@@ -111,7 +113,9 @@ def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
 
 
 def _kind(path: Path, data: bytes) -> str | None:
-    """What the file seems to be, in words, and its own way out behind "; "; None if it may be damaged ONNX."""
+    """Name the kind of file that the bytes look like, and a remedy after "; ". Returns None if it may be
+    damaged ONNX.
+    """
     if data.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
     for offset, magic, kind in _SIGNATURES:
@@ -137,7 +141,7 @@ def _text_kind(head: bytes) -> str | None:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # not merely a character cut in two
+        if error.start < len(head) - 4:  # the error is not just a character cut off at the end
             return None
         text = head[: error.start].decode("utf-8")
     if any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
@@ -152,10 +156,10 @@ def _text_kind(head: bytes) -> str | None:
 
 
 def _proto_kind(data: bytes) -> str | None:
-    """Another of ONNX's own protobuf messages, if the bytes make sense as one."""
+    """Name the other ONNX protobuf message that the bytes parse as, or return None."""
     if len(data) > 1 << 20:
         return None
-    # Any bytes may parse as some message: it must hold what such a message is for, and no field that it lacks.
+    # Many bytes parse as some message. Require the message's main content, and no unknown field.
     kinds = (onnx.TensorProto, "data_type"), (onnx.GraphProto, "node"), (onnx.SequenceProto, "tensor_values")
     for kind, content in kinds:
         try:

@@ -1,4 +1,4 @@
-"""The numbers that classical models (ai.onnx.ml) keep in attributes, as stored tensors.
+"""Turn numbers that classical models (ai.onnx.ml) keep in attributes into stored tensors.
 
 A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
 input of its node; `node.meta["tables"]` has the names of those inputs, which follow the schema's own.
@@ -30,17 +30,19 @@ TABLES = {
 
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
-    """What such a tensor is called: an attribute has no name of its own, but its node's output has."""
+    """Return the name of such a tensor: its node's first named output and the attribute. An attribute has no name of
+    its own.
+    """
     return f"{next((name for name in outputs if name), '')}:{attribute}"
 
 
 def store_tables(model: ir.Model) -> None:
-    """Make initializers of these attributes, wherever in the model their node is."""
+    """Turn these attributes into initializers, for every node of the model."""
     for node in all_nodes(model.graph):
         if node.domain != ML or not isinstance(node.graph, ir.Graph):
             continue
         if "one_class" in node.attributes and node.attributes["one_class"].value:
-            continue  # its output is a sign: flat
+            continue  # its output is a sign, so no gradient flows
         _store(node, TABLES.get(node.op_type, ()), node.graph)
 
 

@@ -1,4 +1,4 @@
-"""Dtypes and shapes of what classical models (ai.onnx.ml) compute."""
+"""Infer dtypes and shapes of classical models (ai.onnx.ml)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOAT, INT64, STRING = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.STRING
 
 
 def _rows(n: NodeFacts) -> Dim:
-    """The length of the first axis; a vector is one row. Raises `Unknown`."""
+    """Return the length of the first axis; a vector is one row. Raises `Unknown`."""
     shape = n.shape()
     return 1 if len(shape) == 1 else shape[0]
 
@@ -37,7 +37,7 @@ def _regressor(n: NodeFacts) -> list[Info]:
 
 
 def _classifier(n: NodeFacts) -> list[Info]:
-    """Labels, and a column of scores a class (of support vectors perhaps one a pair of classes)."""
+    """Infer labels, and one column of scores for each class (of support vectors perhaps for each pair of classes)."""
     labels = STRING if _has(n, "classlabels_strings") else INT64
     columns: Dim = n.fresh(1, 1)
     if n.op == "TreeEnsembleClassifier":
@@ -51,7 +51,7 @@ def _classifier(n: NodeFacts) -> list[Info]:
 
 
 def _encoder(n: NodeFacts) -> list[Info]:
-    """LabelEncoder and CategoryMapper: by what the values are, else by what the input is."""
+    """Infer LabelEncoder and CategoryMapper from the type of the values, else from the input's type."""
     shape = n.input(0).shape
     for name, dtype in (("values_strings", STRING), ("values_int64s", INT64), ("values_floats", FLOAT)):
         if _has(n, name):

@@ -1,4 +1,4 @@
-"""Evaluates Python expressions on symbols: what can be computed is computed, everything else is a node.
+"""Evaluate Python expressions on symbols: known values are computed, everything else becomes a node.
 
 The rules know Python, not PyTorch: no operand, keyword or constant is ever left out of a node. Three things of PyTorch
 are known: `x.shape[1]` is a dim, `x.device` is the device to compute on, and `nn.ReLU()(x)` is `F.relu(x)`
@@ -42,12 +42,12 @@ ON_LISTS: dict[str, Callable[..., Any]] = {
     "zip": zip,
 }
 DIM_FUNCTIONS = ("min", "max", "int_div", "scale_size")
-# what draws numbers: each call is another one, told by how many came before
+# functions that draw random numbers: calls are numbered, so that each is distinct
 DRAWS = """torch.rand torch.randn torch.rand_like torch.randn_like torch.randint torch.bernoulli torch.multinomial
     torch.normal torch.poisson F.dropout F.alpha_dropout F.feature_alpha_dropout F.rrelu F.gumbel_softmax""".split()
 
 
-# what is given to the program outside, not made by it: none of them tells two programs apart
+# inputs from outside of the program, which do not distinguish two programs
 NO_OPERATIONS = frozenset(
     "constant name attribute member input dim tuple list dict slice starred part choice carried end number turn".split()
 ) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
@@ -57,7 +57,7 @@ NO_TENSORS = frozenset(("constant", "name", "dim", "tuple", "list", "dict", "sli
 
 
 class Lazy:
-    """A variable of a loop, which has a node of its own only if somebody reads it."""
+    """A variable of a loop. Its node is made only if the variable is read."""
 
     def read(self) -> Value:
         raise NotImplementedError
@@ -76,15 +76,15 @@ class Expressions:
         self.graph, self.make, self.building = graph, graph.make, False
         self.layers = Layers(graph)
         self.device = graph.make("device")
-        self.immovable = False  # no tensor is there that says what the device is: it is "cpu"
+        self.immovable = False  # True if no tensor determines the device, which is then "cpu"
         self.draws = frozenset(map(graph.dotted, DRAWS))
         self.seen: Counter[Node | str] = Counter()
         self.repeatable: frozenset[Node] = frozenset()
         self.measuring: frozenset[Node] = frozenset()
-        self.bound = 0  # how many comprehensions and lambdas stand around
+        self.bound = 0  # nesting depth of comprehensions and lambdas
         self.loop = graph.make("no loop")
-        self.under: tuple[Node, ...] = ()  # tests of the branches around
-        self.contexts: tuple[Node, ...] = ()  # of the `with` statements around
+        self.under: tuple[Node, ...] = ()  # conditions of the enclosing branches
+        self.contexts: tuple[Node, ...] = ()  # contexts of the enclosing `with` statements
         self.rules: dict[type[ast.AST], Callable[[Any, Scope], Value]] = {
             ast.Constant: lambda tree, _: tree.value,
             ast.Name: self._name,
@@ -116,12 +116,12 @@ class Expressions:
         return rule(tree, scope)
 
     def operation(self, *key: Any) -> Node:
-        """What is computed, in the contexts around: under `torch.enable_grad()` it is another computation."""
+        """Make a node in the current contexts: under `torch.enable_grad()` it is a different computation."""
         made = self.make(*key)
         return self.make("within", self.contexts, made) if self.contexts else made
 
     def node(self, value: Value) -> Node:
-        """A value as a node: what an operation is applied to."""
+        """Return a value as a node, to which operations can be applied."""
         if isinstance(value, Node):
             return value
         if isinstance(value, str) and value == "cpu" and self.immovable:
@@ -143,15 +143,15 @@ class Expressions:
         raise Unreadable(f"a {type(value).__name__} that is no operand")
 
     def lend(self, values: list[Value]) -> list[Value]:
-        """Values that something else than one variable has from now on: they are no lists that may grow."""
+        """Mark lists as shared, so that they may no longer grow. Returns the values."""
         return values
 
     def member(self, leaf: Leaf) -> Node:
-        """What reads a leaf in `forward`; the program that has leaves says how."""
+        """Return the node that reads a leaf in `forward`. Subclasses that have leaves implement it."""
         raise Unreadable("a module outside of __init__")
 
     def known(self, name: str) -> Value:
-        """What a name means that is no local variable."""
+        """Return the meaning of a name that is not a local variable."""
         return self.make("name", name)
 
     def read(self, name: str, scope: Scope) -> Value:
@@ -178,7 +178,7 @@ class Expressions:
         return made
 
     def iterate(self, value: Value) -> list[Value] | None:
-        """The items, where they are known one by one."""
+        """Return the items if they are known individually, else None."""
         if isinstance(value, range):
             return None if value[LONGEST:] else list(value)
         if isinstance(value, (tuple, list)):
@@ -198,7 +198,7 @@ class Expressions:
         return self.attribute(self.node(value), name)
 
     def is_tensor(self, value: Value) -> bool:
-        """Whether a value may well be a tensor: it was computed, or belongs to a module."""
+        """Return True if a value may be a tensor: it was computed, or belongs to a module."""
         if isinstance(value, Node) and value.key[0] == "attribute":
             return self.is_tensor(value.key[1])
         return isinstance(value, Node) and value.key[0] not in NO_TENSORS
@@ -252,7 +252,9 @@ class Expressions:
         return self.operation("unary", kind.__name__, self.node(value))
 
     def _boolean(self, tree: ast.BoolOp, scope: Scope) -> Value:
-        """What is known and does not decide is left out, unless it is the last: `True and x` is `x`."""
+        """Evaluate `and` or `or`. Known operands that do not decide are left out, except the last: `True and
+        x` is `x`.
+        """
         asked: list[Value] = []
         for i, part in enumerate(tree.values):
             value = self.evaluate(part, scope)
@@ -291,7 +293,7 @@ class Expressions:
         return dict(zip(keys, (self.evaluate(value, scope) for value in tree.values)))
 
     def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Value:
-        """A list; where the items are not known, a node whose variables are numbered by how deep they stand."""
+        """Return a list, or, if the items are unknown, a node whose variables are numbered by nesting depth."""
         if len(tree.generators) > 1 or tree.generators[0].is_async:
             raise Unreadable("a comprehension of several loops")
         (loop,) = tree.generators
@@ -323,7 +325,7 @@ class Expressions:
         return self.make("lambda", len(names), body)
 
     def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        """Bind the names of a target; a tuple takes a value apart."""
+        """Bind the names of a target. A tuple target unpacks the value."""
         if isinstance(target, ast.Name):
             self.bind(target.id, value, scope)
             return
@@ -359,7 +361,7 @@ class Expressions:
         return given
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
-        """A builtin of known arguments."""
+        """Call a builtin with known arguments."""
         if name in DIM_FUNCTIONS and args and all(is_size(a) or (name == "scale_size" and a == args[1]) for a in args):
             try:
                 return apply(name, *args)
@@ -378,7 +380,7 @@ class Expressions:
         return made if isinstance(made, (int, list, tuple)) else Once(list(made))
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """A call of what the file does not define."""
+        """Return the node of a call of a function that the file does not define."""
         if isinstance(function, (FileClass, Holder, Leaf)):
             raise Unreadable("a call of a module")
         function = self.node(function)
@@ -390,7 +392,7 @@ class Expressions:
         if self.building or not counts:
             return made
         self.seen[what] += 1
-        if function in self.measuring:  # what a layer measures depends on the order of its calls, its results do not
+        if function in self.measuring:  # a layer's statistics depend on the order of its calls, its results do not
             self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
             return made
         return self.make("again", made, self.seen[what], self.loop, self.under)

@@ -1,4 +1,4 @@
-"""Layers of torch that are a function: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
+"""Normalise torch layers that are functions: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
 
 Both are brought to one form, with the names of the arguments as torch documents them. Source: the signatures in
 torch.nn and torch.nn.functional.
@@ -11,7 +11,7 @@ from typing import Any
 from onnxgen.code.signatures import SIGNATURES
 from onnxgen.validate.values import Graph, Node, Unreadable
 
-# a layer and its function; the arguments of the function in order, where the order is another
+# layers and their functions; the order of the function's arguments if it differs
 _ROWS = [
     *((f"nn.{c}", f"F.{c.lower()}", "") for c in "ReLU ReLU6 SiLU SELU Hardswish Hardsigmoid Mish GELU ELU".split()),
     ("nn.Sigmoid", "torch.sigmoid", ""),
@@ -36,7 +36,7 @@ _TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dil
 _RECURRENT = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
 _LARGEST = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _AVERAGE = {"padding": 0, "ceil_mode": False, "count_include_pad": True}
-# what torch takes where an argument is not given; a class that is shared writes it out, where one instance needs it
+# torch's defaults; a shared class spells them out if one instance needs another value
 DEFAULTS: dict[str, dict[str, Any]] = {
     **{f"nn.Conv{n}d": {**_CONV, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
     **{f"nn.ConvTranspose{n}d": {**_TRANSPOSED, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
@@ -66,7 +66,7 @@ class Layers:
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a call, with their names after the first where the function is one of a layer.
+        """Return the arguments of a call, by name after the first if the function belongs to a layer.
 
         What is given is left out where torch takes the very same if nothing is given.
         """
@@ -84,13 +84,13 @@ class Layers:
         return build.key[:2] == ("call", self.identity)
 
     def is_stateless(self, build: Node) -> bool:
-        """Whether a layer is nothing but a function: no tensor, no state."""
+        """Return True if a layer is only a function: no tensors, no state."""
         return build.key[0] == "call" and (
             build.key[1] in self.of_layer or build.key[1] in (self.identity, self.flatten)
         )
 
     def function(self, build: Node, value: Any) -> tuple[Any, list[Any], dict[str, Any]]:
-        """What a stateless layer computes: a function, its arguments and keywords."""
+        """Return what a stateless layer computes: a function, its arguments and keywords."""
         _, layer, args, kwargs = build.key
         if layer is self.flatten:
             if args or kwargs:
@@ -103,7 +103,7 @@ class Layers:
 
 
 def constant(value: Any) -> tuple[str, str]:
-    """A constant with its type: 1, True and 1.0 differ. A float, or text, of a class of ours is what it is."""
+    """Return a constant with its type: 1, True and 1.0 differ. Floats and text may be of classes of ours."""
     for kind in (float, str):
         if isinstance(value, kind):
             return kind.__name__, kind.__repr__(value)
@@ -111,6 +111,6 @@ def constant(value: Any) -> tuple[str, str]:
 
 
 def _is(value: Any, usual: Any) -> bool:
-    """Whether an argument is this constant."""
+    """Return True if an argument is this constant."""
     given = value.key[1:] if isinstance(value, Node) and value.key[0] == "constant" else constant(value)
     return bool(given == constant(usual))

@@ -1,4 +1,4 @@
-"""The tensors of torch's layers: keys and shapes, as the arguments of a layer say. Source: the pages of torch.nn."""
+"""The tensors of torch's layers: keys and shapes, derived from the arguments. Source: the pages of torch.nn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
 
 
 def hold_shapes(members: Sequence[Member]) -> None:
-    """Every layer of torch has the tensors that it registers, each of its shape.
+    """Check that every torch layer has the tensors that it registers, with their shapes.
 
     Raises:
         WrongTranslation: one is missing, or of another shape: the weights could not be loaded.
@@ -30,7 +30,9 @@ def hold_shapes(members: Sequence[Member]) -> None:
 
 
 def registered(build: ast.expr) -> Shapes:
-    """The tensors that a layer registers by its call; none where it is no layer of the table, or of sizes unknown."""
+    """Return the tensors that a layer registers by its call; none if it is not in the table or its sizes are
+    unknown.
+    """
     name = ast.unparse(build.func) if isinstance(build, ast.Call) else ""
     rule = next((rule for names, rule in RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):

@@ -1,4 +1,4 @@
-"""A generated file, executed on symbols: its classes are made and called as Python would, so nothing of them is left.
+"""Execute a generated file on symbols: its classes are instantiated and called as Python would.
 
 What stands in the place of a network's parts is followed: arguments of constructors, flags, `nn.Sequential`, lists and
 the loops over them, `nn.Identity` where an instance lacks a layer, tied weights.
@@ -16,7 +16,7 @@ from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
-DEEPEST = 200  # modules in modules
+DEEPEST = 200  # largest nesting depth of modules
 
 
 class Text(Statements):
@@ -51,7 +51,7 @@ class Text(Statements):
         self.open = {node.key[2] for node in self.graph.since(0) if node.key[:2] == own}
 
     def root(self, name: str) -> Value:
-        """Make the root and call it; what it returns."""
+        """Make the root module and call it. Returns its result."""
         if name not in self.classes:
             raise Unreadable(f"there is no class {name}")
         self.building = True
@@ -106,7 +106,7 @@ class Text(Statements):
             raise Unreadable(f"class {name} within itself")
 
     def _bound(self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]) -> Scope:
-        """The variables of a method: its arguments."""
+        """Return the variables of a method: its arguments."""
         given = method.args
         if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or method.decorator_list:
             raise Unreadable(f"{method.name} takes its arguments in another way")
@@ -134,7 +134,7 @@ class Text(Statements):
             super().assign(target, value, scope)
 
     def _register(self, holder: Value, name: str, value: Value, kind: str = "") -> None:
-        """`holder.name = value`, or what registers a buffer."""
+        """Execute `holder.name = value`, or the registration of a buffer."""
         if isinstance(value, (Leaf, Holder)) and kind:
             value = value.build if isinstance(value, Leaf) else value
         if isinstance(value, Node):
@@ -159,7 +159,7 @@ class Text(Statements):
         super()._effect(value, scope)
 
     def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
-        """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
+        """Execute a statement of `__init__` that registers something. Returns False if it does not."""
         name = function.attr
         if name == "requires_grad_" and ast.unparse(tree).endswith("(False)"):
             of, key = self._tensor(function.value, scope)
@@ -175,7 +175,7 @@ class Text(Statements):
             self._register(to, key, value, kind)
             return True
         if name == "tie_weights" and not tree.args and not tree.keywords:
-            self.tying.append(self.evaluate(function.value, scope))  # it is looked at when all modules have their paths
+            self.tying.append(self.evaluate(function.value, scope))  # evaluated once all modules have their paths
             return True
         return False
 
@@ -217,7 +217,7 @@ class Text(Statements):
         return made
 
     def _place(self, value: Value, path: str) -> None:
-        """Give every module its path; one module at two places is none that the network has."""
+        """Give every module its path. A module may have only one place."""
         if not isinstance(value, (Holder, Leaf)):
             return
         if value.path is not None:
@@ -244,7 +244,7 @@ class Text(Statements):
             self.ties.add((kept, tied))
 
     def _tensor(self, tree: ast.expr, scope: Scope) -> tuple[Leaf, str]:
-        """What a text calls a parameter: what is registered, and the key that the parameter has there."""
+        """Return the registered member of a parameter in the text, and its key there."""
         parts: list[str] = []
         while not isinstance(found := self.evaluate(tree, scope), Leaf):
             if not isinstance(tree, ast.Attribute):
@@ -303,7 +303,7 @@ class Text(Statements):
         self._enter(holder.definition.name)
         scope, lent = self._bound(method, holder, args, kwargs), self.lent
         self.lent = {}
-        self.lend(list(scope.values.values()))  # lists of the caller, which may not grow here
+        self.lend(list(scope.values.values()))  # lists of the caller must not grow here
         found = self._body(method, scope)
         self.lent = lent
         self.lend([value for value in scope.values.values() if value is found])
@@ -312,7 +312,7 @@ class Text(Statements):
         return found
 
     def _body(self, method: ast.FunctionDef, scope: Scope) -> Value:
-        """What a `forward` returns: its last statement says so, wherever it is called."""
+        """Return the result of a `forward`, which its last statement returns."""
         *body, last = method.body
         if not isinstance(last, ast.Return):
             raise Unreadable("a forward that does not end in return")
@@ -320,7 +320,7 @@ class Text(Statements):
         return None if last.value is None else self.evaluate(last.value, scope)
 
     def _layer(self, leaf: Leaf, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """A call of a layer of the network; what the network does not have must do nothing, or be a function."""
+        """Return the result of calling a layer. A layer that the network lacks must do nothing, or be a function."""
         path, build = leaf.path, leaf.build
         if path in self.specification.members and not self.layers.is_identity(build):
             return super().call(self.member(leaf), args, kwargs)
@@ -329,7 +329,7 @@ class Text(Statements):
             return args[0]
         if plain and self.layers.is_stateless(build):
             return super().call(*self.layers.function(build, self.node(args[0])))
-        if build.key[0] in ("name", "attribute"):  # a function that is an attribute
+        if build.key[0] in ("name", "attribute"):  # a function stored as an attribute
             return super().call(build, args, kwargs)
         raise Unreadable(f"{path} is no layer of the network")
 
@@ -355,7 +355,7 @@ def _is_super(tree: ast.expr) -> bool:
 
 
 def _is_super_call(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
-    """Whether an expression is `super().name(...)` without keywords."""
+    """Return True if an expression is `super().name(...)` without keywords."""
     if not isinstance(tree, ast.Call) or tree.keywords or not isinstance(tree.func, ast.Attribute):
         return False
     return tree.func.attr == name and _is_super(tree.func.value)

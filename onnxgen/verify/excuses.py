@@ -1,4 +1,4 @@
-"""Differences that are not counted: the oracle's own answers differ as much. The notes say where that decided."""
+"""Ignore differences that the oracle's own answers show as well. Notes say where this happened."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     from onnxgen.verify.check import Check
 
-NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
-_Given = tuple[Any, Oracle, list[Any]]  # sizes, seed and inputs; what ran on them; what it computed
+NUDGES = 3  # runs of the oracle on changed inputs, which measure the conditioning of an output
+_Given = tuple[Any, Oracle, list[Any]]  # (sizes, seed and inputs), the oracle that ran them, and its outputs
 
 
 def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
-    """Forgive differences that rounding explains: the oracle's outputs move as much with their inputs' last bits.
+    """Ignore differences that rounding explains: the oracle's outputs move as much when inputs change in their last
+    bits.
 
     A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
     in which any two correct implementations differ.
@@ -51,7 +52,7 @@ def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got
 
 
 def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
-    """Forgive differences that other answers of onnxruntime have, too.
+    """Ignore differences that other answers of onnxruntime show as well.
 
     Where these answers are so far apart that they would hide a wrong module, it is compared step by step.
     """
@@ -89,7 +90,7 @@ def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected:
 
 
 def held(check: Check, network: nn.Module, feeds: dict[str, Any], index: int, got: list[Any]) -> int:
-    """Of how many intermediate results a module's output is the file's, one step after the other; 0 if it is not."""
+    """Return how many intermediate results agree if the module's output is compared step by step; 0 if it differs."""
     if check.cast is not None or check.freed is not None:
         return 0
     found = stepwise(check.path, check.proto(), check.graph, network, feeds)

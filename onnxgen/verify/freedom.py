@@ -1,4 +1,4 @@
-"""The oracle's own freedom: other answers that it gives to the same inputs, as right as the first.
+"""The oracle's freedom: other answers that it gives to the same inputs, and that are as correct as the first.
 
 onnxruntime computes a file in another order with its optimisations on, quantises activations where a node's
 `accuracy_level` allows it, and rounds every result. What a module differs by is nothing but rounding where the oracle
@@ -19,19 +19,19 @@ from onnxgen.verify.compare import SLACK, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
-NOISY = 4  # answers with noise in every operator's result
-UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
-UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same in types of 16 bits
+NOISY = 4  # number of variants with noise in every operator's result
+UNIT = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
+UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
 RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
 
-NOISE = "with noise"  # the name of the variants that no user would run
+NOISE = "with noise"  # name of the variants with noise
 
 
 class Freedom:
-    """The other answers of onnxruntime to one file; sessions are made when first asked for."""
+    """The other answers of onnxruntime to one file. Sessions are made on first use."""
 
     def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int], dtype: str = "") -> None:
         """`model`: the file's graph, or the part of it that is compared. `types`: ONNX's element type of each of its
@@ -40,7 +40,7 @@ class Freedom:
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
     def answers(self, feeds: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
-        """The name and the outputs of each variant that runs on these inputs."""
+        """Return the name and outputs of each variant that runs on these inputs."""
         if self.sessions is None:
             self.sessions = list(self._made())
         found = []
@@ -57,7 +57,7 @@ class Freedom:
         variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY)]
         for name, changed in variants:
             try:
-                # DynamicQuantizeLSTM (1.32) quantises by itself what each thread has of the batch
+                # DynamicQuantizeLSTM (1.32) quantises each thread's part of the batch separately
                 how = {"optimised": name == "optimised", "alone": name == "on one thread"}
                 yield name, Onnxruntime(self.path, changed, (), **how)
             except Refused:
@@ -65,7 +65,7 @@ class Freedom:
 
 
 def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which no node may quantise its activations (`accuracy_level`)."""
+    """Return a copy in which no node may quantise its activations (`accuracy_level`)."""
     made = _copied(model)
     for node in proto_nodes(made):
         for attribute in node.attribute:
@@ -75,7 +75,7 @@ def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: str) -> onnx.ModelProto:
-    """A copy in which each floating point result of the main graph is multiplied by numbers next to 1.
+    """Return a copy in which each floating point result of the main graph is multiplied by numbers close to 1.
 
     So is what goes into a recurrent layer, which rounds in every step. Where the module computes in a type of half
     precision, the numbers are as far from 1 as rounding to it goes, and weights are multiplied, too: they are rounded.
@@ -93,7 +93,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     for weight in made.graph.initializer if dtype in UNITS else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
             continue
-        if weight.name in inputs:  # before IR version 4 every initializer is listed as an input, too
+        if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
             made.graph.input.remove(inputs[weight.name])
         name, weight.name = weight.name, f"{weight.name}/exact"
         noised(weight.name, name, weight.data_type)
@@ -122,7 +122,7 @@ def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> l
     wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
     draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
     nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
-    if kind not in _FLOATS:  # no random numbers of 16 bits, and their steps are too few around 1
+    if kind not in _FLOATS:  # no 16-bit random numbers, whose steps around 1 are too coarse
         nodes.insert(0, onnx.helper.make_node("Cast", [exact], [wide], to=onnx.TensorProto.FLOAT))
         nodes.append(onnx.helper.make_node("Cast", [moved], [name], to=kind))
     return nodes
@@ -135,7 +135,7 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
-    """The spread of the oracle's own answers, if `got` differs from the first of them no more than that.
+    """Return the spread of the oracle's answers if `got` differs from the first by no more than that, else None.
 
     The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
     `compare.HIDES`.

@@ -1,4 +1,4 @@
-"""Facts of a graph that decide how it is compared: inputs, mode, random values."""
+"""Facts about a graph that decide how it is compared: inputs, mode, random values."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from onnxgen.verify.equations import Equation, asked, named, solved, whole
 from onnxgen.verify.roles import Range, counts_queries, most_keys, range_of
 from onnxgen.weights.stored import stored
 
-ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
+ROUNDS = 5  # rounds of propagation; each knows more dims than the one before
 PRODUCTS = re.compile(
     "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
 )
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# position of the indices: their elements must be below a dim of input 0
+# index of the input with the indices, which must be below a dim of input 0
 INDEXES = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
-# inputs that act as sizes, counts or positions: only small positive numbers make sense there
+# inputs that act as sizes, counts or positions, and need small positive numbers
 SIZES = {
     "Reshape": {1},
     "Expand": {1},
@@ -84,7 +84,7 @@ class Role:
 
 @dataclass
 class Graph:
-    """A graph, as far as verifying needs to know it.
+    """The facts about a graph that verification needs.
 
     Attributes:
         inputs: name, type and facts of each argument, in order.
@@ -129,7 +129,7 @@ class Graph:
 
 
 def examine(model: ir.Model, options: Options) -> Graph:
-    """Look at a model that `reader.read` returned."""
+    """Examine a model that `reader.read` returned."""
     propagate(model.graph, options)
     declared = [info(value) for value in model.graph.inputs]
     known, equations = related(model.graph, options)
@@ -165,7 +165,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
-    """Named dims in terms of others, and further conditions of the graph on sizes; runs `propagate`."""
+    """Return named dims in terms of others, and further conditions on sizes. Runs `propagate`."""
     names: dict[str, int] = {}
     for value in graph.inputs:
         for dim in info(value).shape or ():
@@ -184,7 +184,7 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
 
 
 def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of a graph and of its subgraphs."""
+    """Yield the nodes of a graph and its subgraphs."""
     for node in graph:
         yield node
         for subgraph in subgraphs(node):
@@ -204,7 +204,9 @@ def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
 
 
 def _norm_trains(node: ir.Node, opset: int) -> bool:
-    """Opset 14 has an attribute; 7 to 13 tell by the extra outputs; before that `is_test` did (0 is its default)."""
+    """Return True if a BatchNormalization is in training mode: an attribute in opset 14, extra outputs in 7 to 13,
+    `is_test` (default 0) before.
+    """
     if opset >= 14:
         return whole(node, "training_mode") == 1
     if opset >= 7:
@@ -222,7 +224,7 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
 
 def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if node.op_type == "GroupQueryAttention" and whole(node, "sliding_window_cache") and len(node.inputs) > 6:
-        total = info(node.inputs[6]).data  # a cache that is not full has whatever lay in memory behind its keys
+        total = info(node.inputs[6]).data  # a cache that is not full has uninitialised memory behind its keys
         sizes = () if total is None else (n for n in total.flat if isinstance(n, Sym))
         yield from ((size, whole(node, "local_window_size")) for size in sizes)
     if counts_queries(node) and (query := info(node.inputs[0]).shape) and info(node.inputs[3]).shape:
@@ -234,7 +236,7 @@ def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     kernel = _ints(node, "kernel_shape") or [d for d in (weight or ())[2:] if isinstance(d, int)]
     auto = node.attributes.get("auto_pad")
     how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel)
-    if how.startswith("SAME"):  # padded to what the window needs
+    if how.startswith("SAME"):  # padded to the size that the window needs
         return
     dilations, pads = _ints(node, "dilations") or [1] * n, _ints(node, "pads") if how == "NOTSET" else []
     both = [sum(pads[i::n]) for i in range(n)]
@@ -249,7 +251,7 @@ def _ints(node: ir.Node, name: str) -> list[int]:
 
 
 def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Value]:
-    """The values that depend on a random operator."""
+    """Return the values that depend on a random operator."""
     tainted: set[ir.Value] = set(outer or ())
     for node in graph:
         inside = any(
@@ -260,7 +262,7 @@ def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Valu
     return tainted
 
 
-COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs that say how many keys each row has
+COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs with the number of keys of each row
 
 
 def _role(value: ir.Value) -> Role:
@@ -313,7 +315,7 @@ def _limit(role: Role, taken: Range) -> None:
 
 
 def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
-    """A shape that a product or a convolution takes, by that of its other operand."""
+    """Return a shape that a product or convolution accepts, derived from its other operand."""
     if node.op_type not in ("MatMul", "Gemm", "Conv") or position > 1 or len(node.inputs) < 2:
         return None
     other = info(node.inputs[1 - position]).shape
@@ -330,18 +332,18 @@ def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
 
 
 def _keys(node: ir.Node) -> list[str] | list[int]:
-    """The keys that an operator takes out of a map, as far as it says so."""
+    """Return the keys that an operator looks up in a map, as far as it states them."""
     if "string_vocabulary" in node.attributes:
         return list(node.attributes["string_vocabulary"].as_strings())
     return _ints(node, "int64_vocabulary") or list(range(whole(node, "max_map") or 3))
 
 
 ENCODERS = {"OneHotEncoder": "cats_", "LabelEncoder": "keys_", "CategoryMapper": "cats_"}
-OTHERS = "?", ""  # words that no encoder knows
+OTHERS = "?", ""  # text that no encoder knows
 
 
 def _categories(node: ir.Node) -> list[str] | list[int]:
-    """What an encoder knows; and something else, unless OneHotEncoder has no row of zeros for it."""
+    """Return the categories that an encoder knows, and an unknown one unless a OneHotEncoder refuses those."""
     prefix, is_strict = ENCODERS[node.op_type], node.op_type == "OneHotEncoder" and not whole(node, "zeros", 1)
     if f"{prefix}strings" in node.attributes:
         return list(node.attributes[f"{prefix}strings"].as_strings()) + ([] if is_strict else list(OTHERS))
@@ -356,12 +358,12 @@ CARRIERS = set(
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:
-    """Whether the operator's output still holds the input's elements, about."""
+    """Return True if the operator's output holds about the same numbers as its input."""
     return node.op_type in CARRIERS and not (node.op_type == "Where" and position == 0)
 
 
 def _integer(value: ir.Value | None) -> list[int]:
-    """The one element of a stored integer, if it is one."""
+    """Return the element of a stored one-element integer, as a list that is empty otherwise."""
     tensor = stored(value)
     if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
         return []
