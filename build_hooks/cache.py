@@ -22,11 +22,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-RACY = 2_000_000_000  # nanoseconds; the coarsest file system clock (FAT)
+RACY_NANOSECONDS = 2_000_000_000  # nanoseconds; the coarsest file system clock (FAT)
 CHUNK = 1 << 20
-SMALL = 1 << 16  # bytes; digesting a smaller file is faster than looking up its digest
-KEPT = 90 * 86_400  # seconds for which a fact is kept
-SWEPT = 7 * 86_400  # seconds between two sweeps for old facts
+MIN_CACHED_BYTES = 1 << 16  # bytes; digesting a smaller file is faster than looking up its digest
+KEPT_SECONDS = 90 * 86_400  # seconds for which a fact is kept
+SWEEP_INTERVAL_SECONDS = 7 * 86_400  # seconds between two sweeps for old facts
 MARKER = "swept"
 
 
@@ -94,12 +94,12 @@ class Cache:
     def _sweep(self) -> None:
         """Remove facts that were not written for a long time, from time to time: their files may no longer exist."""
         marker, now = self.folder / "build" / MARKER, time.time()
-        if marker.exists() and now - marker.stat().st_mtime < SWEPT:
+        if marker.exists() and now - marker.stat().st_mtime < SWEEP_INTERVAL_SECONDS:
             return
         marker.touch()
         for file in (self.folder / "build").glob("*/*"):
             with suppress(OSError):
-                if now - file.stat().st_mtime > KEPT:
+                if now - file.stat().st_mtime > KEPT_SECONDS:
                     file.unlink()
 
 
@@ -114,7 +114,7 @@ def digest(path: Path, cache: Cache) -> str:
     found = os.stat(name)
     if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
         raise OSError(0, "not a regular file", name)
-    known = None if found.st_size < SMALL else cache.get("digests", name)
+    known = None if found.st_size < MIN_CACHED_BYTES else cache.get("digests", name)
     if isinstance(known, list) and known[:-1] == _facts(found):
         return str(known[-1])
     begun = time.time_ns()
@@ -123,6 +123,6 @@ def digest(path: Path, cache: Cache) -> str:
         while chunk := file.read(CHUNK):
             text.update(chunk)
         after = _facts(os.fstat(file.fileno()))
-    if before == after and before[0] >= SMALL and max(before[1:3]) < begun - RACY:
+    if before == after and before[0] >= MIN_CACHED_BYTES and max(before[1:3]) < begun - RACY_NANOSECONDS:
         cache.put("digests", name, [*before, text.hexdigest()])
     return text.hexdigest()

@@ -31,8 +31,8 @@ from .plugin_files import plugin_digests
 from .settings import Entry
 from .sidecar import belongs
 
-HALF = 32  # characters of one half of a key
-HEADER = 1 << 23  # bytes of a module that contain its header; embedded weights may follow
+HALF_KEY_CHARACTERS = 32  # characters of one half of a key
+MAX_HEADER_BYTES = 1 << 23  # bytes of a module that contain its header; embedded weights may follow
 _LINE = re.compile(rb"^Build +([0-9a-f]{64})\r?$", re.MULTILINE)
 _FINGERPRINT = re.compile(rb"""^FINGERPRINT = ["']([0-9a-f]+)["']""", re.MULTILINE)
 
@@ -119,7 +119,7 @@ def recorded(module: Path) -> str:
 
 
 def _recorded(text: bytes) -> str:
-    found = _LINE.search(text, 0, HEADER)
+    found = _LINE.search(text, 0, MAX_HEADER_BYTES)
     return found[1].decode() if found else ""
 
 
@@ -136,7 +136,7 @@ def _settled(text: bytes, key: str) -> str:
 
 
 def _short(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HALF]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HALF_KEY_CHARACTERS]
 
 
 def _options(entry: Entry) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .settings import OPTIONS, SPELLED, Entry
 from .standing import is_adopted, is_edited, stands
 
 Progress = Callable[[str], None]
-TRIES = 3  # attempts, if the source changes while it is read
+MAX_ATTEMPTS = 3  # attempts, if the source changes while it is read
 
 
 def build_in_place(
@@ -38,7 +38,7 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
     """Write module and sidecar. Repeats if the source changed meanwhile, so that the module matches its recorded
     source.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         generated = in_memory(entry, content, progress)
         make_folders(entry)
         with named(entry, "output"), pipeline.timed(generated.report, "write"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STEM = "{stem}"
 # bytes of a path and of a file name; systems allow little more, and suffixes are added to names
-LONGEST, LONGEST_NAME = 1000, 240
+MAX_PATH_BYTES, MAX_NAME_BYTES = 1000, 240
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -36,7 +36,9 @@ class Paths:
             raise ValueError(f"must be a path, not {shown(text)}")
         if not text.isprintable():
             raise ValueError(f"{shown(text)} has a character that no path should have")
-        if len(os.fsencode(text)) > LONGEST or any(len(os.fsencode(part)) > LONGEST_NAME for part in text.split("/")):
+        if len(os.fsencode(text)) > MAX_PATH_BYTES or any(
+            len(os.fsencode(part)) > MAX_NAME_BYTES for part in text.split("/")
+        ):
             raise ValueError(f"{shown(text)} is too long for a path")
         if "\\" in text and (self.inside or os.sep == "/"):
             raise ValueError(f"{shown(text)}: paths are written with / on every system")

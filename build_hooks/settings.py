@@ -29,7 +29,7 @@ from .places import Paths, check_places
 FILE = "pyproject.toml"
 TABLE = "tool.onnxgen"
 EDITED = ("refuse", "mine")
-LIMIT = 50  # problems in one error message
+MAX_PROBLEMS_SHOWN = 50  # problems in one error message
 
 # By option name: the field of `Options` and the parser of its value. Paths are parsed elsewhere.
 OPTIONS: dict[str, tuple[str, Any]] = {
@@ -233,7 +233,7 @@ class _Found:
         self.more = 0
 
     def wrong(self, key: str, what: str, way_out: str = "") -> None:
-        if len(self.problems) < LIMIT:
+        if len(self.problems) < MAX_PROBLEMS_SHOWN:
             self.problems.append(Problem(f"{self.file}: {key}: {what}", help=way_out))
         else:
             self.more += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cache import Cache
-from .freshness import HALF, Content, has_weights, is_settled, read, recorded, settle
+from .freshness import HALF_KEY_CHARACTERS, Content, has_weights, is_settled, read, recorded, settle
 from .settings import Entry
 from .sidecar import files_of
 
@@ -43,7 +43,7 @@ def stands(entry: Entry, content: Content, cache: Cache) -> str:
         return ""
     if is_settled(entry.output, content.key, cache):
         return "fresh"
-    if recorded(entry.output)[:HALF] == content.key[:HALF] and is_edited(entry):
+    if recorded(entry.output)[:HALF_KEY_CHARACTERS] == content.key[:HALF_KEY_CHARACTERS] and is_edited(entry):
         settle(entry.output, content.key, cache)
         return "kept"
     return ""

@@ -14,15 +14,15 @@ from typing import Any
 from onnxgen.common.limits import NAMES, Limits
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SHOWN = 60  # characters of a wrong value in an error
+MAX_VALUE_CHARACTERS = 60  # characters of a wrong value in an error
 
 
 def shown(value: object) -> str:
     """Return a value as errors show it: one short printable line."""
     if isinstance(value, (list, tuple, dict)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
-    text = repr(value[: 2 * SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    text = repr(value[: 2 * MAX_VALUE_CHARACTERS] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
 
 
 def key(name: object) -> str:

@@ -21,10 +21,13 @@ from .freshness import source_files
 from .plugin_files import watched
 from .settings import Entry, Project
 
-QUIET = 0.3  # seconds without a change before a build starts: exporters write for seconds
-PATIENCE = 2.0  # further seconds before the error of a file that may be incomplete is reported
-TICK = 500  # milliseconds between two checks without a wake-up
-LISTED = (".onnx", ".jinja")  # suffixes of new files that count: a glob may find them, a template may override ours
+QUIET_SECONDS = 0.3  # seconds without a change before a build starts: exporters write for seconds
+PATIENCE_SECONDS = 2.0  # further seconds before the error of a file that may be incomplete is reported
+TICK_MILLISECONDS = 500  # milliseconds between two checks without a wake-up
+WATCHED_SUFFIXES = (
+    ".onnx",
+    ".jinja",
+)  # suffixes of new files that count: a glob may find them, a template may override ours
 
 Stamps = Mapping[Path, object]
 
@@ -49,8 +52,8 @@ class Round:
 def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) -> Iterator[Round]:
     """Build now and again after each save, forever. Yields after each build.
 
-    A build starts when the files have been still for `QUIET` seconds. Its error is told when they stayed so for
-    `PATIENCE` seconds more: a file that is written slowly is no broken file. A model that can't be built keeps its last
+    A build starts when the files have been still for `QUIET_SECONDS` seconds. Its error is told when they stayed so for
+    `PATIENCE_SECONDS` more: a file that is written slowly is no broken file. A model that can't be built keeps its last
     good module; while settings can't be read, the last good ones count.
 
     Args:
@@ -66,7 +69,7 @@ def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) 
     while True:
         built, failed = _build(project, force and first)
         wrong = wrong or failed
-        unfinished = wrong is not None and not first and _changed(watchfiles, before, PATIENCE)
+        unfinished = wrong is not None and not first and _changed(watchfiles, before, PATIENCE_SECONDS)
         files = tuple(path for path in before if not path.is_dir())
         yield Round(project, built, None if unfinished else wrong, files)
         if not unfinished:
@@ -129,7 +132,7 @@ def _stamp(path: Path) -> object:
     """Return a value that changes with the path: size and times of a file, relevant names of a folder."""
     try:
         if path.is_dir():
-            return sorted(name for name in os.listdir(path) if name.endswith(LISTED))
+            return sorted(name for name in os.listdir(path) if name.endswith(WATCHED_SUFFIXES))
         found = path.stat()
     except OSError:
         return None
@@ -153,13 +156,18 @@ def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> boo
 
 def _wake_ups(watchfiles: ModuleType, paths: Iterable[Path]) -> Iterator[object]:
     """Yield when something changes in the folders of these paths, and from time to time without a change."""
-    options = {"watch_filter": None, "debounce": TICK, "rust_timeout": TICK, "yield_on_timeout": True}
+    options = {
+        "watch_filter": None,
+        "debounce": TICK_MILLISECONDS,
+        "rust_timeout": TICK_MILLISECONDS,
+        "yield_on_timeout": True,
+    }
     while True:
         folders = {folder for path in paths for folder in (path, path.parent) if folder.is_dir()}
         try:
             yield from watchfiles.watch(*folders, recursive=False, **options)
         except FileNotFoundError:  # one of the files was just removed
-            time.sleep(TICK / 1000)
+            time.sleep(TICK_MILLISECONDS / 1000)
             yield None
 
 
@@ -167,4 +175,4 @@ def _settle(before: Stamps) -> None:
     """Wait until no stamp changes any more."""
     seen = None
     while seen != (seen := _now(before)):
-        time.sleep(QUIET)
+        time.sleep(QUIET_SECONDS)

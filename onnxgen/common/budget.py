@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnxgen.options import Options
 
 READ = "bytes read"  # in `model.meta`: bytes of the file and of its data files, each counted once
-TIMES = 4  # bytes written for each stored byte: it may become a float32
-UNPACKED_TIMES = 16  # the same where quantised weights of two bits become float32
+WRITTEN_PER_STORED_BYTE = 4  # bytes written for each stored byte: it may become a float32
+WRITTEN_PER_UNPACKED_BYTE = 16  # the same where quantised weights of two bits become float32
 
 
 def note_read(model: ir.Model, path: Path) -> None:
@@ -22,7 +22,7 @@ def note_read(model: ir.Model, path: Path) -> None:
 
 def writable(model: ir.Model, options: Options) -> int:
     """Return how many bytes may be written."""
-    times = TIMES if options.quantized == "keep" else UNPACKED_TIMES
+    times = WRITTEN_PER_STORED_BYTE if options.quantized == "keep" else WRITTEN_PER_UNPACKED_BYTE
     return times * int(model.meta.get(READ, 0)) + options.limits.written
 
 

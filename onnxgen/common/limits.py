@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from onnxgen.errors import OnnxgenError
 
-DEEPEST = 100  # nested graphs; the stacks of Python and protobuf overflow not much later
+MAX_GRAPH_DEPTH = 100  # nested graphs; the stacks of Python and protobuf overflow not much later
 
 
 def _limit(default: int, of: str) -> int:
@@ -42,8 +42,8 @@ class Limits:
         for name, limit in vars(self).items():
             if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
                 raise OnnxgenError(f"--limit {name}={limit}: the number must be whole, from 1 to {2**63 - 1}")
-        if self.depth > DEEPEST:
-            raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {DEEPEST}")
+        if self.depth > MAX_GRAPH_DEPTH:
+            raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {MAX_GRAPH_DEPTH}")
 
     def past(self, name: str, found: int, what: str) -> str | None:
         """Return a message if `found` passes the limit `name`, else None. It begins with `what` ("it has 70 dims")."""

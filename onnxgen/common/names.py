@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-LENGTH = 60  # characters of an identifier; ONNX names may have thousands
+MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may have thousands
 
 # Names that a generated file itself uses. Nothing else in it may have one of them.
 _RESERVED = """
@@ -67,11 +67,12 @@ def _taken_by_python(name: str) -> bool:
 def identifier(text: str, fallback: str = "x") -> str:
     """Return a safe snake_case identifier that reads like `text`.
 
-    Never a keyword, a soft keyword, a builtin or a dunder; at most `LENGTH` characters (and one underscore).
+    Never a keyword, a soft keyword, a builtin or a dunder; at most
+    `MAX_IDENTIFIER_CHARACTERS` characters (and one underscore).
     `fallback` serves where nothing of the text can be kept, and comes first where the text begins with a digit.
     """
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", _ascii(text[: 4 * LENGTH]))
-    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:LENGTH].rstrip("_")
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))
+    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:MAX_IDENTIFIER_CHARACTERS].rstrip("_")
     if not name:
         name = fallback
     elif name[0].isdigit():
@@ -149,7 +150,9 @@ def module_part(text: str, fallback: str = "part") -> str:
     """
     if re.fullmatch(r"[0-9]{1,9}", text):
         return text
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * LENGTH]))[: 2 * LENGTH]
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))[
+        : 2 * MAX_IDENTIFIER_CHARACTERS
+    ]
     if name != text:
         name = name.strip("_")
     if name.startswith("__"):  # private name mangling, or a dunder
@@ -167,8 +170,8 @@ def class_name(text: str, fallback: str = "Model") -> str:
     The name `fallback` itself may come out (of "model"); every other name in `RESERVED`, a keyword or a builtin
     gets `fallback` behind it.
     """
-    words = [w for w in re.split(r"[^A-Za-z0-9]+", _ascii(text[: 4 * LENGTH])) if w]
-    name = "".join(w[0].upper() + w[1:] for w in words)[:LENGTH]
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS])) if w]
+    name = "".join(w[0].upper() + w[1:] for w in words)[:MAX_IDENTIFIER_CHARACTERS]
     if not name or name == fallback:
         return fallback
     if name[0].isdigit():
@@ -181,7 +184,7 @@ def network_name(stem: str) -> str:
 
     What has capitals is left as it is.
     """
-    words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * LENGTH])
+    words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * MAX_IDENTIFIER_CHARACTERS])
     return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
@@ -192,7 +195,9 @@ def singular(word: str) -> str:
 
 def is_class_name(text: str) -> bool:
     """Return True if a generated file can have a class of exactly this name."""
-    plain = text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= LENGTH
+    plain = (
+        text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= MAX_IDENTIFIER_CHARACTERS
+    )
     frame = RESERVED - {"Model"} | {"constant", "load", "load_weights"}
     return plain and not _taken_by_python(text) and text not in frame
 

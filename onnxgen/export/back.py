@@ -185,8 +185,8 @@ class _Writer:
             if tensor.data_location == onnx.TensorProto.EXTERNAL and id(tensor) not in done and not is_new:
                 self.data.put(tensor, ir.serde.deserialize_tensor(tensor, str(self.folder)))
             inline += len(tensor.raw_data)
-        for tensor in tensors_of(self.model) if inline > files.LARGEST else ():
-            if len(tensor.raw_data) > files.SMALL:
+        for tensor in tensors_of(self.model) if inline > files.MAX_PROTOBUF_BYTES else ():
+            if len(tensor.raw_data) > files.MAX_INLINE_BYTES:
                 self.data.put(tensor, ir.serde.deserialize_tensor(tensor))
 
 

@@ -19,10 +19,10 @@ from onnxgen.common.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.places import tensors_of
 
-LARGEST = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
-SMALL = 1 << 10  # bytes; smaller tensors always stay inline
-WORKSHOP = ".onnxgen-export-"  # prefix of the temporary folders
-ALIGNED = 4096  # bytes; large tensors begin at multiples of this, so that they can be mapped
+MAX_PROTOBUF_BYTES = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
+MAX_INLINE_BYTES = 1 << 10  # bytes; smaller tensors always stay inline
+WORKSHOP_PREFIX = ".onnxgen-export-"  # prefix of the temporary folders
+ALIGNMENT_BYTES = 4096  # bytes; large tensors begin at multiples of this, so that they can be mapped
 
 
 def data_path(out: Path) -> Path:
@@ -80,7 +80,7 @@ def workshop(out: Path) -> Iterator[Path]:
     """
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP))
+            folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP_PREFIX))
         except OSError as error:
             raise OnnxgenError(f"cannot write {out}: {error.strerror}") from None
         yield folder / out.name
@@ -109,8 +109,8 @@ class Data:
     def put(self, tensor: onnx.TensorProto, content: ir.TensorProtocol) -> None:
         """Write a tensor's elements, and record their position in its protobuf."""
         start = self.file.tell()
-        if content.nbytes >= ALIGNED and start % ALIGNED:
-            start += ALIGNED - start % ALIGNED
+        if content.nbytes >= ALIGNMENT_BYTES and start % ALIGNMENT_BYTES:
+            start += ALIGNMENT_BYTES - start % ALIGNMENT_BYTES
             self.file.seek(start)
         if isinstance(content, ir.ExternalTensor):
             content.tofile(self.file)  # copies in chunks

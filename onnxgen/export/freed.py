@@ -26,7 +26,7 @@ from onnxgen.reader.taken import uses
 from onnxgen.shapes.dims import Dim, Sym, Symbol
 from onnxgen.shapes.info import Info, info
 
-OLDEST = 10  # oldest opset in which Slice takes its bounds as inputs
+MIN_OPSET = 10  # oldest opset in which Slice takes its bounds as inputs
 Picture = tuple[str, str, tuple[str | None, ...], str]
 
 
@@ -76,8 +76,8 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         OnnxgenError: the proof fails.
     """
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    if opset < OLDEST:
-        raise NoWayBack(f"opset {opset} is older than {OLDEST} (upgrade it with onnx.version_converter)")
+    if opset < MIN_OPSET:
+        raise NoWayBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
     with plugged(options):
         proven = read(source, options)
         for step in PASSES[: PASSES.index(dynamic_batch)]:

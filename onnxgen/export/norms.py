@@ -17,7 +17,7 @@ from onnxgen.export.places import Array, places
 from onnxgen.export.shared import declare, drop_unused, parts, used_names
 from onnxgen.reader.taken import inner_uses, uses
 
-OLDEST = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
+MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 _Fold = Mapping[str, Any]  # a `provenance.Fold`, as recorded
 
@@ -70,7 +70,7 @@ class Norms:
             for node in layers
         )
         is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
-        return layers if fits and is_alone and opset >= OLDEST else []
+        return layers if fits and is_alone and opset >= MIN_OPSET else []
 
     def _stored(self, name: str) -> str:
         """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter

@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
+GENERATE_AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
     if signature is None or "wayback" not in metadata:
         what = f"the weights of {module} do not name the ONNX file that they came from"
-        raise OnnxgenError(Problem(what, help=AGAIN))
+        raise OnnxgenError(Problem(what, help=GENERATE_AGAIN))
     path = onnx or _found(module, signature.source)
     if not path.is_file():
         raise OnnxgenError(f"there is no file {path}")
@@ -75,7 +75,7 @@ def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         return json_object(metadata.get(key, "{}"))
     except ValueError:
-        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=AGAIN)) from None
+        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=GENERATE_AGAIN)) from None
 
 
 def _found(module: Path, name: str) -> Path:

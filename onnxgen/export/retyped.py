@@ -51,7 +51,9 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     for value in values:
         if isinstance(tensor := value.const_value, ir.ExternalTensor):  # external data lies beside the original
             value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)
-    is_large = sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.LARGEST
+    is_large = (
+        sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.MAX_PROTOBUF_BYTES
+    )
     ir.save(model, out, external_data=f"{out.name}.data" if is_large or is_external else None)
     return out
 

@@ -18,7 +18,7 @@ from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.streamed import Array
 
-SHOWN = 3  # keys in a message
+MAX_KEYS_SHOWN = 3  # keys in a message
 
 
 def read_state(path: Path) -> dict[str, Array]:
@@ -132,5 +132,5 @@ def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int
 
 
 def _listed(verb: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-    return f"{verb} {', '.join(printable(key) for key in keys[:SHOWN])}{more}" if keys else ""
+    more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
+    return f"{verb} {', '.join(printable(key) for key in keys[:MAX_KEYS_SHOWN])}{more}" if keys else ""

@@ -22,7 +22,7 @@ except ImportError:  # the checker reports that onnxruntime is missing
     onnxruntime = None
 
 HAS_ONNXRUNTIME = onnxruntime is not None
-TIMEOUT = 60.0  # seconds that the other process has to end
+TIMEOUT_SECONDS = 60.0  # seconds that the other process has to end
 CHILD = "from onnxgen.paranoid.apart import serve; serve()"
 
 
@@ -76,7 +76,7 @@ class Apart:
                 with suppress(OSError):  # the other process no longer reads what is left to write
                     assert pipe is not None
                     pipe.close()
-            self.process.wait(TIMEOUT)
+            self.process.wait(TIMEOUT_SECONDS)
             self.process = None
 
 

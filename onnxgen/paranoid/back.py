@@ -16,7 +16,7 @@ from onnxgen.weights.provenance import Source, rebuild
 if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
 
-NEAR = 1e-2  # relative precision of an 8-bit mantissa
+HALF_RTOL = 1e-2  # relative precision of an 8-bit mantissa
 
 
 def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _is_near(floats: Any, original: Any) -> bool:
         return False
     held = np.isfinite(floats.astype(np.float64))  # a narrower type may not hold numbers this large
     wide = original.astype(np.float64)[held]
-    return bool(np.allclose(floats.astype(np.float64)[held], wide, NEAR, NEAR * np.abs(wide).max(initial=0)))
+    return bool(np.allclose(floats.astype(np.float64)[held], wide, HALF_RTOL, HALF_RTOL * np.abs(wide).max(initial=0)))
 
 
 def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], generated: Generated) -> str:
@@ -87,7 +87,9 @@ def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], gener
     original = np.asarray(tensor.numpy())
     floats = np.asarray(rebuild(record, name, state, original))
     if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by `--dtype`: only close
-        near = floats.shape == original.shape and np.allclose(floats, original, NEAR, NEAR * np.abs(original).max())
+        near = floats.shape == original.shape and np.allclose(
+            floats, original, HALF_RTOL, HALF_RTOL * np.abs(original).max()
+        )
         return "" if near else "comes back as other floats"
     if floats.shape != original.shape or not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):
         return "comes back as other floats"

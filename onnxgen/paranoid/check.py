@@ -17,7 +17,18 @@ from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gaps_of, only_ties, tells, unlike, widened
-from onnxgen.paranoid.draws import ENOUGH, EVERY, FILLED, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.draws import (
+    DRAWN_SIZES,
+    ENOUGH_ROWS,
+    EVERY,
+    FILLED,
+    STYLES,
+    Style,
+    elements,
+    facts_of,
+    shape_of,
+    sizes,
+)
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Made, Picture, take
@@ -34,11 +45,15 @@ if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
 
 Pass = Callable[[ir.Model, Options], None]
-SHOWN = 6  # nodes in an error message
-LEVELS = 6  # enlargements of a region before a difference is reported
-FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region; larger ones get fewer draws, or none
-LITTLE, AGAIN = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
-ROUNDED = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
+MAX_NODES_SHOWN = 6  # nodes in an error message
+MAX_ENLARGEMENTS = 6  # enlargements of a region before a difference is reported
+MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
+    3_000_000,
+    60_000_000,
+    400_000_000,
+)  # elements of a region; larger ones get fewer draws, or none
+MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
+FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
 TRAINABLE = "trainable"
 QUANTIZED = "quantized"  # the pass that makes floats of integers, whose numbers differ by design (see `quantised`)
 
@@ -155,7 +170,7 @@ class Checker:
         opened: set[ir.Value] = set()
         verdict, why, differed = "", "", False
         with suppress(Untold):
-            for level in range(LEVELS if claim.needed else 1):
+            for level in range(MAX_ENLARGEMENTS if claim.needed else 1):
                 region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
                 refused = False
                 try:
@@ -221,7 +236,7 @@ class Comparison:
         why: Untold | None = None
         told, refused, broken = 0, 0, ""
         for turn, numbers in enumerate(sizes(self.region)):
-            if told and turn >= len(SIZES):
+            if told and turn >= len(DRAWN_SIZES):
                 break
             try:
                 found = self._on(numbers)
@@ -236,7 +251,7 @@ class Comparison:
             if found:
                 return found
             told += 1
-            if told == ENOUGH:
+            if told == ENOUGH_ROWS:
                 break
         if told == 0 and not broken:
             raise why or Untold("nothing was computed")
@@ -245,13 +260,13 @@ class Comparison:
     def _on(self, numbers: dict[str, int]) -> str:
         """Compare both sides on some sizes. Raises `Broken` if only the second side fails on them."""
         weight = self._weight(numbers)
-        if weight > MOST:
-            raise Untold(f"more than {MOST:,} elements")
-        count = len(self.styles) if weight < FEW else 1 if weight < SOME else 0
+        if weight > MAX_ELEMENTS:
+            raise Untold(f"more than {MAX_ELEMENTS:,} elements")
+        count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
         # most kernels outside the standard have no float64, so there are more draws in their own types
         draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
-        if self.trusts and weight < LITTLE:
-            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in AGAIN for s in self.styles[:2]]
+        if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
+            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2]]
         draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
         told, why = False, None
         for style, wide in draws:
@@ -324,7 +339,7 @@ class Comparison:
                     found = np.maximum(found, 4 * gaps_of(widened(one), widened(other)))
         if self.trusts and isinstance(narrow[0], np.ndarray) and narrow[0].dtype.kind == "f":
             first = np.abs(widened(narrow[0]))
-            found = np.minimum(found, ROUNDED * np.max(first, initial=0.0, where=np.isfinite(first)))
+            found = np.minimum(found, FLOAT32_KERNEL_TOLERANCE * np.max(first, initial=0.0, where=np.isfinite(first)))
         return found
 
     def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
@@ -358,7 +373,11 @@ def _nodes(regions: Regions, claim: Claim) -> str:
     """Return the names of the nodes that a claim is about."""
     with suppress(Untold):
         names = list(dict.fromkeys(step.name for step in regions.of(claim, set()).before.steps))
-        return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "") or "no node"
+        return (
+            ", ".join(names[:MAX_NODES_SHOWN])
+            + (f" and {len(names) - MAX_NODES_SHOWN} more" if names[MAX_NODES_SHOWN:] else "")
+            or "no node"
+        )
     return "nodes that are gone"
 
 

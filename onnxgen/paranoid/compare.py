@@ -12,9 +12,9 @@ from onnxgen.paranoid.single import dtype_of
 # Constants are recognised to five digits (`passes.match.NEAR`), so that float64 tells formulas apart, not roundings.
 WIDE = 1e-5
 LOOSE = 1e-3
-TINY = 1e-15  # rounding residue of sums of numbers of about 1 that cancel
-TIES = 1 / 16  # part of the elements that may be at a tie, as averages of a few integers often are
-NEAR = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
+CANCELLATION_ERROR = 1e-15  # rounding residue of sums of numbers of about 1 that cancel
+MAX_TIES_PART = 1 / 16  # part of the elements that may be at a tie, as averages of a few integers often are
+RTOL_BY_TYPE = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
 
 
 def unlike(before: Any, after: Any, wide: bool, exact: bool, slack: Any = 0.0) -> str:
@@ -51,8 +51,8 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: An
     if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
         return "one is finite where the other is not"
     scale, gap = np.max(np.abs(a), initial=0.0, where=finite), gap_of(a, b)
-    near = WIDE if wide else NEAR.get(dtype, LOOSE)
-    most = near * scale + (TINY if wide else 1e-2 * near)
+    near = WIDE if wide else RTOL_BY_TYPE.get(dtype, LOOSE)
+    most = near * scale + (CANCELLATION_ERROR if wide else 1e-2 * near)
     if gap <= most or np.all(_gaps(a, b) <= most + slack):
         return ""
     return f"the largest difference is {gap:.3g} of {scale:.3g}"
@@ -64,7 +64,7 @@ def only_ties(before: Any, after: Any) -> bool:
     if before.shape != after.shape or before.dtype != after.dtype or before.dtype not in (np.int8, np.uint8):
         return False
     gaps = np.abs(before.astype(int) - after.astype(int))
-    return bool(np.all(gaps <= 1) and np.mean(gaps) <= TIES)
+    return bool(np.all(gaps <= 1) and np.mean(gaps) <= MAX_TIES_PART)
 
 
 def tells(value: Any) -> bool:

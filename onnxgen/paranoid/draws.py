@@ -18,11 +18,11 @@ from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, info
 
 WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
-# rows of sizes for named dims, tried in order until a region ran on `ENOUGH` of them
-SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
-ENOUGH = 3
+# rows of sizes for named dims, tried in order until a region ran on `ENOUGH_ROWS` of them
+DRAWN_SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
+ENOUGH_ROWS = 3
 STATED, WIDEST = 6, 128  # number and limit of sizes stated by the file, tried if no others were conclusive
-TILE = 1_000_003  # number of drawn elements; a larger tensor repeats them
+MAX_DRAWN_ELEMENTS = 1_000_003  # number of drawn elements; a larger tensor repeats them
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def facts_of(cone: Cone, value: ir.Value) -> Info:
 def sizes(region: Region) -> Iterator[dict[str, int]]:
     """Yield numbers for every named dim of a region, to be tried in turn. Dims that were numbers keep them.
 
-    The first `len(SIZES)` are for any region, the rest for those of which nothing is told by then.
+    The first `len(DRAWN_SIZES)` are for any region, the rest for those of which nothing is told by then.
     """
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
@@ -74,7 +74,7 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate((*SIZES, *_stated(region)) if free else SIZES[:1]):
+    for turn, row in enumerate((*DRAWN_SIZES, *_stated(region)) if free else DRAWN_SIZES[:1]):
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
 
@@ -83,7 +83,7 @@ def _stated(region: Region) -> Iterator[tuple[int]]:
     """Yield sizes that the file states anywhere, since a named dim may have to be one of them."""
     values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
     stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone, v).shape or () if isinstance(d, int))
-    known = {row[0] for row in SIZES if len(row) == 1}
+    known = {row[0] for row in DRAWN_SIZES if len(row) == 1}
     yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
 
 
@@ -150,7 +150,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         return np.array(flat, facts.dtype.numpy()).reshape(shape)
     rng = np.random.default_rng(zlib.crc32(f"{style.name} {seed}".encode()))
     count = int(np.prod(shape, dtype=np.int64))
-    flat = _flat(facts.dtype, min(count, TILE), style, rng)
+    flat = _flat(facts.dtype, min(count, MAX_DRAWN_ELEMENTS), style, rng)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
         flat[:] = style.filled[1]
     array = np.resize(flat, count).reshape(shape)

@@ -18,9 +18,9 @@ from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 
 FREED = "batch"  # key in `model.meta` with what `dynamic_batch` did
-TIMES = 3  # number of batches
-SIZE = 4  # size of every named dim
-MOST = 20_000_000  # elements of all values of one batch; larger networks are not computed
+BATCH_COUNT = 3  # number of batches
+NAMED_DIM_SIZE = 4  # size of every named dim
+MAX_ELEMENTS = 20_000_000  # elements of all values of one batch; larger networks are not computed
 
 
 def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Single) -> Iterator[str]:
@@ -30,11 +30,13 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
     freed = model.meta.get(FREED)
     if freed is None or not freed.inputs:
         return
-    numbers = {name: SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)}
+    numbers = {
+        name: NAMED_DIM_SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)
+    }
     try:
-        if sum(map(_size, before.facts.values())) > MOST:
+        if sum(map(_size, before.facts.values())) > MAX_ELEMENTS:
             return
-        batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(TIMES)]
+        batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(BATCH_COUNT)]
         alone = [_outputs(model, before, single, numbers, batch) for batch in batches]
     except Untold:
         return
@@ -43,7 +45,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         for name, array in batches[0].items()
     }
     shapes = [info(v).shape or () for v in model.graph.inputs if v.name in freed.inputs]
-    batch = {name: TIMES * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
+    batch = {name: BATCH_COUNT * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
     try:
         found = _outputs(model, after, single, batch | numbers, together)
     except Broken as error:
@@ -59,7 +61,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
             continue
         wanted = one[0] if axis is None else np.concatenate(one, axis)
         if wrong := unlike(wanted, found[k], wide=True, exact=False):
-            yield f"of {TIMES} batches at once the output {name!r} is another: {wrong}"
+            yield f"of {BATCH_COUNT} batches at once the output {name!r} is another: {wrong}"
 
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
@@ -76,7 +78,7 @@ def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
 
 
 def _size(facts: Any) -> int:
-    return int(np.prod([dim if isinstance(dim, int) else SIZE for dim in facts.shape or ()], dtype=np.int64))
+    return int(np.prod([dim if isinstance(dim, int) else NAMED_DIM_SIZE for dim in facts.shape or ()], dtype=np.int64))
 
 
 def _inputs(

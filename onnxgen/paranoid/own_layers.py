@@ -33,7 +33,7 @@ def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, 
     return (np.maximum(made, 0) if relu else np.tanh(made)), c
 
 
-STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+STEP_FUNCTIONS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
 
 
 def _layers(
@@ -56,7 +56,7 @@ def _layers(
             c = rest[0] if rest else h
             made = []
             for step in x[::-1] if d else x:
-                h, c = STEPS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
+                h, c = STEP_FUNCTIONS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
                 made.append(h)
             parts.append(np.stack(made[::-1] if d else made))
             for end, last in zip(ends, (h, c)):

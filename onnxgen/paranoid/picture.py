@@ -11,7 +11,7 @@ from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import Info, info
 
 STANDARD = ("", "ai.onnx")
-SIZES = ("Shape", "Size")  # their outputs do not depend on the elements of a tensor
+SIZE_OPERATORS = ("Shape", "Size")  # their outputs do not depend on the elements of a tensor
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
@@ -143,7 +143,7 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
 
 
 def _moves(picture: Picture, made: Made) -> bool:
-    if made.op in SIZES and not made.domain:
+    if made.op in SIZE_OPERATORS and not made.domain:
         return False
     trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
     if trained or made.op in RANDOM or made.bodies:

@@ -16,24 +16,24 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
-from onnxgen.paranoid.compare import NEAR as NARROW
-from onnxgen.paranoid.compare import TINY, gap_of, unlike
-from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
+from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
+from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
+from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.own import OWN
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.stands import RULES, Stands, attribute, spread
+from onnxgen.paranoid.stands import STANDS_RULES, Stands, attribute, spread
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 from onnxgen.weights.dequantised import BITS, TABLE, DequantisedTensor
 
-ELEMENTS = 40_000_000  # elements of all values; larger graphs are not computed
+MAX_ELEMENTS = 40_000_000  # elements of all values; larger graphs are not computed
 EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
 # how far a sum in float32 may be from another order of it, as a part of the largest number; the wave that a wrong
 # rounding moves is a tenth of a step, of which there are 255 between the least and the largest
-NEAR = 1e-4
+MAX_SUM_ERROR = 1e-4
 # integer operators that may remain if no quantiser made their integers
 REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
 PRODUCTS = ("MatMulInteger", "ConvInteger")
@@ -57,7 +57,7 @@ class Quantised:
         self.broken: dict[int, str] = {}
         self.is_looked_at = False
         # floats stored in 16 bits differ slightly from what the integers represent
-        self.near = max([NEAR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
+        self.near = max([MAX_SUM_ERROR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
 
     def fault(self) -> str:
         """Describe what is wrong; "" if nothing is known to be wrong."""
@@ -105,12 +105,12 @@ class Quantised:
         for value in self._inputs():
             for dim in info(value).shape or ():
                 names.update(dict.fromkeys(symbols(dim)))
-        for row in SIZES if names else SIZES[:1]:
+        for row in DRAWN_SIZES if names else DRAWN_SIZES[:1]:
             yield {name: row[i % len(row)] for i, name in enumerate(names)}
 
     def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
-        if _weight(self.after, numbers) > ELEMENTS:
-            raise Untold(f"more than {ELEMENTS:,} elements")
+        if _weight(self.after, numbers) > MAX_ELEMENTS:
+            raise Untold(f"more than {MAX_ELEMENTS:,} elements")
         cone = Cone(self.before, self._inputs()[0]) if self._inputs() else None
         given = {}
         for i, value in enumerate(self._inputs()):
@@ -177,7 +177,7 @@ class Quantised:
 
     def _structure(self) -> Iterator[str]:
         for made in self.after.nodes.values():
-            if made.op in RULES and made.domain != DOMAIN and made.op not in REMAINS:
+            if made.op in STANDS_RULES and made.domain != DOMAIN and made.op not in REMAINS:
                 yield f"{made.name!r} is still a {made.op}"
             if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
                 yield f"{made.name!r} rounds, in a graph of floats"
@@ -273,7 +273,7 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
     if expected.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(got)):
         return found
     gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
-    return found if gap > near * size + TINY else ""
+    return found if gap > near * size + CANCELLATION_ERROR else ""
 
 
 def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:

@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnxgen.paranoid.claims import Claim, Difference
 from onnxgen.paranoid.picture import Made, Picture
 
-MOST = 2000  # largest number of values on one side
-LEVEL = 200  # nodes of both sides; larger regions are not cut at equal values
-SMALL = 1 << 16  # elements of a constant; larger constants are not compared between regions
+MAX_SIDE_VALUES = 2000  # largest number of values on one side
+MAX_LEVELLED_NODES = 200  # nodes of both sides; larger regions are not cut at equal values
+MAX_DIGEST_ELEMENTS = 1 << 16  # elements of a constant; larger constants are not compared between regions
 
 
 class Untold(Exception):
@@ -105,7 +105,7 @@ class Regions:
         one side is given is computed, the last one first. Adds to `opened`; raises `Untold`.
         """
         region = self.of(claim, opened)
-        while len(region.before.steps) + len(region.after.steps) < LEVEL:
+        while len(region.before.steps) + len(region.after.steps) < MAX_LEVELLED_NODES:
             uneven = set(region.before.cuts.values()) ^ set(region.after.cuts.values())
             places = {key: place for key in uneven - opened if (place := self._place(region, key)) is not None}
             if not places:
@@ -148,8 +148,8 @@ class Regions:
                     raise Untold(f"{picture.names.get(value, value.name)} has no elements")
                 cone.constants.append(value)
             else:
-                if len(done) > MOST:
-                    raise Untold(f"more than {MOST} values")
+                if len(done) > MAX_SIDE_VALUES:
+                    raise Untold(f"more than {MAX_SIDE_VALUES} values")
                 stack.append((value, True))
                 stack += [(v, False) for v in uses(picture, made[0])]
         return cone
@@ -218,7 +218,7 @@ def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:
 def _constant(cone: Cone, value: ir.Value) -> str | None:
     tensor = cone.picture.stored.get(value)
     if tensor is not None:
-        if tensor.size > SMALL or tensor.dtype == ir.DataType.STRING:
+        if tensor.size > MAX_DIGEST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
             return None
         return f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
     facts = cone.picture.facts[value]

@@ -19,7 +19,7 @@ from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes.dims import evaluate
 
 DOMAIN = "onnxgen"
-TURNS = 64  # largest number of iterations of a loop
+MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
 Values = dict[ir.Value, Any]
 
 
@@ -212,8 +212,8 @@ def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
     going, turn, body = condition is None or bool(condition), 0, step.attributes["body"].as_graph()
     parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
     while going and (most is None or turn < int(most)):
-        if turn == TURNS:
-            raise Untold(f"a loop of more than {TURNS} turns")
+        if turn == MAX_LOOP_ITERATIONS:
+            raise Untold(f"a loop of more than {MAX_LOOP_ITERATIONS} turns")
         kept, *made = side.body(body, [np.array(turn, np.int64), np.array(True), *state], values)
         going, turn, state = bool(kept), turn + 1, made[: len(state)]
         for part, one in zip(parts, made[len(state) :]):

@@ -154,7 +154,7 @@ class Stands(Side):
     def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         for value in step.outputs:
             self.kinds.pop(value, None)
-        rule = RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
+        rule = STANDS_RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
         if rule is not None:
             return rule(self, step, inputs)
         kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
@@ -334,14 +334,14 @@ def attribute(step: Made, name: str, default: Any) -> Any:
 
 
 Rule = Callable[[Stands, Made, list[Any]], Sequence[Any]]
-RULES: dict[str, Rule] = {}
+STANDS_RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Register the rule for some operators, in any domain."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        STANDS_RULES.update(dict.fromkeys(names, function))
         return function
 
     return register

@@ -48,7 +48,7 @@ SET = {
 }  # fmt: skip
 BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
 TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # on an input, before any layer
-MANY = 4096  # elements of a tensor; only this many are examined
+MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
 @dataclass
@@ -232,7 +232,7 @@ def _follows(tensor: ir.TensorProtocol) -> bool:
     if tensor.size < 2:
         return False
     numbers = _numbers(tensor)
-    if np.unique(numbers[:MANY]).size <= 4 and _masks(numbers):
+    if np.unique(numbers[:MAX_EXAMINED_ELEMENTS]).size <= 4 and _masks(numbers):
         return True
     if tensor.size < 3 or not _is_row(tensor):
         return False

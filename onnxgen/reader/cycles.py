@@ -9,7 +9,7 @@ import onnx
 
 from onnxgen.common.names import printable
 
-_SHOWN = 6  # nodes of a cycle that a message names
+_MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
 
 
 def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
@@ -23,7 +23,7 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
         sorter.prepare()
     except CycleError as error:
         cycle = [_name(nodes[i]) for i in error.args[1]]
-        return ", ".join(cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "..."])
+        return ", ".join(cycle if len(cycle) <= _MAX_NODES_SHOWN else [*cycle[:_MAX_NODES_SHOWN], "..."])
     return None
 
 

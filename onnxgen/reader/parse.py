@@ -19,7 +19,7 @@ from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.weights.file_tensor import SourceFile
 
-AGAIN, ANOTHER = "download or export it again", "name the .onnx file, or export the model to one first"
+EXPORT_AGAIN, NAME_ONNX_FILE = "download or export it again", "name the .onnx file, or export the model to one first"
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
 
@@ -92,7 +92,7 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
         if not stat.S_ISREG(mode.st_mode):
             raise OnnxgenError(f"{shown} is not a regular file")
         if mode.st_size == 0:
-            raise OnnxgenError(Problem(f"{shown} is empty", help=AGAIN))
+            raise OnnxgenError(Problem(f"{shown} is empty", help=EXPORT_AGAIN))
         if mode.st_size > _PROTOBUF_LIMIT:
             what = f"{shown} is larger than 2 GB, the limit of protobuf"
             raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
@@ -108,8 +108,8 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
 def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
     kind, _, way_out = (_kind(path, data) or "").partition("; ")
     if not kind:
-        return Problem(f"{shown} is {otherwise}", help=AGAIN)
-    return Problem(f"{shown} is not an ONNX model: it looks like {kind}", help=way_out or ANOTHER)
+        return Problem(f"{shown} is {otherwise}", help=EXPORT_AGAIN)
+    return Problem(f"{shown} is not an ONNX model: it looks like {kind}", help=way_out or NAME_ONNX_FILE)
 
 
 def _kind(path: Path, data: bytes) -> str | None:
@@ -131,7 +131,7 @@ def _zip_kind(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return f"a damaged zip archive; {AGAIN}"
+        return f"a damaged zip archive; {EXPORT_AGAIN}"
     if any(name.endswith(("data.pkl", "constants.pkl", "model.json")) for name in names):
         return "a PyTorch file (.pt); export it with torch.onnx.export"
     return "a zip archive; unpack it first"
@@ -151,7 +151,7 @@ def _text_kind(head: bytes) -> str | None:
         if text.startswith(start) and content in text:
             return f"an ONNX model as {form}; save it in binary form"
     if text.lower().startswith(("<html", "<!doctype")):
-        return f"a web page (a download that failed?); {AGAIN}"
+        return f"a web page (a download that failed?); {EXPORT_AGAIN}"
     return "a text file"
 
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from onnxgen.common.limits import DEEPEST
+from onnxgen.common.limits import MAX_GRAPH_DEPTH
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.weights.file_tensor import FileTensor, SourceFile
 
-WHOLE = 1 << 22  # bytes; a smaller file is parsed whole
-LARGE = 1 << 16  # bytes; a tensor of this size or more stays in the file
-AHEAD = 1 << 16  # bytes that are read at once while walking
-STEPS = 1_000_000  # fields; a file with more is parsed whole, since its weights are not what makes it large
+MIN_FILE_BYTES = 1 << 22  # bytes; a smaller file is parsed whole
+MIN_TENSOR_BYTES = 1 << 16  # bytes; a tensor of this size or more stays in the file
+READ_AHEAD_BYTES = 1 << 16  # bytes that are read at once while walking
+MAX_FIELDS = 1_000_000  # fields; a file with more is parsed whole, since its weights are not what makes it large
 
 _MARK = secrets.token_bytes(16)  # random, so that no file can contain it
 _PLACE = struct.Struct("<16sQQ")
@@ -78,7 +78,7 @@ class Walk:
             if stop > end:
                 raise ValueError("a field that is cut short")
             self._steps += 1
-            if self._steps > STEPS:
+            if self._steps > MAX_FIELDS:
                 raise ValueError("too many fields")
             yield Field(tag, length, begin, stop)
             begin = stop
@@ -88,7 +88,7 @@ class Walk:
         while shift < 64:
             at = position - self._start
             if not 0 <= at < len(self._window):
-                last = min(position + AHEAD, self._source.size)
+                last = min(position + READ_AHEAD_BYTES, self._source.size)
                 self._window, self._start, at = self._source.read(position, last).tobytes(), position, 0
             byte = self._window[at] if self._window else 128
             value, position, shift = value | (byte & 127) << shift, position + 1, shift + 7
@@ -99,7 +99,7 @@ class Walk:
 
 def structure(path: Path) -> tuple[bytes, SourceFile | None]:
     """Return the bytes that protobuf is to parse, and the open file if it is a large one."""
-    if path.stat().st_size < WHOLE:
+    if path.stat().st_size < MIN_FILE_BYTES:
         return path.read_bytes(), None
     source = SourceFile(path)
     return skeleton(source), source
@@ -132,10 +132,10 @@ def skeleton(source: SourceFile) -> bytes:
 
 def _cuts(walk: Walk, table: Table, around: tuple[Field, ...], begin: int, end: int) -> Iterator[tuple[Field, ...]]:
     """Yield each large `raw_data` field in a message, preceded by the message fields that enclose it."""
-    if len(around) > 4 * DEEPEST:
+    if len(around) > 4 * MAX_GRAPH_DEPTH:
         raise ValueError("graphs in graphs without end")
     found = [field for field in walk.fields(begin, end) if field.tag in table]
-    large = [field for field in found if field.end - field.begin >= LARGE]
+    large = [field for field in found if field.end - field.begin >= MIN_TENSOR_BYTES]
     if table is _TENSOR:
         if len(found) == len(large) == 1:
             yield *around, *large

@@ -18,9 +18,9 @@ from onnxgen.shapes.infer import STANDARD, declared, infer
 from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
 from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
 
-DIM = 256  # cost of one symbolic dim, in numbers
-FREE = 64  # elements that cost hardly more than visiting the node
-SMALL = 4096  # a stored tensor with more elements counts as unknown
+SYMBOLIC_DIM_COST = 256  # cost of one symbolic dim, in numbers
+FREE_ELEMENTS = 64  # elements that cost hardly more than visiting the node
+MAX_STORED_ELEMENTS = 4096  # a stored tensor with more elements counts as unknown
 
 __all__ = ["propagate"]
 
@@ -121,9 +121,9 @@ class _Propagation:
 
 def _cost(facts: Info) -> int:
     """Return the number of elements that were computed, if they are many. A symbolic dim counts as many numbers."""
-    if facts.data is None or facts.data.size <= FREE:
+    if facts.data is None or facts.data.size <= FREE_ELEMENTS:
         return 0
-    return facts.data.size * (DIM if facts.data.dtype == object else 1)
+    return facts.data.size * (SYMBOLIC_DIM_COST if facts.data.dtype == object else 1)
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -132,7 +132,11 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
     """Return the facts of a stored tensor; with its elements if they are few and not trained."""
     facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
-    if tensor.dtype == ir.DataType.STRING or tensor.size > SMALL or value.meta.get("trainable", (False,))[0]:
+    if (
+        tensor.dtype == ir.DataType.STRING
+        or tensor.size > MAX_STORED_ELEMENTS
+        or value.meta.get("trainable", (False,))[0]
+    ):
         return facts
     try:
         return replace(facts, data=np.asarray(tensor.numpy()))

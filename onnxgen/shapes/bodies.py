@@ -20,8 +20,8 @@ from onnxgen.shapes.info import UNKNOWN, Info, info, set_info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Symbols
 
 TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
-ROUNDS = 4  # iterations of the fixed point search, before the shapes of a loop's state become unknown
-DEPTH = 3  # nested loops in which the search runs; each level multiplies the iterations
+MAX_LOOP_ROUNDS = 4  # iterations of the fixed point search, before the shapes of a loop's state become unknown
+MAX_LOOP_DEPTH = 3  # nested loops in which the search runs; each level multiplies the iterations
 
 
 class Walker(Protocol):
@@ -82,7 +82,7 @@ def _join(n: NodeFacts, output: int, a: Info, b: Info) -> Info:
 
 
 def _without_data(walker: Walker, value: ir.Value, facts: Info) -> Info:
-    shape = facts.shape if facts.kind == "tensor" and walker.depth <= DEPTH else None
+    shape = facts.shape if facts.kind == "tensor" and walker.depth <= MAX_LOOP_DEPTH else None
     return declared(value, Info(facts.dtype, shape, None, facts.kind), walker.symbols)
 
 
@@ -105,7 +105,7 @@ def _iterate(
     """
     walker.depth += 1
     held = [_without_data(walker, v, f) for v, f in zip(states, initial, strict=True)]
-    for round_ in range(ROUNDS + 1):  # the last iteration cannot change anything
+    for round_ in range(MAX_LOOP_ROUNDS + 1):  # the last iteration cannot change anything
         walker.symbols.enter_body()
         for value, facts in (*fixed, *zip(states, held, strict=True)):
             set_info(value, facts)
@@ -114,7 +114,7 @@ def _iterate(
         outside = walker.symbols.leave_body()
         if wider == held:
             break
-        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == ROUNDS - 1 else wider
+        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == MAX_LOOP_ROUNDS - 1 else wider
     walker.depth -= 1
     return held, outside
 

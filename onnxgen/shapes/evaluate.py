@@ -15,7 +15,7 @@ from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, numbers_if_pos
 
 TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
 
-LARGE = 65_536  # a result with more elements is not computed
+MAX_EVALUATED_ELEMENTS = 65_536  # a result with more elements is not computed
 
 
 def evaluate(n: NodeFacts, limit: int) -> list[Info]:
@@ -27,7 +27,7 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     asked = n.inputs[:1] if n.op in evaluate_layout.FROM_FIRST else n.inputs
     if not from_shape and any(i is not None and i.data is None for i in asked):
         return n.inferred
-    if not all(_small(facts, min(limit, LARGE)) for facts in n.inferred[:1]):
+    if not all(_small(facts, min(limit, MAX_EVALUATED_ELEMENTS)) for facts in n.inferred[:1]):
         return n.inferred
     try:
         with np.errstate(all="ignore"):

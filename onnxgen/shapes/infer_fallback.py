@@ -16,7 +16,7 @@ from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import UNKNOWN, Info
 from onnxgen.shapes.node_facts import NodeFacts
 
-SMALL = 1024  # larger constants are not passed to shape inference
+MAX_CONSTANT_ELEMENTS = 1024  # larger constants are not passed to shape inference
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def infer_with_onnx(n: NodeFacts) -> list[Info]:
         if n.has(i):
             types[names[i]] = _type(facts, tokens)
             constant = facts.constant
-            if constant is not None and constant.size <= SMALL and facts.dtype is not None:
+            if constant is not None and constant.size <= MAX_CONSTANT_ELEMENTS and facts.dtype is not None:
                 data[names[i]] = ir.serde.serialize_tensor(ir.Tensor(constant, dtype=facts.dtype))
     try:
         node = onnx.NodeProto(op_type=n.op, input=names, output=[f"o{i}" for i in range(len(unknown))])

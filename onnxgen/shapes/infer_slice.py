@@ -19,8 +19,8 @@ from onnxgen.shapes.dims import (
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
 
-FAR = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
-FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
+OPEN_END = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
+OPEN_ENDS = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
 
 
 def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[int]]:
@@ -38,7 +38,7 @@ def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[in
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise Contradiction("Slice with bounds, axes and steps that do not fit together")
-    ends = [-FAR if step < 0 and end in FARTHEST else end for end, step in zip(ends, steps)]
+    ends = [-OPEN_END if step < 0 and end in OPEN_ENDS else end for end, step in zip(ends, steps)]
     return starts, ends, axes, steps
 
 
@@ -78,7 +78,7 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     if nonnegative(start):  # a slice past the end is empty either way, so the start is not clamped to dim
         length = dim_max(last - start, 0)
     elif isinstance(start, int) and last == dim:  # the last elements
-        length = dim if start <= -FAR else dim_min(dim, -start)
+        length = dim if start <= -OPEN_END else dim_min(dim, -start)
     else:
         first = _bound(start, dim)
         if first is None:
@@ -91,12 +91,12 @@ def _bound(bound: Dim, dim: Dim) -> Dim | None:
     """Return a bound of a forward slice, counted from the front and clamped to [0, dim]; None if its sign is
     unknown.
     """
-    if isinstance(bound, int) and bound >= FAR:
+    if isinstance(bound, int) and bound >= OPEN_END:
         return dim
     if nonnegative(bound):
         return dim_min(bound, dim)
     if known_less(bound, 0):
-        return 0 if isinstance(bound, int) and bound <= -FAR else dim_max(bound + dim, 0)
+        return 0 if isinstance(bound, int) and bound <= -OPEN_END else dim_max(bound + dim, 0)
     if dim - bound in (1, 2):  # dim - 1 counts from the end only where dim is 0: empty all the same (so with dim - 2)
         return dim_max(bound, 0)
     return None
@@ -106,7 +106,7 @@ def _backward(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """Return the length of a reversed slice of everything, `[::-step]`. Other reversed slices of symbolic dims return
     None.
     """
-    if (start == -1 or (isinstance(start, int) and start >= FAR)) and isinstance(end, int) and end <= -FAR:
+    if (start == -1 or (isinstance(start, int) and start >= OPEN_END)) and isinstance(end, int) and end <= -OPEN_END:
         return floordiv(dim + (step - 1), step)
     return None
 

@@ -15,7 +15,7 @@ from onnxgen.shapes.info import UNKNOWN, Info, Shape
 Array: TypeAlias = NDArray[Any]  # elements of a tensor: numbers, or objects that are dims
 
 
-RANK = 64  # largest rank that torch and numpy support
+MAX_RANK = 64  # largest rank that torch and numpy support
 
 
 class Unknown(Exception):
@@ -192,7 +192,7 @@ class NodeFacts:
         return self.symbols.fresh(self.node.outputs[output], axis)
 
     def fresh_shape(self, rank: int, output: int = 0) -> Shape:
-        if rank > RANK:
+        if rank > MAX_RANK:
             raise Contradiction(f"a tensor of {rank} dims")
         return tuple(self.fresh(axis, output) for axis in range(rank))
 

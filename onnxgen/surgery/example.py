@@ -18,8 +18,8 @@ from onnxgen.surgery.ports import signature_of
 
 Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # one argument, several, or by name
 
-BATCH = 2  # size of axes named "batch", and of symbolic first axes
-SIZES = (8, 32, 64, 224)  # tried for all other symbolic axes until the model runs
+BATCH_SIZE = 2  # size of axes named "batch", and of symbolic first axes
+TRIED_SIZES = (8, 32, 64, 224)  # tried for all other symbolic axes until the model runs
 
 
 @contextmanager
@@ -79,8 +79,8 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
     first = {port.dims[0] for port in ports if port.dims}
     with undisturbed(model):
-        for size, cast in itertools.product(SIZES, (False, True)):
-            sizes = {dim: BATCH if dim in first or re.search("batch", dim, re.I) else size for dim in names}
+        for size, cast in itertools.product(TRIED_SIZES, (False, True)):
+            sizes = {dim: BATCH_SIZE if dim in first or re.search("batch", dim, re.I) else size for dim in names}
             made = tuple(_made(port, sizes, like, cast) for port in ports)
             try:
                 call(model, made)

@@ -19,7 +19,7 @@ from onnxgen.surgery.owners import Owner, near
 from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, Part, Parts
 from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, trace
 
-SHOWN = 5  # in an error message
+MAX_CANDIDATES_SHOWN = 5  # in an error message
 
 _LAYOUT = {"view", "_unsafe_view", "reshape", "permute", "transpose", "t", "numpy_T", "squeeze", "unsqueeze", "expand"}
 _LAYOUT |= {"slice", "select", "index", "index_select", "gather", "take_along_dim", "split", "split_with_sizes"}
@@ -93,7 +93,7 @@ def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
         except _NoHead as why:
             reasons.append(str(why))
     if not found:
-        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN]))
+        raise search.refusal("no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN]))
     return tuple(dict.fromkeys(found))
 
 
@@ -122,7 +122,9 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     if len(found) > 1:
         raise search.refusal(f"the model has {len(found)} classifiers: {', '.join(found)}", "output= or ")
     if not found:
-        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN] or ["the model returns nothing"]))
+        raise search.refusal(
+            "no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN] or ["the model returns nothing"])
+        )
     return next(iter(found.values()))
 
 
@@ -171,7 +173,7 @@ class _Search:
     def refusal(self, what: str, other: str = "") -> OnnxgenError:
         """Make an error that lists the candidates, the last one first."""
         last = list(dict.fromkeys(map(self._described, reversed(self.parts.products))))
-        shown = ", ".join(last[:SHOWN]) + (", ..." if len(last) > SHOWN else "")
+        shown = ", ".join(last[:MAX_CANDIDATES_SHOWN]) + (", ..." if len(last) > MAX_CANDIDATES_SHOWN else "")
         return OnnxgenError(Problem(what, help=f"name it with {other}head=; there are {shown}" if last else ""))
 
     def _last_product(self, value: Value) -> Operation:

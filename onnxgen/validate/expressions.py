@@ -15,7 +15,7 @@ from typing import Any
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
 from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo
 from onnxgen.validate.layers import Layers, constant
-from onnxgen.validate.python import LONGEST, PYTHON, bounds, is_plain, is_small, power
+from onnxgen.validate.python import MAX_ITEMS, PYTHON, bounds, is_plain, is_small, power
 from onnxgen.validate.values import (
     CONCRETE,
     FileClass,
@@ -180,7 +180,7 @@ class Expressions:
     def iterate(self, value: Value) -> list[Value] | None:
         """Return the items if they are known individually, else None."""
         if isinstance(value, range):
-            return None if value[LONGEST:] else list(value)
+            return None if value[MAX_ITEMS:] else list(value)
         if isinstance(value, (tuple, list)):
             return list(value)
         if isinstance(value, Once):

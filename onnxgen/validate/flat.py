@@ -99,7 +99,7 @@ def _frozen(member: Member) -> list[str]:
 FUNCTIONS = frozenset(("nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"))
 FUNCTIONS |= {f"nn.{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)}
 STATISTICS = frozenset(f"nn.BatchNorm{n}d" for n in (1, 2, 3))
-FEW = 8  # iterations that are executed one by one; counts of nested loops are multiplied
+MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied
 
 
 class _Flat(Statements):
@@ -128,7 +128,7 @@ class _Flat(Statements):
         return super().call(function, args, kwargs)
 
     def stays_whole(self, source: range) -> bool:
-        if not source[FEW // self.turns :]:
+        if not source[MAX_UNROLLED_ITERATIONS // self.turns :]:
             return False
         self.whole.add(self.place(source))
         return True

@@ -9,8 +9,8 @@ from typing import Any
 
 from onnxgen.validate.values import CONCRETE, Value
 
-LONGEST = 100_000  # items of a `range` or a repeated list that are evaluated one by one
-MOST_BITS = 4096  # bits of a computed integer
+MAX_ITEMS = 100_000  # items of a `range` or a repeated list that are evaluated one by one
+MAX_INTEGER_BITS = 4096  # bits of a computed integer
 PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -43,9 +43,9 @@ def is_small(kind: type[ast.operator], a: Any, b: Any) -> bool:
     """Return True if the result is no larger than what a person would write."""
     if kind is ast.Mult and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
         times = a if isinstance(a, int) else b
-        return isinstance(times, int) and times <= LONGEST
+        return isinstance(times, int) and times <= MAX_ITEMS
     if kind in (ast.Mult, ast.Pow) and isinstance(a, int) and isinstance(b, int):
-        return a.bit_length() * (b if kind is ast.Pow else 1) + b.bit_length() <= MOST_BITS
+        return a.bit_length() * (b if kind is ast.Pow else 1) + b.bit_length() <= MAX_INTEGER_BITS
     return True
 
 

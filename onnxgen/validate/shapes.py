@@ -34,7 +34,7 @@ def registered(build: ast.expr) -> Shapes:
     unknown.
     """
     name = ast.unparse(build.func) if isinstance(build, ast.Call) else ""
-    rule = next((rule for names, rule in RULES.items() if name.rstrip("123d") in names.split()), None)
+    rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}
     try:
@@ -100,7 +100,7 @@ def _recurrent(name: str, given: Mapping[str, Any]) -> Shapes:
     return found
 
 
-RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
+TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Linear": _linear,
     "nn.Conv nn.ConvTranspose": _convolution,
     "nn.BatchNorm nn.InstanceNorm nn.GroupNorm": _norm,

@@ -40,7 +40,10 @@ ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
-FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
+MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
+    4,
+    4096,
+)  # a matrix that has no more different numbers among its first ones may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 
 
@@ -105,9 +108,9 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
 
 def _is_irregular(tensor: ir.TensorProtocol) -> bool:
     """Return True if a tensor is neither a mask nor a regular sequence of numbers."""
-    some = tensor.numpy().reshape(-1)[:SOME].astype(np.float64)
+    some = tensor.numpy().reshape(-1)[:SAMPLED_ELEMENTS].astype(np.float64)
     steps = np.sign(np.diff(some))
-    return bool(np.unique(some).size > FEW and (steps > 0).any() and (steps < 0).any())
+    return bool(np.unique(some).size > MAX_MASK_NUMBERS and (steps > 0).any() and (steps < 0).any())
 
 
 def _is_measured(value: ir.Value) -> bool:

@@ -16,7 +16,7 @@ from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
-DEEPEST = 200  # largest nesting depth of modules
+MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
 
 
 class Text(Statements):
@@ -102,7 +102,7 @@ class Text(Statements):
 
     def _enter(self, name: str) -> None:
         self.depth += 1
-        if self.depth > DEEPEST:
+        if self.depth > MAX_MODULE_DEPTH:
             raise Unreadable(f"class {name} within itself")
 
     def _bound(self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]) -> Scope:

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-ATTEMPTS = 120  # inputs that an oracle may refuse before it is given up
-SHOWN = 3  # refusals in the notes
+MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
+MAX_REFUSALS_SHOWN = 3  # refusals in the notes
 _Input = tuple[sizing.Sizes, int, dict[str, Any]]
 
 
@@ -298,12 +298,12 @@ class Check:
         yield {}, 0, {name: feeds[name] for name in names}
 
     def _accepted(self, oracle: Oracle, tries: Iterator[_Input]) -> tuple[_Input, list[Any]] | None:
-        for _, given in zip(range(ATTEMPTS), tries, strict=False):
+        for _, given in zip(range(MAX_REFUSALS), tries, strict=False):
             try:
                 return given, oracle.run(given[2])
             except Refused as refusal:
                 line = f"{oracle.name} refused inputs with {_sizes(given[0])}: {refusal}"
-                if line not in self.refusals and len(self.refusals) < SHOWN:
+                if line not in self.refusals and len(self.refusals) < MAX_REFUSALS_SHOWN:
                     self.notes.append(line)
                 self.refusals.append(line)
         return None

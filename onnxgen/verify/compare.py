@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from onnxgen.errors import counted
 from onnxgen.verify.convert import widened
 
-SLACK = 4.0  # allowed difference, as a multiple of the oracle's movement when inputs change in their last bits
-AMPLIFIES = 4.0  # amplification of such a change above which rounding is accepted as a reason
-HIDES = 0.05  # largest such movement, as a part of the output, in root mean square
-PART = 0.05  # largest absolute tolerance, as a part of an output's largest element
+SLACK_FACTOR = 4.0  # allowed difference, as a multiple of the oracle's movement when inputs change in their last bits
+MIN_AMPLIFICATION = 4.0  # amplification of such a change above which rounding is accepted as a reason
+MAX_SLACK_PART = 0.05  # largest such movement, as a part of the output, in root mean square
+MAX_ATOL_PART = 0.05  # largest absolute tolerance, as a part of an output's largest element
 
 # smallest (rtol, atol) if a graph computes in or returns these types
 HALF_TOLERANCES = {
@@ -31,7 +31,7 @@ HALF_TOLERANCES = {
 class Tolerance:
     """The rule `|got - expected| <= atol + rtol * |expected|` for each element, as in `numpy.allclose`.
 
-    Of an output whose elements are all small, `atol` is `PART` of the largest.
+    Of an output whose elements are all small, `atol` is `MAX_ATOL_PART` of the largest.
     """
 
     rtol: float = 1e-3
@@ -48,7 +48,7 @@ class Tolerance:
         """
         finite = np.abs(expected[np.isfinite(expected)])
         largest = float(finite.max()) if finite.size else 0.0
-        return min(self.atol, PART * largest) if largest else self.atol
+        return min(self.atol, MAX_ATOL_PART * largest) if largest else self.atol
 
     def __str__(self) -> str:
         return f"rtol {self.rtol:g}, atol {self.atol:g}"
@@ -138,9 +138,9 @@ def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | 
         moved = [np.abs(v.astype(np.float64) - expected.astype(np.float64)) for v in others]
     most = np.nan_to_num(np.max(moved, axis=0), nan=0.0, posinf=0.0)
     size = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    amplified = np.where(most > AMPLIFIES * change * np.abs(size), SLACK * most, 0.0)
+    amplified = np.where(most > MIN_AMPLIFICATION * change * np.abs(size), SLACK_FACTOR * most, 0.0)
     slack = np.asarray(most if expected.dtype.kind in "biu" else amplified)
-    return slack if float((slack**2).sum()) <= (HIDES**2) * float((size**2).sum()) else None
+    return slack if float((slack**2).sum()) <= (MAX_SLACK_PART**2) * float((size**2).sum()) else None
 
 
 def _floats(

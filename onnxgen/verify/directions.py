@@ -22,12 +22,12 @@ from onnxgen.errors import counted
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.report import Gradients
 
-STEPS = (1e-6, 1e-8)  # step sizes; the second is used if the first meets a kink
-GROUPS = 24  # groups of parameters; each takes two runs per step
-SECONDS = 10.0  # time for all groups; at least one is compared
+STEP_SIZES = (1e-6, 1e-8)  # step sizes; the second is used if the first meets a kink
+MAX_GROUPS = 24  # groups of parameters; each takes two runs per step
+MAX_SECONDS = 10.0  # time for all groups; at least one is compared
 # allowed relative difference of the two one-sided quotients, and of the gradient from a quotient
 SMOOTH, EQUAL = 1e-3, 1e-2
-DIGITS = 1e-14  # float64 rounding error of a run, as a part of the sum of the outputs' absolute values
+ROUNDING_ERROR = 1e-14  # float64 rounding error of a run, as a part of the sum of the outputs' absolute values
 # A mask of -3e38 swallows the scores that it is added to, in float64, too: where it hides all of them alike, backward
 # sees what no difference shows. Numbers past the first are brought to the second, whose exponential is 0 all the same.
 VAST, LARGE = 1e8, 1e6
@@ -142,7 +142,7 @@ class _Held:
             return ""
         gradients = dict(zip(self.leaves, torch.autograd.grad(loss, self.leaves, allow_unused=True), strict=True))
         found.groups = len(self.groups)
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + MAX_SECONDS
         with torch.no_grad():
             for number, (name, tensors) in enumerate(self.groups):
                 if number and time.monotonic() > end:
@@ -157,12 +157,12 @@ class _Held:
         directions = [torch.randn(t.shape, generator=self.generator) * _scale(t) for t in tensors]
         pairs = [(gradients[t], d) for t, d in zip(tensors, directions, strict=True)]
         slope = sum(float((g * d).sum()) for g, d in pairs if g is not None)
-        for step in STEPS:
+        for step in STEP_SIZES:
             right = (self._after(tensors, directions, step) - loss) / step
             left = (loss - self._after(tensors, directions, -step)) / step
             if not all(map(math.isfinite, (left, right, slope))):
                 break
-            largest, noise = max(abs(left), abs(right), abs(slope)), DIGITS * self.size / step
+            largest, noise = max(abs(left), abs(right), abs(slope)), ROUNDING_ERROR * self.size / step
             if min(left, right) - EQUAL * largest - noise <= slope <= max(left, right) + EQUAL * largest + noise:
                 found.held += 1
                 return
@@ -192,7 +192,7 @@ def _scale(tensor: Tensor) -> float:
 def _grouped(named: Mapping[str, Tensor]) -> Iterator[_Group]:
     """Yield groups of parameters: one each, or several neighbours if there are many."""
     names = list(named)
-    size = -(-len(names) // GROUPS) if names else 1
+    size = -(-len(names) // MAX_GROUPS) if names else 1
     for start in range(0, len(names), size):
         part = names[start : start + size]
         more = f" and {counted(len(part) - 1, 'parameter')} after it" if len(part) > 1 else ""

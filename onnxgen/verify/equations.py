@@ -122,8 +122,8 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
     elif node.op_type in SAME_SHAPE and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
         yield from _broadcast([s for s in shapes if s is not None])
-    elif node.op_type in RULES:
-        for a, b in RULES[node.op_type](node, shapes):
+    elif node.op_type in EQUATION_RULES:
+        for a, b in EQUATION_RULES[node.op_type](node, shapes):
             yield Equation(a, b)
     if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
         yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
@@ -241,7 +241,7 @@ def _rois(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
         yield shapes[1][0], shapes[2][0]
 
 
-RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
+EQUATION_RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
     "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
     "ConvInteger": _conv,
     "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,

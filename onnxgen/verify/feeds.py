@@ -16,9 +16,9 @@ from onnxgen.shapes.info import Info
 from onnxgen.verify.graph import Graph, Role
 from onnxgen.verify.sizes import Sizes, dim_size
 
-NUDGE = 4.0  # largest change by `nudged`, in units in the last place
+MAX_NUDGE_ULPS = 4.0  # largest change by `nudged`, in units in the last place
 SPREADS = ("plain", "wide", "faint")  # distributions, in turn, for inputs that accept any value
-FAINT = 0.05  # standard deviation of faint numbers, which do not saturate gates and softmax
+FAINT_DEVIATION = 0.05  # standard deviation of faint numbers, which do not saturate gates and softmax
 # The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
 # are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
@@ -131,7 +131,7 @@ def _array(
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
-    drawn = FAINT * drawn if spread == "faint" else drawn
+    drawn = FAINT_DEVIATION * drawn if spread == "faint" else drawn
     if dtype.name.startswith("COMPLEX"):
         return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
     return np.asarray(drawn).astype(dtype.numpy())
@@ -196,7 +196,7 @@ def nudged(feeds: Mapping[str, Any], precision: float, seed: int) -> dict[str, A
     def nudge(value: Any) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype == object or value.dtype.kind in "biuUS":
             return value
-        factor = 1.0 + NUDGE * precision * rng.uniform(-1.0, 1.0, value.shape)
+        factor = 1.0 + MAX_NUDGE_ULPS * precision * rng.uniform(-1.0, 1.0, value.shape)
         wide = np.complex128 if value.dtype.kind == "c" else np.float64
         return (value.astype(wide) * factor).astype(value.dtype)
 

@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxgen.verify.compare import SLACK, Tolerance
+from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
-NOISY = 4  # number of variants with noise in every operator's result
-UNIT = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
-UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
+NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
+FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
+HALF_NOISE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
 RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
@@ -54,7 +54,7 @@ class Freedom:
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
         variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY)]
+        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY_VARIANTS)]
         for name, changed in variants:
             try:
                 # DynamicQuantizeLSTM (1.32) quantises each thread's part of the batch separately
@@ -85,12 +85,12 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     nodes: list[onnx.NodeProto] = []
 
     def noised(exact: str, name: str, kind: int) -> None:
-        unit = max(UNITS.get(dtype, UNIT), UNITS.get(_HALVES.get(kind, ""), UNIT))
+        unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
         nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
     scales = {name for node in proto_nodes(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
     inputs = {value.name: value for value in made.graph.input}
-    for weight in made.graph.initializer if dtype in UNITS else ():
+    for weight in made.graph.initializer if dtype in HALF_NOISE else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
             continue
         if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
@@ -138,11 +138,11 @@ def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Toleran
     """Return the spread of the oracle's answers if `got` differs from the first by no more than that, else None.
 
     The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
-    `compare.HIDES`.
+    `compare.MAX_SLACK_PART`.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK` times those of the answers, the largest first. What is within the tolerance needs no explanation, however
-    still the answers are there.
+    `SLACK_FACTOR` times those of the answers, the largest first. What is within the tolerance needs no explanation,
+    however still the answers are there.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
@@ -166,7 +166,7 @@ def _movement(
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
         differs[differs <= tolerance.below(first) + tolerance.rtol * np.abs(first)] = 0.0
     moved = np.max(moves, axis=0)
-    if (np.sort(differs, axis=None) > SLACK * np.sort(moved, axis=None)).any():
+    if (np.sort(differs, axis=None) > SLACK_FACTOR * np.sort(moved, axis=None)).any():
         return None
     size = float(np.square(np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)).sum())
     total = float(np.square(moved).sum())

@@ -21,7 +21,7 @@ from onnxgen.verify.equations import Equation, asked, named, solved, whole
 from onnxgen.verify.roles import Range, counts_queries, most_keys, range_of
 from onnxgen.weights.stored import stored
 
-ROUNDS = 5  # rounds of propagation; each knows more dims than the one before
+PROPAGATION_ROUNDS = 5  # rounds of propagation; each knows more dims than the one before
 PRODUCTS = re.compile(
     "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
 )
@@ -31,7 +31,7 @@ HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 # index of the input with the indices, which must be below a dim of input 0
 INDEXES = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
 # inputs that act as sizes, counts or positions, and need small positive numbers
-SIZES = {
+SIZE_INPUTS = {
     "Reshape": {1},
     "Expand": {1},
     "ConstantOfShape": {0},
@@ -173,7 +173,7 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
                 names.setdefault(name, len(names))
     known = named(names)
     equations: list[Equation] = []
-    for _ in range(ROUNDS if names else 0):
+    for _ in range(PROPAGATION_ROUNDS if names else 0):
         propagate(graph, options, known)
         equations = list(dict.fromkeys(asked(every_node(graph))))
         new = solved(equations, {name: place for name, place in names.items() if name not in known})
@@ -282,7 +282,7 @@ def _role(value: ir.Value) -> Role:
             taken = range_of(node, position)
             if taken is not None:
                 _limit(role, taken)
-            elif position in SIZES.get(node.op_type, ()):
+            elif position in SIZE_INPUTS.get(node.op_type, ()):
                 role.size = True
                 role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
             elif position in MODES.get(node.op_type, ()):

@@ -22,7 +22,7 @@ from onnxgen.reader.cut import Cut, cut_graph
 # rewriting of the graph, which needs the weights in the file, and optimisations.
 EXACT = ("session.x64quantprecision", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"
-TIMEOUT = 300.0  # seconds for one run; a loop's trip count can be an input
+TIMEOUT_SECONDS = 300.0  # seconds for one run; a loop's trip count can be an input
 _PLAIN = {"float", "double", "float16", "bool", "string", "int8", "int16", "int32", "int64"}
 _PLAIN |= {"uint8", "uint16", "uint32", "uint64", "complex64", "complex128"}
 _EXOTIC = {"bfloat16": ir.DataType.BFLOAT16, "float8e4m3fn": ir.DataType.FLOAT8E4M3FN}
@@ -92,7 +92,7 @@ class Onnxruntime:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         options = self.ort.RunOptions()
         options.log_severity_level = 4
-        timer = threading.Timer(TIMEOUT, setattr, (options, "terminate", True))
+        timer = threading.Timer(TIMEOUT_SECONDS, setattr, (options, "terminate", True))
         timer.daemon = True
         timer.start()
         try:

@@ -78,7 +78,7 @@ class Gradients:
         held: how many of them were, and agree.
         wrong: those that part, with both numbers.
         unclear: those of which the differences of both sides part, too, and the gradient is not between them.
-        not_compared: how many groups were left out, as the time for this was over (`directions.SECONDS`).
+        not_compared: how many groups were left out, as the time for this was over (`directions.MAX_SECONDS`).
     """
 
     parameters: int = 0

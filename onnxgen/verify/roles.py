@@ -38,7 +38,7 @@ def range_of(node: ir.Node, position: int) -> Range | None:
     """Return the range that a node accepts at an input, or None if it accepts any value or its shapes are unknown."""
     if node.op_type in ("Div", "Mod") and position == 1:
         return Range(1)
-    rule = RULES.get((node.op_type, position))
+    rule = RANGE_RULES.get((node.op_type, position))
     if rule is None:
         return None
     try:
@@ -148,7 +148,7 @@ def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
     return Range(0, dim_min(*data[:depth]), distinct=(0, len(indices) - 1))
 
 
-RULES: dict[tuple[str, int], Rule] = {
+RANGE_RULES: dict[tuple[str, int], Rule] = {
     **dict.fromkeys([("LSTM", 4), ("GRU", 4), ("RNN", 4)], _lengths),
     ("ReverseSequence", 1): _reversed,
     ("GroupQueryAttention", 5): _seqlens,

@@ -14,10 +14,32 @@ from onnxgen.shapes.dims import Dim, evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
 Sizes = dict[str, int]
-LARGEST = 1 << 26  # elements of one input; larger ones are not tried
-USUAL = 4  # number of candidates that runs begin with, in turn
-FEW, MOST = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1), 5000  # sizes of the search, and its number of combinations
-SIDES = (32, 64, 128, 224, 256, 512, 2048, 16000)  # sizes of images, which most networks' strides divide, and of sounds
+MAX_INPUT_ELEMENTS = 1 << 26  # elements of one input; larger ones are not tried
+USUAL_CANDIDATES = 4  # number of candidates that runs begin with, in turn
+SEARCH_SIZES, MAX_SEARCH_ROWS = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+    1,
+), 5000  # sizes of the search, and its number of combinations
+SPATIAL_SIZES = (
+    32,
+    64,
+    128,
+    224,
+    256,
+    512,
+    2048,
+    16000,
+)  # sizes of images, which most networks' strides divide, and of sounds
 
 
 def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
@@ -51,10 +73,10 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     free = {name: kind for name, kind in kinds.items() if name not in graph.known}
     related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
     fitting = [c for c in related if _fits(graph, c)]
-    if len(fitting) < USUAL:
-        fitting += itertools.islice(_searched(graph, free), USUAL)
-    first = min(run % USUAL, len(fitting))
-    fitting = fitting[first:USUAL] + fitting[:first] + fitting[USUAL:]
+    if len(fitting) < USUAL_CANDIDATES:
+        fitting += itertools.islice(_searched(graph, free), USUAL_CANDIDATES)
+    first = min(run % USUAL_CANDIDATES, len(fitting))
+    fitting = fitting[first:USUAL_CANDIDATES] + fitting[:first] + fitting[USUAL_CANDIDATES:]
     seen: list[Sizes] = []
     for candidate in [*fitting, *related, *(c | said for c in _candidates(kinds, graph.training))]:
         if candidate not in seen and _bearable(graph, candidate):
@@ -77,17 +99,17 @@ def _kinds(graph: Graph) -> dict[str, str]:
 
 
 def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
-    """Yield sizes by the kinds of symbols. The first `USUAL` are equally good."""
+    """Yield sizes by the kinds of symbols. The first `USUAL_CANDIDATES` are equally good."""
     # batch statistics of one or two examples tell little, and PyTorch refuses a single one
     batches = (4, 7, 5, 4) if training else (2, 3, 1, 2)
     yield from (_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0)))
     yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))
-    yield from (_spread(kinds, batch, n, n, 0) for n in SIDES for batch in (batches[0], 1))
+    yield from (_spread(kinds, batch, n, n, 0) for n in SPATIAL_SIZES for batch in (batches[0], 1))
 
 
 def _searched(graph: Graph, free: Mapping[str, str]) -> Iterator[Sizes]:
     """Yield all combinations of a few sizes that the graph's conditions allow, if there are few symbols."""
-    for row in itertools.islice(itertools.product(FEW, repeat=len(free)), MOST):
+    for row in itertools.islice(itertools.product(SEARCH_SIZES, repeat=len(free)), MAX_SEARCH_ROWS):
         whole = _completed(graph, dict(zip(free, row)))
         if whole is not None and _fits(graph, whole):
             yield whole
@@ -118,7 +140,8 @@ def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step
 
 def _bearable(graph: Graph, candidate: Sizes) -> bool:
     return all(
-        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
+        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= MAX_INPUT_ELEMENTS
+        for _, _, facts in graph.inputs
     ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
 
 

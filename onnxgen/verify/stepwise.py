@@ -22,7 +22,7 @@ from onnxgen.verify.graph import Graph
 from onnxgen.verify.oracle import Onnxruntime, Refused, intermediate
 from onnxgen.verify.trace import same, traced
 
-FAR = 0.5  # distance as a part of the value's size (root mean square) from which a result is another value
+MAX_DISTANCE = 0.5  # distance as a part of the value's size (root mean square) from which a result is another value
 _TYPES: dict[int, type[np.floating[Any]]] = {
     onnx.TensorProto.FLOAT: np.float32,
     onnx.TensorProto.DOUBLE: np.float64,
@@ -73,7 +73,7 @@ def _of_module(
     for name, value in values.items():
         near = [result.reshape(value.shape) for result in by_size.get(value.size, []) if result.dtype.kind == "f"]
         distances = [_distance(value, result) for result in near]
-        if value.size > 1 and distances and min(distances) < FAR:
+        if value.size > 1 and distances and min(distances) < MAX_DISTANCE:
             found[name] = near[distances.index(min(distances))]
     return found
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxgen.common.names import printable
 
 # The best constant differs from the output by its standard deviation. A limit below this part of it still exposes one.
-ENOUGH = 0.7
+TELLING_PART = 0.7
 WAY_OUT = "compare on inputs like those that the file was quantised with: onnxgen verify --inputs FILE.npz"
 
 
@@ -55,8 +55,8 @@ def _tells(runs: list[_Seen]) -> bool:
     """Return True if runs are conclusive. A limit of 0 always is: an output that does not vary is then compared
     exactly.
     """
-    alone = any(run.limit == 0 or run.limit < ENOUGH * run.deviation for run in runs)
-    return alone or max(run.limit for run in runs) < ENOUGH * _deviation(runs)
+    alone = any(run.limit == 0 or run.limit < TELLING_PART * run.deviation for run in runs)
+    return alone or max(run.limit for run in runs) < TELLING_PART * _deviation(runs)
 
 
 def _deviation(runs: list[_Seen]) -> float:

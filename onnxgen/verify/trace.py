@@ -19,12 +19,12 @@ from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.graph import Graph
 
-MOST = 1 << 30  # bytes of results that a trace keeps; later results are ignored
-DISTINCT = 3  # arrays with at most this many distinct numbers may be equal by chance
-MANY = 64  # arrays of this many elements with the same numbers count as the same, in any order
-AXES = 6  # largest rank for which every order of axes is tried
-SAME = 1e-4  # relative tolerance between results of a correct module and of onnxruntime
-IN_HALVES = {"float16": 4e-3, "bfloat16": 3e-2}  # the same for computations in half precision
+MAX_TRACE_BYTES = 1 << 30  # bytes of results that a trace keeps; later results are ignored
+MAX_CHANCE_NUMBERS = 3  # arrays with at most this many distinct numbers may be equal by chance
+MIN_UNORDERED_ELEMENTS = 64  # arrays of this many elements with the same numbers count as the same, in any order
+MAX_PERMUTED_AXES = 6  # largest rank for which every order of axes is tried
+SAME_RTOL = 1e-4  # relative tolerance between results of a correct module and of onnxruntime
+HALF_RTOL = {"float16": 4e-3, "bfloat16": 3e-2}  # the same for computations in half precision
 Alike = Callable[[NDArray[Any], NDArray[Any], float], bool]
 
 
@@ -41,7 +41,7 @@ class Event:
 class _Trace(TorchFunctionMode):
     def __init__(self, file: str) -> None:
         super().__init__()
-        self.file, self.events, self.room = file, list[Event](), MOST
+        self.file, self.events, self.room = file, list[Event](), MAX_TRACE_BYTES
         self.kept: dict[int, tuple[Tensor, int, NDArray[Any]]] = {}
 
     def __torch_function__(
@@ -91,7 +91,7 @@ def traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Ev
 
 def same(graph: Graph) -> float:
     """Return by how much, relatively, results of a correct module and of onnxruntime may differ."""
-    return max([SAME, *(IN_HALVES.get(str(dtype.numpy()), SAME) for dtype in graph.halves)])
+    return max([SAME_RTOL, *(HALF_RTOL.get(str(dtype.numpy()), SAME_RTOL) for dtype in graph.halves)])
 
 
 class Results:
@@ -131,14 +131,14 @@ def alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     ordered = np.sort(a, axis=None)
     if not close(ordered, np.sort(b, axis=None), rtol):
         return False
-    if a.size >= MANY and not close(ordered, -ordered[::-1], rtol):
+    if a.size >= MIN_UNORDERED_ELEMENTS and not close(ordered, -ordered[::-1], rtol):
         return True
     return in_order(a, b, rtol) or _in_other_axes(a, b, rtol) or _in_other_axes(b, a, rtol)
 
 
 def _in_other_axes(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     squeezed = a.squeeze()
-    if squeezed.ndim > AXES:
+    if squeezed.ndim > MAX_PERMUTED_AXES:
         return True
     return any(in_order(squeezed.transpose(order), b, rtol) for order in permutations(range(squeezed.ndim)))
 
@@ -159,4 +159,4 @@ def close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
 
 def is_plain(array: NDArray[Any]) -> bool:
     """Return True if an array has so few distinct numbers that another one may have the same by chance."""
-    return bool(np.unique(array).size <= DISTINCT)
+    return bool(np.unique(array).size <= MAX_CHANCE_NUMBERS)

@@ -6,8 +6,9 @@ What lies between two integers a file and fake quantisation may round to either:
 square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
 
 Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
-tells. There an output that differs by more than a part (`PART`) of its own standard deviation is another function. So
-is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if anything (`SMALLER`).
+tells. There an output that differs by more than a part (`MAX_SATURATED_PART`) of its own standard deviation is
+another function. So is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if
+anything (`MAX_MISSING_PART`).
 
 All of this says something only of inputs that the file has integers for: of inputs that it rounds to a few steps it
 keeps nothing, and any module lies within such a rounding. So the inputs fill the range that the file quantises
@@ -29,9 +30,9 @@ from onnxgen.common.json_text import json_object
 from onnxgen.errors import counted
 
 KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
-SIGMAS = 6.0
-PART = 0.5  # part of an output's standard deviation that saturation in the file may change
-SMALLER = 0.2  # part of the file's output that may be missing; correct modules lacked at most 0.01
+MAX_SIGMAS = 6.0
+MAX_SATURATED_PART = 0.5  # part of an output's standard deviation that saturation in the file may change
+MAX_MISSING_PART = 0.2  # part of the file's output that may be missing; correct modules lacked at most 0.01
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Distance:
 
     def problem(self, floor: float) -> str:
         """Describe the difference, or return "" if it is allowed. `floor`: a difference that is always allowed."""
-        if self.rms <= self.limit + floor and self.largest <= SIGMAS * self.limit + floor:
+        if self.rms <= self.limit + floor and self.largest <= MAX_SIGMAS * self.limit + floor:
             return ""
         found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
         return f"differs by {found}; quantising explains {self.limit:.3g}"
@@ -60,7 +61,7 @@ class Distance:
         """Describe an output that is too small, or return "". Call it only if the module's weights are exactly the
         file's: rounding weights has the same effect.
         """
-        if self.missing <= SMALLER or self.rms <= floor:
+        if self.missing <= MAX_MISSING_PART or self.rms <= floor:
             return ""
         return f"is {1 - self.missing:.3g} times the file's result; saturation in the file can only make it larger"
 
@@ -147,7 +148,11 @@ class Approximation:
         """Return the difference that an output may have, as a root mean square."""
         by_rounding = self.rounding(name, expected)
         finite = expected[np.isfinite(expected)].astype(np.float64)
-        return max(by_rounding, PART * float(finite.std())) if self.mode == "float" and finite.size else by_rounding
+        return (
+            max(by_rounding, MAX_SATURATED_PART * float(finite.std()))
+            if self.mode == "float" and finite.size
+            else by_rounding
+        )
 
     def missing(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> float:
         """Return the part of the file's output that the module's lacks (by least squares), or 0 if rounding explains
@@ -172,4 +177,4 @@ class Approximation:
         rounding = f"a root mean square of what {counted(self.roundings, 'rounding')} to {self.bits} bits {explain}"
         if self.mode != "float":
             return rounding
-        return f"{rounding}, or of {PART:g} of an output's standard deviation where that is more"
+        return f"{rounding}, or of {MAX_SATURATED_PART:g} of an output's standard deviation where that is more"

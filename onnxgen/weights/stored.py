@@ -119,7 +119,7 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
     return x
 
 
-SHOWN = 32_768  # limit on the pieces of stored tensors in all concatenations together
+MAX_CONCATENATED_PIECES = 32_768  # limit on the pieces of stored tensors in all concatenations together
 SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # the view operators that do not reorder elements
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
@@ -182,7 +182,7 @@ class Views:
         self.most, self.through = writable(model, options), through
         self._known: dict[ir.Value, Source | None] = {}
         self._is_view: dict[ir.Value, bool] = {}
-        self._pieces = SHOWN
+        self._pieces = MAX_CONCATENATED_PIECES
 
     def __call__(self, value: ir.Value | None) -> Source | None:
         """Return the provenance of a value, or None if it is not a view of stored tensors.
