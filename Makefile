@@ -1,6 +1,7 @@
 # make demo: everything set up, the sample network generated, verified, used, and trained.
 # make test: everything set up, the suite. Both are quick when nothing has changed.
 # make long: what CI runs after that: ONNX's own tests once more, each model compiled as one graph.
+# make slowest: the suite, and then the fifty tests that take the most of the processor's time.
 # make docs: the pages of docs/ as a site, in build/site; a link that leads nowhere is an error.
 # Without make (Windows): see CONTRIBUTING.md.
 
@@ -13,7 +14,7 @@ SETUP = pyproject.toml setup.py constraints.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test long docs lint pytest clean
+.PHONY: demo test long slowest docs lint pytest clean
 
 demo: $(VENV)/.demo
 	$(RUN) -m onnxgen $(SAMPLE)/mnist.onnx -o $(SAMPLE)/model.py
@@ -33,6 +34,9 @@ pytest: $(VENV)/.test
 
 long: $(VENV)/.test
 	ONNXGEN_LONG=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal tests/backend/test_compiled.py
+
+slowest: $(VENV)/.test
+	$(RUN) -m tests.support.slowest -n $(JOBS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

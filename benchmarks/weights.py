@@ -184,7 +184,7 @@ start = time.perf_counter()
 print(time.perf_counter() - start)
 """
 WHOLE = "touched(module.Model.from_pretrained().parameters())"
-SHARD = "touched(module.load_weights({shard!r}).values())"
+SHARD = "touched(module.load_weights(Path({shard!r})).values())"
 READ = """
 import sys, time
 buffer = memoryview(bytearray(1 << 20))

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxgen.common.cache import Cache
 from onnxgen.errors import EditedError, OnnxgenError
 
-from .cache import Cache
 from .freshness import Content, content_of, read, recorded
 from .settings import Entry, Project
 from .standing import is_adopted, lacks_weights, outputs, stands

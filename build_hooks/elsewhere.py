@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.cache import Cache
+from onnxgen.errors import OnnxgenError
 
-from .cache import Cache
 from .freshness import Content, has_weights, is_fresh
 from .settings import Entry
 from .sidecar import files_of
@@ -42,7 +42,7 @@ def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
             continue
         if not path.is_relative_to(base):
             what = f"{entry.at(name)}: {entry.shown(path)} lies outside {entry.shown(base)}, the folder that is built"
-            raise OnnxgenError(Problem(what, help="put module and weights into the package"))
+            raise OnnxgenError(what, help="put module and weights into the package")
         moved[name] = Path(os.path.abspath(to)) / path.relative_to(base)
     return replace(entry, output=moved["output"], options=replace(entry.options, weights=moved.get("weights")))
 

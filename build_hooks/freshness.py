@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen._version import __version__
+from onnxgen.common.cache import Cache, digest
 from onnxgen.common.paths import templates_dir
 from onnxgen.errors import OnnxgenError
 
-from .cache import Cache, digest
 from .plugin_files import plugin_digests
 from .settings import Entry
 from .sidecar import belongs

@@ -24,7 +24,7 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.plugin import hookimpl
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 if TYPE_CHECKING:
     from .settings import Entry, Project
@@ -71,31 +71,23 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
 
         if unknown := sorted(set(self.config) - set(COMMON)):
             what = f"{FILE}: {TABLE}.{unknown[0]}: unknown key"
-            raise OnnxgenError(Problem(what, help="put models and their options into [tool.onnxgen]"))
+            raise OnnxgenError(what, help="put models and their options into [tool.onnxgen]")
         project = read_project(self.root)
         if project is None:
             what = f"{FILE}: {TABLE}: the file has no [tool.onnxgen] table, so nothing is built"
-            raise OnnxgenError(Problem(what, help="add [[tool.onnxgen.models]] with source and output"))
+            raise OnnxgenError(what, help="add [[tool.onnxgen.models]] with source and output")
         return project
 
     # ---- what goes where ---------------------------------------------------------------------------------------------
 
     def _sources(self, project: Project) -> dict[str, str]:
         """Return what modules are made from, by its place in the sdist, even if version control ignores it."""
-        from .freshness import source_files
-        from .plugin_files import own_files
-        from .standing import is_adopted, is_edited, outputs
+        from .standing import is_adopted, is_edited, sources
 
         found: set[Path] = set()
         for entry in project.entries:
-            found.update(source_files(entry))
-            if (folder := entry.options.templates) is not None:
-                found.update(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-            found.update(own_files(entry))
-            if is_adopted(entry):
-                found.update(path for path in outputs(entry) if path.exists())
-            elif is_edited(entry):
-                found.add(entry.output)
+            made_again = not is_adopted(entry) and not is_edited(entry)
+            found |= sources(entry) - ({entry.output} if made_again else set())
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:
@@ -111,7 +103,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         for built in build_project(project):
             if built.files[0] != built.entry.output:
                 what = f"{built.entry.at('output')}: {built.note}"
-                raise OnnxgenError(Problem(what, help="an editable install imports it in place; install without -e"))
+                raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
 
     def _modules(self, project: Project) -> dict[str, str]:
         """Return modules and sidecars, made in a temporary folder, by their places in the project.
@@ -133,12 +125,12 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         if not self._is_selected(entry.output):
             what = f"{entry.at('output')}: {entry.shown(entry.output)} is not in a package of this project"
             place = f"tool.hatch.build.targets.{self.target_name}.packages"
-            raise OnnxgenError(Problem(what, help=f"put it into one, or name its folder in {place}"))
+            raise OnnxgenError(what, help=f"put it into one, or name its folder in {place}")
         weights = entry.weights or entry.output  # embedded in the module
         here, there = (os.path.dirname(place(entry.output)) for place in (str, self._inside))
         if os.path.relpath(weights, here) != os.path.relpath(self._inside(weights), there):
             what = f"{entry.at('weights')}: {entry.shown(weights)} would not be where the module looks for it"
-            raise OnnxgenError(Problem(what, help="put the weights into the module's package"))
+            raise OnnxgenError(what, help="put the weights into the module's package")
 
     def _inside(self, path: Path) -> str:
         """Return where a file of the project would be in a wheel."""

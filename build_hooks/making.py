@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from onnxgen import pipeline
+from onnxgen.common.cache import Cache
 from onnxgen.errors import EditedError, OnnxgenError, Problem
+from onnxgen.options import OPTIONS
 from onnxgen.output.compose import Build, Generated
 from onnxgen.output.write import Output
 from onnxgen.weights.sidecar import write_pair
 
-from .cache import Cache
 from .freshness import Content, content_of, settle
-from .settings import OPTIONS, SPELLED, Entry
+from .settings import Entry
 from .standing import is_adopted, is_edited, stands
 
 Progress = Callable[[str], None]
@@ -49,7 +50,7 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
                 settle(entry.output, content.key, cache)
             return generated.report.status
     what = f"{entry.at('source')}: {entry.shown(entry.source)} changed while it was read"
-    raise OnnxgenError(Problem(what, help="build again when it is complete"))
+    raise OnnxgenError(what, help="build again when it is complete")
 
 
 def in_memory(entry: Entry, content: Content, progress: Progress | None) -> Generated:
@@ -141,10 +142,8 @@ def named(entry: Entry, key: str) -> Iterator[None]:
 
 def _named(entry: Entry, key: str, problem: Problem) -> Problem:
     what = str(Problem(problem.what, problem.node, problem.op, problem.opset))
-    option = re.search(r"--([a-z-]+)", what)
-    spelled = {command: name for name, command in SPELLED.items()}
-    if option is not None and (name := spelled.get(option[1], option[1])) in OPTIONS:
-        key = name
+    option = re.search(r"--[a-z-]+", what)
+    key = next((about.key for about in OPTIONS.values() if option and about.option == option[0]), key)
     source, output = entry.source.name, entry.output.name
     about = "" if source in what or output in what else f"{entry.shown(entry.source)}: "
     return Problem(f"{entry.at(key)}: {about}{what}", help=problem.help)

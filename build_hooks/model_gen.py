@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.values import FLAG
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import OPTIONS
 
 if TYPE_CHECKING:
-    from onnxgen.common.limits import Limits
-
     from .build import Built, Progress
     from .settings import Project
 
@@ -44,7 +43,6 @@ class ModelGen:
         self._inputs: list[str] = []
         self._output: str | None = None
         self._table: dict[str, Any] = {}
-        self._limits: Limits | None = None
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -65,114 +63,29 @@ class ModelGen:
         self._output = Path(file).as_posix()
         return self
 
-    # ---- options, as `onnxgen.Options` has them ----------------------------------------------------------------------
+    # ---- options -----------------------------------------------------------------------------------------------------
 
-    def _option(self, name: str, value: object) -> ModelGen:
-        self._table[name] = value
-        return self
+    def __getattr__(self, name: str) -> Callable[..., ModelGen]:
+        """Return a method for each option of `onnxgen.Options`: what it is given is the option's value, of a flag True."""
+        if (about := OPTIONS.get(name)) is None:
+            raise AttributeError(f"{NAME} has no method {name!r}")
+        key = about.key
+        return (lambda on=True: self._say(key, on)) if about.kind is FLAG else lambda value: self._say(key, value)
 
-    def class_name(self, name: str) -> ModelGen:
-        """Name the root class."""
-        return self._option("class-name", name)
-
-    def weights(self, file: str | os.PathLike[str]) -> ModelGen:
-        """Set where to write the sidecar, for a single input. Default: beside the module, named by its stem."""
-        return self._option("weights", Path(file).as_posix())
-
-    def dtype(self, name: str) -> ModelGen:
-        """Give the whole network another floating point type ("float16", "bfloat16", "float32", "float64")."""
-        return self._option("dtype", name)
-
-    def embed(self, on: bool = True) -> ModelGen:
-        """Put the weights into the module itself (small models)."""
-        return self._option("embed", on)
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *OPTIONS})
 
     def embed_states(self, on: bool = True) -> ModelGen:
         """`embed`, as burn-import calls it."""
-        return self.embed(on)
-
-    def input_shapes(self, shapes: Mapping[str, Sequence[int]]) -> ModelGen:
-        """Fix dims of the graph's inputs: `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is."""
-        return self._option("input-shape", {name: list(shape) for name, shape in shapes.items()})
-
-    def inputs(self, values: Sequence[str]) -> ModelGen:
-        """Set the values of the graph at which the generated part of the network begins."""
-        return self._option("inputs", list(values))
-
-    def outputs(self, values: Sequence[str]) -> ModelGen:
-        """Set the values of the graph at which the generated part of the network ends."""
-        return self._option("outputs", list(values))
-
-    def flat(self, on: bool = True) -> ModelGen:
-        """Write one class, no nested modules."""
-        return self._option("flat", on)
-
-    def annotate(self, on: bool = True) -> ModelGen:
-        """Name the ONNX nodes of each line in comments."""
-        return self._option("annotate", on)
-
-    def trainable(self, pattern: str) -> ModelGen:
-        """Make tensors parameters if this regular expression matches their ONNX name, against all rules."""
-        return self._option("trainable", pattern)
-
-    def frozen(self, pattern: str) -> ModelGen:
-        """Freeze tensors if this regular expression matches their ONNX name."""
-        return self._option("frozen", pattern)
-
-    def dynamic_batch(self, on: bool = True) -> ModelGen:
-        """Free a batch that the file fixes, if that is provable."""
-        return self._option("dynamic-batch", on)
-
-    def batch_axes(self, axes: Mapping[str, int | None]) -> ModelGen:
-        """With `dynamic_batch`, set the batch axis of inputs if it is not the first. None: the input has no batch."""
-        return self._option("batch-axis", {name: "none" if axis is None else axis for name, axis in axes.items()})
-
-    def restore_batchnorm(self, on: bool = True) -> ModelGen:
-        """Put back BatchNorm layers that the export folded into convolutions."""
-        return self._option("restore-batchnorm", on)
-
-    def quantized(self, mode: str) -> ModelGen:
-        """Set what becomes of quantised operators: "keep" (integers), "float", "qat" or "qat-learned"."""
-        return self._option("quantized", mode)
-
-    def dropout(self, probabilities: Mapping[str, float]) -> ModelGen:
-        """Put a Dropout after modules: `{"encoder.*": 0.1}`, probability by pattern of module paths."""
-        return self._option("dropout", dict(probabilities))
-
-    def nchwc_block(self, channels: int) -> ModelGen:
-        """Set how many channels, 8 or 16, are a block in a file that onnxruntime optimised for one kind of
-        processor.
-        """
-        return self._option("nchwc-block", channels)
-
-    def shard_size(self, size: int | str) -> ModelGen:
-        """Write weights larger than this as several files: a number of bytes, or "5GB"."""
-        return self._option("shard-size", size)
-
-    def templates(self, folder: str | os.PathLike[str]) -> ModelGen:
-        """Set a folder with Jinja templates that override onnxgen's own."""
-        return self._option("templates", Path(folder).as_posix())
-
-    def plugins(self, names: Sequence[str | os.PathLike[str]]) -> ModelGen:
-        """Add modules with operators of your own: `.py` files, folders of packages, or dotted names."""
-        return self._option("plugins", [n if isinstance(n, str) else Path(n).as_posix() for n in names])
-
-    def allow_unsupported(self, on: bool = True) -> ModelGen:
-        """Write a method to fill in for each operator that has no function."""
-        return self._option("allow-unsupported", on)
-
-    def paranoid(self, on: bool = True) -> ModelGen:
-        """Compute every rewriting of the graph before and after, on drawn inputs; a difference is an error."""
-        return self._option("paranoid", on)
-
-    def limits(self, limits: Limits) -> ModelGen:
-        """Set the sizes past which a file is refused; see `onnxgen.Limits`."""
-        self._limits = limits
-        return self
+        return self._say("embed", on)
 
     def edited(self, way: str) -> ModelGen:
         """Set what happens to edited modules: "refuse" to overwrite them (the default), or "mine": leave them."""
-        return self._option("edited", way)
+        return self._say("edited", way)
+
+    def _say(self, key: str, value: object) -> ModelGen:
+        self._table[key] = value
+        return self
 
     # ---- what is said, done ------------------------------------------------------------------------------------------
 
@@ -201,7 +114,7 @@ class ModelGen:
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
             what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"
-            raise OnnxgenError(Problem(what, help=f"call {NAME}(folder)...run()"))
+            raise OnnxgenError(what, help=f"call {NAME}(folder)...run()")
         self._root = os.path.dirname(os.path.abspath(script))
         return self.run(force=force, progress=progress)
 
@@ -215,12 +128,8 @@ class ModelGen:
         from .settings import Project, entries_from
 
         if not self._inputs:
-            raise OnnxgenError(Problem(f"{NAME} has no input", help=f'name an ONNX file: {NAME}().input("mnist.onnx")'))
+            raise OnnxgenError(f"{NAME} has no input", help=f'name an ONNX file: {NAME}().input("mnist.onnx")')
         root = Path(os.path.abspath(self._root or Path.cwd()))
         table = self._table if self._output is None else {**self._table, "output": self._output}
         models = [{**table, "source": source} for source in self._inputs]
-        entries = entries_from(root, models, "input", file=NAME, inside=False)
-        if self._limits is not None:
-            limits = self._limits
-            entries = tuple(replace(e, options=replace(e.options, limits=limits)) for e in entries)
-        return Project(root, root, entries)
+        return Project(root, root, entries_from(root, models, "input", file=NAME, inside=False))

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxgen.common.names import identifier
+from onnxgen.common.values import shown
 from onnxgen.plugins.finding import is_path
-
-from .values import shown
 
 if TYPE_CHECKING:
     from .settings import Entry

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.cache import Cache, digest
+from onnxgen.errors import OnnxgenError
 from onnxgen.graph.domains import imports_foreign
 from onnxgen.plugins.finding import files_of, is_path, place_of
 
-from .cache import Cache, digest
 from .settings import Entry
 
 
@@ -39,7 +39,7 @@ def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
     if entry.output in files:
         held = entry.shown(entry.output)
         what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {held}, which is generated with it"
-        raise OnnxgenError(Problem(what, help="name only the file with the operators"))
+        raise OnnxgenError(what, help="name only the file with the operators")
     try:
         found = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
     except OSError as error:
@@ -69,9 +69,7 @@ def _place(entry: Entry, name: str) -> Path | None:
     except OnnxgenError as error:
         (problem,) = error.problems
         what = problem.what.removeprefix(f"--plugin {name}: ")
-        raise OnnxgenError(
-            Problem(f"{entry.at('plugins')}: {_shown(entry, name)}: {what}", help=problem.help)
-        ) from None
+        raise OnnxgenError(f"{entry.at('plugins')}: {_shown(entry, name)}: {what}", help=problem.help) from None
 
 
 def _shown(entry: Entry, name: str) -> str:

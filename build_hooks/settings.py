@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.options import QUANTIZED, Options
+from onnxgen.common import values
+from onnxgen.errors import OnnxgenError, Problem, counted, did_you_mean
+from onnxgen.options import OPTIONS, Options
 
-from . import values
 from .places import Paths, check_places
 
 FILE = "pyproject.toml"
@@ -31,35 +31,8 @@ TABLE = "tool.onnxgen"
 EDITED = ("refuse", "mine")
 MAX_PROBLEMS_SHOWN = 50  # problems in one error message
 
-# By option name: the field of `Options` and the parser of its value. Paths are parsed elsewhere.
-OPTIONS: dict[str, tuple[str, Any]] = {
-    "class-name": ("class_name", values.text),
-    "weights": ("weights", None),
-    "dtype": ("dtype", values.text),
-    "embed": ("embed", values.flag),
-    "input-shape": ("input_shapes", values.shapes),
-    "inputs": ("inputs", values.names),
-    "outputs": ("outputs", values.names),
-    "flat": ("flat", values.flag),
-    "annotate": ("annotate", values.flag),
-    "trainable": ("trainable", values.text),
-    "frozen": ("frozen", values.text),
-    "dynamic-batch": ("dynamic_batch", values.flag),
-    "batch-axis": ("batch_axes", values.axes),
-    "restore-batchnorm": ("restore_batchnorm", values.flag),
-    "quantized": ("quantized", values.choice(*QUANTIZED)),
-    "dropout": ("dropout", values.rates),
-    "nchwc-block": ("nchwc_block", values.block),
-    "shard-size": ("shard_size", values.size),
-    "templates": ("templates", None),
-    "plugins": ("plugins", values.names),
-    "allow-unsupported": ("allow_unsupported", values.flag),
-    "paranoid": ("paranoid", values.flag),
-    "limit": ("limits", values.limits),
-}
-# options with another name on the command line, where they are given once for each value
-SPELLED = {"plugins": "plugin"}
-ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.flag}  # keys that are not options of a generation
+KEYS = {about.key: (name, about) for name, about in OPTIONS.items()}
+ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.FLAG}  # keys that are not options of a generation
 PLACES = ("source", "output")
 
 
@@ -249,7 +222,7 @@ class _Found:
 
     def defaults(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `[tool.onnxgen]` itself sets for all models."""
-        known = [*(name for name in OPTIONS if name != "weights"), *ABOUT]
+        known = [*(name for name in KEYS if name != "weights"), *ABOUT]
         given = {name: value for name, value in table.items() if name != "models"}
         return self._values(given, TABLE, known, "; source, output and weights belong to [[tool.onnxgen.models]]")
 
@@ -263,15 +236,14 @@ class _Found:
             if isinstance(model, (str, os.PathLike)):
                 model = {"source": model}
             if isinstance(model, Mapping):
-                plain = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in model.items()}
-                self._model(plain, key, defaults)
+                self._model({name: values.plain(value) for name, value in model.items()}, key, defaults)
             else:
                 self.wrong(key, f"must be a table, not {values.shown(model)}")
 
     def _model(self, model: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> None:
         before = len(self.problems) + self.more
         given = {name: value for name, value in model.items() if name not in PLACES}
-        chosen = {**defaults, **self._values(given, key, [*OPTIONS, *ABOUT], "", PLACES)}
+        chosen = {**defaults, **self._values(given, key, [*KEYS, *ABOUT], "", PLACES)}
         pairs = self._pairs(model, key)
         if len(self.problems) + self.more > before:
             return
@@ -308,9 +280,9 @@ class _Found:
             name = str(written).replace("_", "-")
             key = f"{where}.{values.key(written)}"
             if name not in names:
-                self.wrong(key, "unknown key", _near(name, [*names, *besides]) + aside)
+                self.wrong(key, "unknown key", did_you_mean(name, [*names, *besides]) + aside)
                 continue
-            target = OPTIONS[name][0] if name in OPTIONS else name.replace("-", "_")
+            target = KEYS[name][0] if name in KEYS else name.replace("-", "_")
             if target in found:
                 self.wrong(key, "is given twice, with - and with _")
                 continue
@@ -323,14 +295,13 @@ class _Found:
         return found
 
     def _value(self, name: str, value: object) -> Any:
-        parse = ABOUT[name] if name in ABOUT else OPTIONS[name][1]
-        if parse is None:
-            return values.text(value)
-        found = parse(value)
-        if name in OPTIONS:  # parsed separately, so that an error names the right key
-            alone: dict[str, Any] = {OPTIONS[name][0]: found}
-            if name == "batch-axis":
-                alone["dynamic_batch"] = True
+        if name in ABOUT:
+            return ABOUT[name].read(value)
+        field, about = KEYS[name]
+        assert about.kind is not None
+        found = about.kind.read(value)
+        if about.kind is not values.PATH:  # parsed separately, so that an error names the right key
+            alone: dict[str, Any] = {field: found, "dynamic_batch": field in ("dynamic_batch", "batch_axes")}
             Options(**alone)
         return found
 
@@ -357,10 +328,3 @@ class _Found:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    import difflib  # imported here, since only errors need it
-
-    close = difflib.get_close_matches(name[:100], known, 1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from setuptools import Command, Distribution
 from setuptools.errors import SetupError
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 from .settings import Entry, entries_from, read_project
 from .setuptools_leftovers import remove_leftovers
@@ -79,7 +79,7 @@ def models(distribution: Distribution) -> tuple[Entry, ...]:
             return () if project is None else project.entries
         if project is not None and project.entries:
             what = f"setup.py: {KEYWORD}: pyproject.toml has [tool.onnxgen] too"
-            raise OnnxgenError(Problem(what, help="name the models in only one of them"))
+            raise OnnxgenError(what, help="name the models in only one of them")
         return entries_from(root, given, KEYWORD, file="setup.py")
 
 
@@ -140,7 +140,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
             built = build(entry)
             if built.files[0] != entry.output:
                 what = f"{entry.at('output')}: {built.note}"
-                raise OnnxgenError(Problem(what, help="an editable install imports it in place; install without -e"))
+                raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
         else:
             built = build(entry, to=Path(self.build_lib, place.inside), base=place.base)
             for path, becomes in self._onnx_files(entry).items():
@@ -168,22 +168,11 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     def get_source_files(self) -> list[str]:
         """Return what an sdist must have: ONNX files with their data, templates, and existing modules, which may be
         edited.
-
-        Of these, only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
         """
-        from .freshness import source_files
-        from .plugin_files import own_files
-        from .standing import is_adopted, outputs
+        from .standing import sources
 
-        found: list[Path] = []
         with _failing():
-            for entry in models(self.distribution):
-                found += source_files(entry)
-                if (folder := entry.options.templates) is not None:
-                    found += [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
-                found += own_files(entry)
-                kept = outputs(entry) if is_adopted(entry) else [entry.output]
-                found += [path for path in kept if path.is_file()]
+            found = {path for entry in models(self.distribution) for path in sources(entry)}
         return sorted({os.path.relpath(path) for path in found})
 
     def get_outputs(self) -> list[str]:

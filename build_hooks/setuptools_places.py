@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setuptools import Distribution
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 from .settings import Entry
 
@@ -67,10 +67,10 @@ def place_of_output(distribution: Distribution, entry: Entry) -> Place:
     if place is None:
         packages = ", ".join(sorted(distribution.packages or ())) or "there are none"
         what = f"{entry.at('output')}: {entry.shown(entry.output)} is not in a package of this project ({packages})"
-        raise OnnxgenError(Problem(what, help="put it into one"))
+        raise OnnxgenError(what, help="put it into one")
     if entry.weights is not None and not entry.weights.is_relative_to(place.base):
         what = f"{entry.at('weights')}: {entry.shown(entry.weights)} lies outside {entry.shown(place.base)}"
-        raise OnnxgenError(Problem(what, help="put the weights into the package of the module"))
+        raise OnnxgenError(what, help="put the weights into the package of the module")
     return place
 
 

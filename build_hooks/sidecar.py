@@ -24,7 +24,7 @@ def belongs(weights: Path, fingerprint: str, source: str, data: str) -> bool:
         source: SHA-256 of the ONNX file.
         data: digest of its external data, as a build recorded it; "" if there is none.
     """
-    return any(_all_fit(weights, files, fingerprint, source, data) for files in (_one, shards))
+    return any(_all_fit(weights, files, fingerprint, source, data) for files in (lambda path: [path], shards))
 
 
 def _all_fit(weights: Path, files: Callable[[Path], list[Path]], *content: str) -> bool:
@@ -41,10 +41,6 @@ def files_of(weights: Path) -> tuple[Path, ...]:
         return (weights,) if weights.exists() else (*shards(weights), weights.with_name(weights.name + INDEX))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return (weights,)
-
-
-def _one(weights: Path) -> list[Path]:
-    return [weights]
 
 
 def shards(weights: Path) -> list[Path]:

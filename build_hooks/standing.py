@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .cache import Cache
-from .freshness import HALF_KEY_CHARACTERS, Content, has_weights, is_settled, read, recorded, settle
+from onnxgen.common.cache import Cache
+
+from .freshness import HALF_KEY_CHARACTERS, Content, has_weights, is_settled, read, recorded, settle, source_files
+from .plugin_files import own_files
 from .settings import Entry
 from .sidecar import files_of
 
@@ -13,6 +15,17 @@ from .sidecar import files_of
 def outputs(entry: Entry) -> tuple[Path, ...]:
     """Return the module and the files of its sidecar, with as many shards as exist now."""
     return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
+
+
+def sources(entry: Entry) -> set[Path]:
+    """Return what an sdist must have: the ONNX file with its data, templates, plugins, and an edited module.
+
+    Of modules only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
+    """
+    folder = entry.options.templates
+    found = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"} if folder else set()
+    kept = outputs(entry) if is_adopted(entry) else [entry.output]
+    return {*found, *source_files(entry), *own_files(entry), *(path for path in kept if path.is_file())}
 
 
 def is_adopted(entry: Entry) -> bool:
@@ -24,11 +37,8 @@ def is_adopted(entry: Entry) -> bool:
 
 def lacks_weights(entry: Entry) -> bool:
     """Return True if a module that needs a sidecar has none."""
-    return entry.weights is not None and b"FINGERPRINT" in read(entry.output) and not _exist(outputs(entry)[1:])
-
-
-def _exist(files: tuple[Path, ...]) -> bool:
-    return all(file.is_file() for file in files)
+    is_read = entry.weights is not None and b"FINGERPRINT" in read(entry.output)
+    return is_read and not all(file.is_file() for file in outputs(entry)[1:])
 
 
 def stands(entry: Entry, content: Content, cache: Cache) -> str:

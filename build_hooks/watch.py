@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.paths import installing
+from onnxgen.errors import OnnxgenError
 
 from .build import BuildError, Built, build_project
 from .freshness import source_files
@@ -85,7 +86,7 @@ def _watchfiles() -> ModuleType:
         import watchfiles
     except ImportError as error:
         what = f"--watch needs watchfiles ({error})"
-        raise OnnxgenError(Problem(what, help="pip install 'onnxgen[watch]'")) from None
+        raise OnnxgenError(what, help=installing("watch")) from None
     return watchfiles
 
 

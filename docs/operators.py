@@ -10,7 +10,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnx
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import BY_INPUT, NOWHERE, key
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
 
 COUNTS = Path(__file__).resolve().parents[1] / "tests" / "backend" / "counts.txt"
-COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradients", "notes")
+COLUMNS = ("domain", "operator", "from opset", "newest", "backend tests", "gradients", "kind", "notes")
 HEAD = """\
 # Operators
 
@@ -41,8 +42,18 @@ Printed by `python docs/operators.py > docs/OPERATORS.md`; `onnxgen ops` lists t
   Operators without such a test are compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
 - **gradients**: `tests/gradients` compares them with differences of the function in float64, for every operator with
   "yes" and by each input of floating point; and holds what is said of the others (`onnxgen/graph/gradients.py`) to it.
+- **kind**: what the operator says of itself (`onnxgen/graph/traits.py` explains the words); passes ask for this.
 - **notes**: what the function does, and what it refuses, with the node's name, rather than guess.
 """
+
+OWN = f"""
+## Operators of onnxgen's own
+
+Passes write them where PyTorch has a layer or a function and ONNX has several nodes. No file has them: their domain is
+`{DOMAIN}`.
+
+| operator | inputs and attributes | kind | notes |
+|---|---|---|---|"""
 
 
 def main() -> None:
@@ -50,16 +61,27 @@ def main() -> None:
     passed, total = _counts()["*"]
     print(HEAD.format(version=onnx.__version__, passed=passed, total=total))
     print(f"{len(names)} operators.\n")
-    print(
-        "| domain | operator | from opset | newest | backend tests | gradients | notes |\n|---|---|---|---|---|---|---|"
-    )
+    print(_row(COLUMNS) + "\n|" + "---|" * len(COLUMNS))
     for domain, name in sorted(names):
         cells = (domain or "ai.onnx", name, _opsets(domain, name), _newest(domain, name), _tested(domain, name))
-        print("| " + " | ".join((*cells, _gradients(domain, name), _notes(domain, name))).rstrip() + " |")
+        print(_row((*cells, _gradients(domain, name), _kind(domain, name), _notes(domain, name))))
+    print(OWN)
+    for domain, name in sorted(pair for pair in operators() if pair[0] == DOMAIN):
+        inputs = ", ".join(operators()[domain, name][-1].parameters)
+        print(_row((name, inputs, _kind(domain, name), _notes(domain, name))))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells).rstrip() + " |"
+
+
+def _kind(domain: str, name: str) -> str:
+    versions = operators().get((domain, name))
+    return ", ".join(sorted(trait.value for trait in versions[-1].traits)) if versions else ""
 
 
 def _names() -> set[tuple[str, str]]:
-    own = {name for name in operators() if not name[0].startswith("onnxgen")}
+    own = {name for name in operators() if name[0] != DOMAIN}
     schemas: Any = onnx.defs.get_all_schemas()
     return own | bodies() | {(s.domain, s.name) for s in schemas if not s.deprecated and _has_body(s)}
 

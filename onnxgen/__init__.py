@@ -18,77 +18,60 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from onnxgen._version import __version__
+from onnxgen._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from onnxgen.build_hooks import ModelGen
-    from onnxgen.common.limits import Limits
-    from onnxgen.errors import EditedError, OnnxgenError, Problem
-    from onnxgen.export import ExportReport, export
-    from onnxgen.graph.operators import op
-    from onnxgen.lowering.arg import Arg
-    from onnxgen.lowering.builder import Builder
-    from onnxgen.options import Options
-    from onnxgen.output.compose import Generated, Report
-    from onnxgen.pipeline import generate
-    from onnxgen.runtime.load import load
-    from onnxgen.runtime.reload import reload
-    from onnxgen.verify import VerifyReport, verify
+    from onnxgen.build_hooks import ModelGen as ModelGen
+    from onnxgen.common.limits import Limits as Limits
+    from onnxgen.errors import EditedError as EditedError
+    from onnxgen.errors import OnnxgenError as OnnxgenError
+    from onnxgen.errors import Problem as Problem
+    from onnxgen.export import ExportReport as ExportReport
+    from onnxgen.export import export as export
+    from onnxgen.graph.operators import op as op
+    from onnxgen.lowering.arg import Arg as Arg
+    from onnxgen.lowering.builder import Builder as Builder
+    from onnxgen.options import Options as Options
+    from onnxgen.output.compose import Generated as Generated
+    from onnxgen.output.compose import Report as Report
+    from onnxgen.pipeline import generate as generate
+    from onnxgen.runtime.load import load as load
+    from onnxgen.runtime.reload import reload as reload
+    from onnxgen.verify import VerifyReport as VerifyReport
+    from onnxgen.verify import verify as verify
 
 # In a checkout, `templates/` and `build_hooks/` lie beside the package and not in it.
 if not os.path.isdir(os.path.join(__path__[0], "build_hooks")):
     __path__.append(os.path.dirname(__path__[0]))
 
-__all__ = [
-    "Arg",
-    "Builder",
-    "EditedError",
-    "ExportReport",
-    "Generated",
-    "Limits",
-    "ModelGen",
-    "OnnxgenError",
-    "Options",
-    "Problem",
-    "Report",
-    "VerifyReport",
-    "__version__",
-    "export",
-    "generate",
-    "load",
-    "op",
-    "reload",
-    "verify",
-]
-
 # `verify` and `export` are submodules too, and importing a submodule binds its name in the package: whichever comes
 # first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
-_HOME = {
-    "EditedError": "errors",
-    "OnnxgenError": "errors",
-    "Problem": "errors",
-    "Limits": "common.limits",
-    "Options": "options",
-    "Generated": "output.compose",
-    "Report": "output.compose",
-    "generate": "pipeline",
-    "VerifyReport": "verify",
-    "ExportReport": "export",
-    "ModelGen": "build_hooks.model_gen",
-    "load": "runtime.load",
-    "reload": "runtime.reload",
-    "op": "graph.operators",
-    "Arg": "lowering.arg",
-    "Builder": "lowering.builder",
+_NAMES = {
+    "build_hooks.model_gen": "ModelGen",
+    "common.limits": "Limits",
+    "errors": "EditedError OnnxgenError Problem",
+    "export": "ExportReport export",
+    "graph.operators": "op",
+    "lowering.arg": "Arg",
+    "lowering.builder": "Builder",
+    "options": "Options",
+    "output.compose": "Generated Report",
+    "pipeline": "generate",
+    "runtime.load": "load",
+    "runtime.reload": "reload",
+    "verify": "VerifyReport verify",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> object:
-    if name in ("export", "verify"):
-        return importlib.import_module(f"onnxgen.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"onnxgen.{_HOME[name]}"), name)
+    module = importlib.import_module(f"onnxgen.{_HOME[name]}")
+    if name == _HOME[name]:
+        return module
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -8,6 +8,7 @@ reads all of them at once. On the command line an `OnnxgenError` is printed with
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +56,16 @@ class OnnxgenError(Exception):
     Attributes:
         problems: everything that was found, in the order it was found.
         exit_code: the process's exit code on the command line (2; subclasses differ).
+
+    Args:
+        problems: all of them, or what is wrong as text.
+        help: the way out of a problem that is given as text.
     """
 
     exit_code = 2
 
-    def __init__(self, *problems: Problem | str) -> None:
-        self.problems = tuple(Problem(p) if isinstance(p, str) else p for p in problems)
+    def __init__(self, *problems: Problem | str, help: str = "") -> None:
+        self.problems = tuple(Problem(p, help=help) if isinstance(p, str) else p for p in problems)
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
@@ -80,9 +85,9 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[Problem] = []
 
-    def add(self, problem: Problem | str) -> None:
+    def add(self, problem: Problem | str, help: str = "") -> None:
         """Record one problem; duplicates are kept once."""
-        problem = Problem(problem) if isinstance(problem, str) else problem
+        problem = Problem(problem, help=help) if isinstance(problem, str) else problem
         if problem not in self.found:
             self.found.append(problem)
 
@@ -97,6 +102,25 @@ def failed(error: BaseException) -> str:
     places = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(_HERE)]
     where = f", {Path(places[-1].filename).relative_to(_HERE.parent)}:{places[-1].lineno}" if places else ""
     return f"the inputs and attributes do not fit together ({type(error).__name__}: {error}{where})"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The way out where there is nothing of a name: what is spelled much like it, else all that there is."""
+    import difflib  # for errors alone
+
+    names = list(known)
+    close = difflib.get_close_matches(name[:100], names, 1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}"
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What an error of someone else says, in one line."""
+    return " ".join(str(error).split())[:most]
+
+
+def typed(error: BaseException, most: int = 300) -> str:
+    """The same, behind the error's type."""
+    return f"{type(error).__name__}: {one_line(error, most)}"
 
 
 def counted(number: int, noun: str) -> str:

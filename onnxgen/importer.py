@@ -127,8 +127,8 @@ def _generated(name: str, source: str) -> Path:
     from dataclasses import replace
 
     from onnxgen.build_hooks.build import build
-    from onnxgen.build_hooks.cache import Cache
     from onnxgen.build_hooks.freshness import content_of
+    from onnxgen.common.cache import Cache
     from onnxgen.errors import OnnxgenError, Problem
 
     cache = Cache()

@@ -5,85 +5,126 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from onnxgen.common.declared import declared, options_of
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import is_class_name
+from onnxgen.common.values import AXES, BLOCK, FLAG, LIMITS, NAMES, PATH, RATES, SHAPES, SIZE, TEXT, Kind, choice, text
 from onnxgen.errors import OnnxgenError
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 QUANTIZED = ("keep", "float", "qat", "qat-learned")
 
+_source = partial(declared, group="Source")
+_inputs = partial(declared, group="Inputs, shapes and types")
+_training = partial(declared, group="Training")
+_own = partial(declared, group="Operators of your own")
+_unusual = partial(declared, group="Unusual files")
+_files = partial(declared, group="Files")
+
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one generation.
+    """Options of one generation; docs/COMMANDS.md lists them.
 
-    Attributes:
-        class_name: name of the root class; default: what the exporter recorded, else the file's stem.
-        weights: where to write the sidecar; default: beside the module, by its stem.
-        dtype: the floating point type of the whole network ("float16", "bfloat16", "float32", "float64"); default: as
-            in the file (see `passes.retype`).
-        embed: put the weights into the module itself (small models).
-        input_shapes: fixed dims for graph inputs, `{"image": (1, 3, 224, 224)}`; a dim of -1 is left as it is.
-        inputs, outputs: names of values, as the file has them, between which the part of the network lies that is
-            generated; default: the whole network. Inputs of the file that the part needs stay its inputs.
-        flat: one class, no nested modules.
-        annotate: comments say which ONNX nodes each line comes from; the code is the same.
-        trainable: a regular expression; tensors whose ONNX name it finds are parameters whatever the rules say.
-        frozen: a regular expression; tensors whose ONNX name it finds are not trained.
-        dynamic_batch: make a batch that the file fixes free, where that is provable (see `onnxgen.passes.batch`).
-        batch_axes: with `dynamic_batch`, the axis of inputs that is the batch, if not the first: `{"frames": 1}`; None
-            for an input that has none.
-        restore_batchnorm: put BatchNorm layers that an export for inference folded into convolutions back, as the
-            identity (see `passes.folded`).
-        quantized: what becomes of quantised operators (see `passes.quantized`): "keep", integers exactly as the file
-            has them; "float", the network of floats that was quantised; "qat", the same with fake quantisation, for
-            training that is aware of it; "qat-learned", whose scales are trained, too.
-        dropout: probability by pattern of module paths: an `nn.Dropout` is put after what these modules compute (see
-            `dropout.matches`; of several patterns that match one module the last counts).
-        nchwc_block: how many channels (8 or 16) are a block in a file that onnxruntime optimised for one kind of
-            processor (see `passes.contrib.nchwc`); default: what the file's shapes say.
-        shard_size: bytes past which the sidecar is written as several files with an index.
-        templates: a folder with Jinja templates that override onnxgen's own.
-        plugins: modules with operators of your own (see `onnxgen.op`): paths of `.py` files or of packages
-            (`plugins/ops/`), or dotted names.
-        allow_unsupported: an operator that has no function becomes a method that raises until a person fills it in.
-        paranoid: every rewriting of the graph is computed before and after on drawn inputs, and must be the same (see
-            `onnxgen.paranoid`); what is written does not depend on it.
-        limits: sizes past which a file is refused (see `limits.Limits`).
+    Each is declared here, once. The command's options, the keys of `[tool.onnxgen]`, the methods of `ModelGen` and that
+    page are made of these fields.
     """
 
-    class_name: str | None = None
-    weights: Path | None = None
-    dtype: str | None = None
-    embed: bool = False
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    flat: bool = False
-    annotate: bool = False
-    trainable: str | None = None
-    frozen: str | None = None
-    dynamic_batch: bool = False
-    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
-    restore_batchnorm: bool = False
-    quantized: str = "keep"
-    dropout: Mapping[str, float] = field(default_factory=dict)
-    nchwc_block: int | None = None
-    shard_size: int = 5_000_000_000
-    templates: Path | None = None
-    plugins: Sequence[str] = ()
-    allow_unsupported: bool = False
-    paranoid: bool = False
-    limits: Limits = Limits()
+    class_name: str | None = _source(
+        None, "NAME", "Name of the root class. Default: what the exporter recorded, else the file's stem.", TEXT
+    )
+    flat: bool = _source(False, "", "Write one class, without nested modules.", FLAG)
+    annotate: bool = _source(
+        False, "", "Say in comments which ONNX nodes each line comes from. The code is the same.", FLAG
+    )
+    templates: Path | None = _source(None, "DIR", "A folder of Jinja templates to use instead of onnxgen's own.", PATH)
+    input_shapes: Mapping[str, tuple[int, ...]] = _inputs(
+        dict,
+        "NAME=1,3,224,224",
+        "Fix the dims of an input (-1 leaves one as it is); may be repeated.",
+        SHAPES,
+        key="input-shape",
+    )
+    inputs: Sequence[str] = _inputs(
+        (), "VALUE", "Generate only the part of the graph that begins at this value; may be repeated.", NAMES
+    )
+    outputs: Sequence[str] = _inputs(
+        (), "VALUE", "Generate only the part of the graph that ends at this value; may be repeated.", NAMES
+    )
+    dynamic_batch: bool = _inputs(
+        False, "", "Make a fixed batch size free, if onnxgen can prove that this is right.", FLAG
+    )
+    batch_axes: Mapping[str, int | None] = _inputs(
+        dict,
+        "NAME=1",
+        "The batch axis of an input, if it is not the first; none: it has no batch; may be repeated.",
+        AXES,
+        key="batch-axis",
+    )
+    dtype: str | None = _inputs(
+        None,
+        "",
+        "Give the whole network this floating point type. Values that only sizes are computed from keep their type.",
+        Kind(text, choices=DTYPES),
+    )
+    trainable: str | None = _training(
+        None, "REGEX", "Train the tensors whose ONNX name matches, whatever the rules say.", TEXT
+    )
+    frozen: str | None = _training(None, "REGEX", "Do not train the tensors whose ONNX name matches.", TEXT)
+    dropout: Mapping[str, float] = _training(
+        dict,
+        "SCOPE=P",
+        "Put a Dropout after a module (a path with * for one part, ** for any); may be repeated.",
+        RATES,
+    )
+    restore_batchnorm: bool = _training(
+        False, "", "Put back BatchNorm layers that the export folded into convolutions.", FLAG
+    )
+    quantized: str = _training(
+        "keep",
+        "",
+        "What quantised operators become: the same integers, floats, or floats with fake quantisation. Default: keep.",
+        choice(*QUANTIZED),
+    )
+    plugins: Sequence[str] = _own(
+        (),
+        "MODULE",
+        "Operators of your own: a .py file, a package's folder or a module's name; may be repeated.",
+        NAMES,
+        option="plugin",
+    )
+    allow_unsupported: bool = _own(
+        False, "", "Write a method to fill in for each operator that onnxgen has no function for.", FLAG
+    )
+    limits: Limits = _unusual(
+        Limits(),
+        "NAME=N",
+        "Raise a size past which a file is refused (SECURITY.md lists them); may be repeated.",
+        LIMITS,
+        key="limit",
+    )
+    nchwc_block: int | None = _unusual(
+        None, "", "Channels in a block, for a file that onnxruntime optimised for one kind of processor.", BLOCK
+    )
+    paranoid: bool = _unusual(
+        False, "", "Check every rewriting of the graph on drawn inputs; takes several times as long.", FLAG
+    )
+    weights: Path | None = _files(
+        None, "FILE", "The file of weights to write. Default: beside the module, by its stem.", PATH
+    )
+    embed: bool = _files(False, "", "Put the weights into the module itself (models of up to 64 MiB).", FLAG)
+    shard_size: int = _files(
+        5_000_000_000, "SIZE", "Write weights larger than this (500MB) as several files. Default: 5GB.", SIZE
+    )
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise OnnxgenError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.quantized not in QUANTIZED:
-            raise OnnxgenError(f"--quantized must be one of {', '.join(QUANTIZED)}, not {self.quantized!r}")
+        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED)):
+            if (given := getattr(self, name)) is not None and given not in known:
+                raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {given!r}")
         for name in ("trainable", "frozen"):
             pattern = getattr(self, name)
             try:
@@ -99,19 +140,17 @@ class Options:
             raise OnnxgenError("--batch-axis needs --dynamic-batch")
         for scope, p in self.dropout.items():
             if not scope or not 0 <= p < 1:
-                raise OnnxgenError(
-                    f"--dropout {scope}={p:g}: give a module path and a probability of at least 0 and below 1"
-                )
+                what = f"--dropout {scope}={p:g}: give a module path and a probability of at least 0 and below 1"
+                raise OnnxgenError(what)
         if self.weights is not None and self.embed:
-            raise OnnxgenError(
-                "--embed and --weights contradict each other: --embed puts the weights into the module; leave one out"
-            )
+            what = "--embed and --weights contradict each other: --embed puts the weights into the module"
+            raise OnnxgenError(f"{what}; leave one out")
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
         if self.class_name is not None and not is_class_name(self.class_name):
-            why = (
-                "is not a Python identifier"
-                if not self.class_name.isidentifier()
-                else "has another meaning in a generated file"
-            )
+            is_name = self.class_name.isidentifier()
+            why = "has another meaning in a generated file" if is_name else "is not a Python identifier"
             raise OnnxgenError(f"class name {self.class_name!r} {why}")
+
+
+OPTIONS = options_of(Options)

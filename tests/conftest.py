@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,20 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and onnxruntime are impo
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+KEPT = "ONNXGEN_KEPT_EXPORTS"  # in the environment: the folder of the networks that this session has exported
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all workers, which have the environment of the first process."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = os.environ[KEPT] = tempfile.mkdtemp(prefix="onnxgen-exports-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 # Tests whose graphs are many and unlike: every rewriting of them is computed before and after (`onnxgen.paranoid`).
 CHECKED = (
-    "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.", "tests.scopes.test_nameless",
+    "tests.backend.test_backend", "tests.ops.", "tests.passes.", "tests.properties.", "tests.quantized.",
+    "tests.scopes.test_nameless",
     "tests.whole.test_linear", "tests.whole.test_random_graphs", "tests.whole.test_real_models",
     "tests.whole.test_small_graphs",
 )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 import onnxgen
 import onnxgen.training
 from benchmarks.conformance.page import from_csv
-from docs import pictures
+from docs import commands, gallery, pictures
 from onnxgen.cli import app as cli
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -48,6 +48,11 @@ def test_the_picture_is_what_is_generated() -> None:
     source = build(ROOT / "samples/mnist/mnist.onnx", Options(), Path("model.py")).source
     picture = (DOCS / "images" / "mnist.svg").read_text(encoding="utf-8")
     assert picture == pictures.side_by_side(source), "make it again: python -m docs.pictures"
+
+
+def test_the_gallery_is_what_is_generated(shared: Path) -> None:
+    page = (DOCS / "GALLERY.md").read_text(encoding="utf-8")
+    assert page == gallery.page(shared / "models"), "make it again: python -m docs.gallery"
 
 
 def test_the_session_has_the_commands_and_what_generating_prints(tmp_path: Path) -> None:
@@ -87,6 +92,10 @@ def test_every_command_option_and_exit_code_is_there() -> None:
                 assert re.search(rf"`{re.escape(option)}[` ]", page), f"{name} {option}"
     for code in re.findall(r"^  (\d+) ", cli.EXIT_CODES, re.MULTILINE):
         assert re.search(rf"^\| {code} \|", COMMANDS, re.MULTILINE), code
+
+
+def test_the_tables_of_options_are_those_of_the_commands() -> None:
+    assert commands.page() == COMMANDS, "write them again: python docs/commands.py"
 
 
 def test_every_option_there_is_one() -> None:
@@ -187,6 +196,19 @@ def test_the_page_of_onnxruntimes_operators_names_tests() -> None:
     texts = {file: (ROOT / "tests" / "ops" / file).read_text(encoding="utf-8") for file, _ in named}
     gone = [f"{file}::{test}" for file, test in sorted(named) if f"\ndef {test}(" not in texts[file]]
     assert not gone, f"{gone}: write the page again: python -m benchmarks.conformance --contrib --write"
+
+
+def test_the_page_of_tests_has_the_score_of_the_mutants_and_every_room() -> None:
+    page = (DOCS / "TESTING.md").read_text(encoding="utf-8")
+    scored = (ROOT / "benchmarks" / "MUTATION.md").read_text(encoding="utf-8")
+    found = re.search(r"`(.* --seed \d+)`.*?\*\*(\d+) of (\d+) .*?: ([\d.]+%)\*\*", scored, re.DOTALL)
+    assert found is not None
+    command, right, made, share = found.groups()
+    assert all(fact in page for fact in (f"`{command}`", f"Of {made} wrong", f"{right} were", f"({share})"))
+    rooms = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))} | {"golden"}
+    table = page.partition("## The rooms")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(rooms)
 
 
 def test_files_that_the_pages_name_exist() -> None:

@@ -152,7 +152,7 @@ FLOORS = (
     ("validate",),
     ("paranoid",),
     ("pipeline",),
-    ("runtime",),
+    ("runtime", "view"),
     ("verify",),
     ("backend", "surgery"),
     ("export",),
@@ -197,11 +197,12 @@ def test_every_room_has_a_floor() -> None:
 
 def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     """It knows what stands in a graph and in its names, the facts of `propagate`, where no gradient flows, which
-    operators are known, and what an export takes weights back with."""
+    operators are known and what they say of themselves, and what an export takes weights back with."""
     checks = [path for path in OURS if path.parent.name == "paranoid"]
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
     shared = {
-        f"onnxgen.graph.{name}" for name in ("domains", "element_types", "gradients", "nodes", "operators", "traits")
+        f"onnxgen.graph.{name}"
+        for name in ("catalogue", "domains", "element_types", "gradients", "nodes", "operators", "traits")
     }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
@@ -233,7 +234,7 @@ def test_generated_code_imports_torch_and_the_standard_library_only(tmp_path: Pa
     out = tmp_path / "model.py"
     python("import sys, onnxgen; onnxgen.generate(*sys.argv[1:])", str(SAMPLE), str(out))
     found = {module.split(".")[0] for module in imports(tree(out))}
-    assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re"}
+    assert found <= {"torch", "safetensors", "numpy", "pathlib", "math", "json", "base64", "re", "typing"}
     assert {"torch", "safetensors"} <= found
 
 

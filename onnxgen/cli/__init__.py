@@ -112,8 +112,9 @@ def _refuse(args: list[str], error: Exception) -> int:
 
 def _bug(args: list[str], error: Exception) -> int:
     hint = "" if _verbose(args) else "; -v shows the traceback"
-    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    code = _tell(args, f"this is a bug in onnxgen, please report it{hint}: {text}", BUG)
+    from onnxgen.errors import typed
+
+    code = _tell(args, f"this is a bug in onnxgen, please report it{hint}: {typed(error)}", BUG)
     if _verbose(args):
         _traceback()
     return code

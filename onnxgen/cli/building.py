@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxgen.cli.group import EVERY, EXIT_CODES, SETTINGS, Command, DefaultGroup
+from onnxgen.cli.group import MANNERS, WRITES, Command, DefaultGroup, option
 from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
 from onnxgen.cli.say import progress, tell, tell_json
@@ -22,25 +22,22 @@ from onnxgen.cli.say import progress, tell, tell_json
 if TYPE_CHECKING:
     from onnxgen.build_hooks.build import Built
     from onnxgen.build_hooks.settings import Project
-    from onnxgen.errors import OnnxgenError
 
 
 @click.command(
     "build",
     cls=Command,
     short_help="Build the models of a project.",
-    context_settings=SETTINGS,
-    epilog=EXIT_CODES,
-    groups=(("Build", "--check --watch --force"), *EVERY),
     examples=[
         ("onnxgen build", "Build what the nearest pyproject.toml lists."),
         ("onnxgen build --check", "Exit with 1 if something is stale (for CI)."),
     ],
+    codes=WRITES,
 )
 @click.argument("project", type=click.Path(path_type=Path), required=False)
-@click.option("--check", is_flag=True, help="Write nothing. Exit with 1 if a model is not fresh.")
-@click.option("--watch", is_flag=True, help="Build again whenever a file is saved, until Ctrl-C.")
-@click.option("--force", is_flag=True, help="Overwrite modules even if they were edited by hand.")
+@option("--check", is_flag=True, group="Build", help="Write nothing. Exit with 1 if a model is not fresh.")
+@option("--watch", is_flag=True, group="Build", help="Build again whenever a file is saved, until Ctrl-C.")
+@option("--force", is_flag=True, group="Build", help="Overwrite modules even if they were edited by hand.")
 @saying_options
 def build(project: Path | None, check: bool, watch: bool, force: bool, **saying: bool) -> int:
     """Generate the models that [tool.onnxgen] of a pyproject.toml lists. Fresh ones are left alone.
@@ -55,7 +52,7 @@ def build(project: Path | None, check: bool, watch: bool, force: bool, **saying:
     return _build(root, check, force, **saying)
 
 
-alone = DefaultGroup(commands={"build": build}, context_settings=SETTINGS)
+alone = DefaultGroup(commands={"build": build}, context_settings=MANNERS)
 
 
 def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, as_json: bool) -> int:
@@ -83,26 +80,26 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
 def _root(given: Path | None) -> Path:
     """The project's folder; with None the nearest one from here upwards that has a pyproject.toml."""
     from onnxgen.build_hooks.settings import FILE, nearest
-    from onnxgen.errors import OnnxgenError, Problem
+    from onnxgen.errors import OnnxgenError
 
     if given is None:
         found: Path | None = nearest(Path.cwd())
         if found is None:
             way_out = "go into the project, or name it: onnxgen build PROJECT"
-            raise OnnxgenError(Problem(f"there is no {FILE} here, nor in a folder above", help=way_out))
+            raise OnnxgenError(f"there is no {FILE} here, nor in a folder above", help=way_out)
         return found
     if given.is_file() and given.name == FILE:
         return given.parent
     if not given.is_dir():
         what = f"{given} is no {FILE}" if given.exists() else f"there is no {given}"
-        raise OnnxgenError(Problem(what, help=f"name a project's folder or its {FILE}"))
+        raise OnnxgenError(what, help=f"name a project's folder or its {FILE}")
     return given
 
 
 def read(root: Path) -> Project:
     """The settings of a project; by hand, one expects to hear of it if there are none."""
     from onnxgen.build_hooks.settings import FILE, TABLE, read_project
-    from onnxgen.errors import OnnxgenError, Problem
+    from onnxgen.errors import OnnxgenError
 
     project = read_project(root)
     if project is None and not (root / FILE).exists():
@@ -110,7 +107,7 @@ def read(root: Path) -> Project:
     if project is None or not project.entries:
         what = f"{root / FILE} has no [{TABLE}]" if project is None else f"{root / FILE}: {TABLE} has no models"
         way_out = f'write [[{TABLE}.models]], source = "model.onnx" and output = "model.py" into it'
-        raise OnnxgenError(Problem(what, help=way_out))
+        raise OnnxgenError(what, help=way_out)
     return project
 
 
@@ -174,7 +171,7 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
     with suppress(KeyboardInterrupt):
         for number, one in enumerate(rounds(root, read, force=force)):
             if as_json:
-                told = {"error": str(one.error), "problems": _problems(one.error)} if one.error else {}
+                told = {"error": str(one.error), "problems": [*map(vars, one.error.problems)]} if one.error else {}
                 status = "failed" if one.error else "done"
                 tell_json({"status": status, **_told(one.built), **told}, flush=True)
             for problem in one.error.problems if one.error else ():
@@ -184,7 +181,3 @@ def _watch(root: Path, force: bool, *, quiet: bool, verbose: bool, as_json: bool
                 if number == 0:
                     tell(f"watching {counted(len(one.watched), 'file')}; Ctrl-C ends it", flush=True)
     return 0
-
-
-def _problems(error: OnnxgenError) -> list[dict[str, Any]]:
-    return [vars(problem) for problem in error.problems]

@@ -43,12 +43,5 @@ def _size(memory: int | None) -> str:
 
 
 def _as_json(device: Device) -> dict[str, object]:
-    return {
-        "device": device.text,
-        "kind": device.kind,
-        "index": device.index,
-        "name": device.name,
-        "memory": device.memory,
-        "works": list(device.works),
-        "self_test": device.verdict,
-    }
+    plain = {name: getattr(device, name) for name in ("kind", "index", "name", "memory")}
+    return {"device": device.text, **plain, "works": list(device.works), "self_test": device.verdict}

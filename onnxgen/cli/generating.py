@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import shlex
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.cli.say import aligned, progress, tell, tell_json
+from onnxgen.common.names import identifier
 from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import counted
 from onnxgen.options import Options
@@ -84,15 +86,19 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "model": str(model),
         "module": str(out),
         "wrote": [str(path) for path in report.wrote],
-        "classes": report.classes,
-        "parameters": report.parameters,
-        "lines": report.lines,
-        "recognised": report.recognised,
-        "plain": report.plain,
-        "notes": report.notes,
+        **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised", "plain")},
+        "notes": [*report.notes, *_names(out)],
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN if name in report.stages},
     }
+
+
+def _names(out: Path) -> list[str]:
+    """A note where Python has no way to write an import of the module."""
+    if out.stem.isidentifier() and not keyword.iskeyword(out.stem):
+        return []
+    other = f"{identifier(out.stem, 'model')}.py"
+    return [f"{out.name} can't be imported, since {out.stem!r} is not a name in Python: call it {other}"]
 
 
 _SAID = {
@@ -107,12 +113,8 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool) -> None:
     *most, last = result["wrote"] or [""]
     files = " and ".join([", ".join(most), last] if most else [last])
     tell(said.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
-    counts = [
-        counted(result["classes"], "class"),
-        counted(result["parameters"], "parameter"),
-        counted(result["lines"], "line"),
-    ]
-    tell("  " + ", ".join(counts))
+    nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
+    tell("  " + ", ".join(counted(result[name], noun) for name, noun in nouns.items()))
     recognised = [f"{number} {name}" for name, number in result["recognised"].items()]
     if recognised:
         tell("  recognised: " + ", ".join(recognised))

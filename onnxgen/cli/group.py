@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
-EXIT_CODES = """\b
-Exit codes:
-  0   fine; with --check: fresh; verify: equal
-  1   with --check: stale; verify, export: different
-  2   bad input: the file, an option, or a model that can't be converted exactly
-  3   the module was edited by hand and its source changed too: MODULE.new is beside it
-  70  a bug in onnxgen
-  130 interrupted"""
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_EDITED = "the module was edited by hand and its source changed too: MODULE.new is beside it"
+_ALWAYS = {
+    0: "fine",
+    2: "bad input: the file, an option, or a model that can't be converted exactly",
+    70: "a bug in onnxgen",
+    130: "interrupted",
+}
+CODES = {
+    **_ALWAYS,
+    0: "fine; with --check: fresh; verify: equal",
+    1: "with --check: stale; verify, export: different",
+    3: _EDITED,
+}
+WRITES = {0: "fine; with --check: fresh", 1: "with --check: stale", 3: _EDITED}  # of commands that write modules
+MANNERS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _FLAGS = ("-q", "--quiet", "-v", "--verbose", "--json")
 DEFAULT = "generate"
 START = (
@@ -23,49 +30,53 @@ START = (
     ("onnxgen verify net.onnx model.py", "Compare them with the ONNX file."),
     ("onnxgen train model.py --data photos/", "Train it on images in folders."),
 )
+EVERY = "Messages and help"  # the title of what every command has
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Examples = Sequence[tuple[str, str]]  # what to type, and what that does
-Groups = Sequence[tuple[str, str]]  # a title, and the options below it by their long names
 
-OTHERS = "Other options"  # what no group has: a test holds that there is none
-EVERY: Groups = (("Messages and help", "--quiet --verbose --json --version --help"),)
-SOURCE: Groups = (
-    ("Source", "--class-name --flat --annotate --templates"),
-    ("Inputs, shapes and types", "--input-shape --inputs --outputs --dynamic-batch --batch-axis --dtype"),
-    ("Training", "--trainable --frozen --dropout --restore-batchnorm --quantized"),
-    ("Operators of your own", "--plugin --allow-unsupported"),
-    ("Unusual files", "--limit --nchwc-block --paranoid"),
-)
-GENERATE: Groups = (
-    ("Files", "--output --check --force --verify --weights --embed --shard-size"),
-    *SOURCE,
-    *EVERY,
-)
-INSPECT: Groups = (*SOURCE, ("Files", "--weights --embed --shard-size"), *EVERY)
-VERIFY: Groups = (
-    ("Comparison", "--runs --seed --rtol --atol --inputs --sizes --locate --integrity"),
-    *((f"{title} (as when MODULE was generated)", names) for title, names in INSPECT[:-1]),
-    *EVERY,
-)
-EXPORT: Groups = (
-    ("Files", "--onnx --weights --output --force"),
-    ("Graph", "--same-graph --plugin"),
-    ("Comparison", "--no-verify --runs --seed --rtol --atol"),
-    *EVERY,
-)
+
+class Option(click.Option):
+    """An option, and the title that it stands under in the help."""
+
+    def __init__(self, *args: Any, group: str = EVERY, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.group = group
+
+
+def option(*names: str, **given: Any) -> Callable[[Function], Function]:
+    """As `click.option`, with a `group`."""
+    return click.option(*names, cls=Option, **given)
+
+
+def exit_codes(codes: Mapping[int, str]) -> str:
+    """The last lines of a help."""
+    return "\b\nExit codes:\n" + "\n".join(f"  {code:<3} {meaning}" for code, meaning in sorted(codes.items()))
 
 
 class DefaultGroup(click.Group):
     """A group whose first argument may be a model instead of a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "-h"]
         if (command := named(args)) in self.commands:
             others = list(args)
             others.remove(command)
             args = [command, *others]
         elif args and not (len(args) == 1 and args[0] in ("-h", "--help", "--version")):
+            self._refuse_mistyped(ctx, command)
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def _refuse_mistyped(self, ctx: click.Context, name: str) -> None:
+        """What is named like a file that is there is a model; a word that is nearly a command is none."""
+        if os.path.exists(name) or name.startswith("-") or "." in name or os.sep in name:
+            return
+        import difflib  # for errors alone
+
+        for near in difflib.get_close_matches(name, self.commands, 1):
+            ctx.fail(f"there is no command and no file {name!r}; did you mean: onnxgen {near}")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What to type comes first, then the commands, then the options of the default command."""
@@ -78,7 +89,7 @@ class DefaultGroup(click.Group):
         default = self.commands[DEFAULT]
         inner = click.Context(default, parent=ctx, info_name=DEFAULT)
         version = [p for p in self.get_params(ctx) if "--version" in p.opts]
-        write_options(formatter, inner, [*default.get_params(inner), *version], GENERATE)
+        write_options(formatter, inner, [*default.get_params(inner), *version])
         self.format_epilog(ctx, formatter)
 
 
@@ -88,16 +99,31 @@ def named(args: Sequence[str]) -> str:
 
 
 class Command(click.Command):
-    """A command that shows examples, and its options in groups."""
+    """A command that shows examples, its options in groups, and its exit codes (`codes`: where they mean more)."""
 
-    def __init__(self, *args: Any, examples: Examples = (), groups: Groups = (), **given: Any) -> None:
+    def __init__(
+        self, *args: Any, examples: Examples = (), codes: Mapping[int, str] | None = None, **given: Any
+    ) -> None:
+        given |= {"context_settings": MANNERS, "epilog": exit_codes({**_ALWAYS, **(codes or {})})}
         super().__init__(*args, **given)
-        self.examples, self.groups = examples, groups
+        self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """For an option that there is not, also that whose help begins with its words: `--lr` for `--learning-rate`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            words = error.option_name.strip("-").replace("-", " ")
+            options = [p for p in self.params if isinstance(p, click.Option)]
+            meant = [p.opts[-1] for p in options if (p.help or "").lower().startswith(words)]
+            if meant:
+                ctx.fail(f"no such option {error.option_name}; did you mean {' or '.join(meant)}?")
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What click calls after the text: the examples, then the options."""
         write_examples(formatter, self.examples)
-        write_options(formatter, ctx, self.get_params(ctx), self.groups)
+        write_options(formatter, ctx, self.get_params(ctx))
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Examples, title: str = "Examples") -> None:
@@ -107,16 +133,12 @@ def write_examples(formatter: click.HelpFormatter, examples: Examples, title: st
             formatter.write_dl(examples, col_max=46)
 
 
-def write_options(
-    formatter: click.HelpFormatter, ctx: click.Context, params: Iterable[click.Parameter], groups: Groups
-) -> None:
-    """The options below the titles of their groups; one that two groups name is in the first."""
-    options = [p for p in params if isinstance(p, click.Option)]
-    rows = {p.opts[-1]: row for p in options if (row := p.get_help_record(ctx)) is not None}
-    grouped = {name for _, names in groups for name in names.split()}
-    others = " ".join(name for name in rows if name not in grouped)
-    for title, names in (*groups[:-1], (OTHERS, others), *groups[-1:]):
-        found = [rows.pop(name) for name in names.split() if name in rows]
-        if found:
-            with formatter.section(title):
-                formatter.write_dl(found)
+def write_options(formatter: click.HelpFormatter, ctx: click.Context, params: Iterable[click.Parameter]) -> None:
+    """The options below the titles of their groups, which come in the order of their first options."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for one in params:
+        if isinstance(one, click.Option) and (row := one.get_help_record(ctx)) is not None:
+            groups.setdefault(getattr(one, "group", EVERY), []).append(row)
+    for title, rows in sorted(groups.items(), key=lambda group: group[0] == EVERY):
+        with formatter.section(title):
+            formatter.write_dl(rows)

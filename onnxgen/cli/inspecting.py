@@ -72,13 +72,10 @@ def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str
         simplified = pipeline.read_and_simplify(path, options)
     except OnnxgenError:
         return {}, problems, []
-    return {v.name or "": v.meta["trainable"] for v in _stored(simplified.graph)}, problems, []
-
-
-def _stored(graph: ir.Graph) -> Iterator[ir.Value]:
     from onnxgen.passes.trainable import stored_values
 
-    return (v for v in stored_values(graph) if "trainable" in v.meta)
+    stored = [v for v in stored_values(simplified.graph) if "trainable" in v.meta]
+    return {v.name or "": v.meta["trainable"] for v in stored}, problems, []
 
 
 def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -139,17 +136,12 @@ def _print(found: dict[str, Any], quiet: bool) -> None:
         opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
         made = f", made by {found['exporter']}" if found["exporter"] else ""
         tell(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
-        ports = [(title, *_row(v)) for title in ("inputs", "outputs") for v in found[title]]
-        tell(
-            "\n".join(
-                aligned(
-                    [
-                        (title if i == 0 or ports[i - 1][0] != title else "", *rest)
-                        for i, (title, *rest) in enumerate(ports)
-                    ]
-                )
-            )
-        )
+        ports = [
+            (title if i == 0 else "", *_row(value))
+            for title in ("inputs", "outputs")
+            for i, value in enumerate(found[title])
+        ]
+        tell("\n".join(aligned(ports)))
         rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
         table("Operators", ("operator", "count", ""), rows)
         rows2 = [
@@ -180,7 +172,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
 
     with plugged(Options(plugins=plugins)) as there:
         known = operators(there.installed, there.named)
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "name": name,
             "domain": domain or "ai.onnx",
@@ -195,11 +187,9 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
         tell_json(found)
     elif not quiet:
         heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
-        rows = [(str(o["name"]), str(o["domain"]), _since(o["since"]), str(o["plugin"] or "")) for o in found]
+        rows = []
+        for o in found:  # from the first opset, and again where the meaning changed
+            since = "from " + ", again from ".join(map(str, o["since"]))
+            rows.append((str(o["name"]), str(o["domain"]), since, str(o["plugin"] or "")))
         table(f"{len(rows)} operators that onnxgen has a function for", heads, [row[: len(heads)] for row in rows])
     return 0
-
-
-def _since(versions: Any) -> str:
-    """`1` where the meaning never changed, `1, 13` where it did then."""
-    return "from " + ", again from ".join(map(str, versions))

@@ -8,9 +8,9 @@ from typing import Any
 
 from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
-from onnxgen.common.paths import python_file
-from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.training.checkpoint.folder import holds_a_run
+from onnxgen.common.paths import installing, python_file
+from onnxgen.errors import OnnxgenError, counted
+from onnxgen.training.checkpoint.folder import CONFIG, holds_a_run, refuse_nothing
 from onnxgen.training.config import DIGITS, read_config
 from onnxgen.training.settings import Settings
 
@@ -50,37 +50,32 @@ def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     """The values of the configuration file: the one that was named, or that of the run to go on with."""
     if config is not None:
         return read_config(config)
-    of_run = Path(given.get("out") or Settings().out) / "config.toml"
+    of_run = Path(given.get("out") or Settings().out) / CONFIG
     return read_config(of_run) if given.get("resume") and of_run.is_file() else {}
 
 
 def _check(run: dict[str, str], settings: Settings) -> None:
     """What can be told without PyTorch, which takes seconds to load."""
-    if "model" not in run and settings.resume:
-        way_out = "name its folder with --out, or a model to begin one"
-        raise OnnxgenError(Problem(f"there is no run to go on with in {settings.out}", help=way_out))
+    if settings.resume and first_process():  # others may come when the first one has begun
+        refuse_nothing(settings.out)
     if "model" not in run:
-        raise OnnxgenError(Problem("no model is named", help="onnxgen train model.py --data DATA"))
+        raise OnnxgenError("no model is named", help="onnxgen train model.py --data DATA")
     if not Path(run["model"]).is_file():
-        raise OnnxgenError(Problem(f"there is no file {run['model']}", help="name the module that onnxgen generated"))
+        raise OnnxgenError(f"there is no file {run['model']}", help="name the module that onnxgen generated")
     if settings.weights is not None and not settings.weights.is_file():
         raise OnnxgenError(f"there is no file {settings.weights}")
     if run["model"].endswith(".onnx"):
         made = Path(run["model"]).with_suffix(".py")
         raise OnnxgenError(
-            Problem(
-                f"{run['model']} is no Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
-            )
+            f"{run['model']} is no Python file", help=f"first: onnxgen {run['model']} -o {made}; then train {made}"
         )
     python_file(Path(run["model"]))
     data = run.setdefault("data", DIGITS)
     if data != DIGITS and ":" not in data and not Path(data).exists():
-        raise OnnxgenError(
-            Problem(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
-        )
+        raise OnnxgenError(f"there is no data at {data}", help="name a file, a folder, module:function or digits")
     if not settings.resume and settings.out != Settings().out and first_process() and holds_a_run(settings.out):
         raise OnnxgenError(
-            Problem(f"{settings.out} holds a run already", help="--resume goes on with it; else name another --out")
+            f"{settings.out} holds a run already", help="--resume goes on with it; else name another --out"
         )
 
 
@@ -98,7 +93,7 @@ def _fit() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("onnxgen"):
             raise
-        raise OnnxgenError(Problem(f"training needs {error.name}", help="pip install 'onnxgen[train]'")) from None
+        raise OnnxgenError(f"training needs {error.name}", help=installing("train")) from None
     return fit
 
 

@@ -19,8 +19,8 @@ from onnxgen.code.copied import helper_trees
 from onnxgen.code.quote import walk
 from onnxgen.code.signatures import is_none, misfit
 
-MODULES = {"torch", "torch.nn.functional", "torch.overrides", "safetensors", "safetensors.torch", "numpy", "pathlib"}
-MODULES |= {"functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
+MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "safetensors", "safetensors.torch"}
+MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
 # What modules and objects have that reads or writes files, runs code, or leads to what does.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from onnxgen.common.names import FileText
 
@@ -12,14 +16,61 @@ LINE = 88 - 8  # characters of a line of `forward`
 ANNOTATION = "onnx: "
 
 
+@dataclass
+class Marks:
+    """The nodes of the lines of one generation, by the mark that stands in a comment for them.
+
+    Attributes:
+        lines: the nodes of each mark.
+        twins: nodes of which one statement stands for both: two scopes have one class.
+    """
+
+    lines: list[tuple[FileText, ...]] = field(default_factory=list)
+    twins: list[tuple[tuple[FileText, ...], tuple[FileText, ...]]] = field(default_factory=list)
+
+    def nodes(self, mark: int) -> list[FileText]:
+        """The nodes of a mark, and of all the scopes that share its line."""
+        twins: dict[FileText, list[FileText]] = {}
+        for own, other in self.twins:
+            for name in own:
+                twins.setdefault(name, []).extend(other)
+        found = list(dict.fromkeys(self.lines[mark]))
+        for name in found:  # which grows
+            found += [twin for twin in dict.fromkeys(twins.get(name, ())) if twin not in found]
+        return found
+
+
+_MARKS: ContextVar[Marks | None] = ContextVar("marks", default=None)
+
+
+@contextmanager
+def marked() -> Iterator[Marks]:
+    """Let `--annotate` write marks instead of names, and keep the names."""
+    token = _MARKS.set(marks := Marks())
+    try:
+        yield marks
+    finally:
+        _MARKS.reset(token)
+
+
+def note_twins(own: tuple[FileText, ...], other: tuple[FileText, ...]) -> None:
+    """One statement does the work of two groups of nodes."""
+    if (marks := _MARKS.get()) is not None and own != other:
+        marks.twins.append((own, other))
+
+
 def annotated(line: str, nodes: tuple[FileText, ...]) -> list[str]:
     """A line of `forward` with the names of nodes: behind it, or above it where black would break it for a comment."""
     nodes = tuple(dict.fromkeys(nodes))  # of one node there may be several statements
     if not nodes:
         return [line]
-    names = [_shown(name) for name in nodes[:MOST]]
-    if len(nodes) > MOST:
-        names[-1] += f" and {len(nodes) - MOST} more"
+    if (marks := _MARKS.get()) is not None:
+        marks.lines.append(nodes)
+        names = [f"@{len(marks.lines) - 1}"]
+    else:
+        names = [_shown(name) for name in nodes[:MOST]]
+        if len(nodes) > MOST:
+            names[-1] += f" and {len(nodes) - MOST} more"
     whole = line + ("; " if "  # [" in line else "  # ") + ANNOTATION + ", ".join(names)
     if len(whole) <= LINE:
         return [whole]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnxgen.code.printer import comment
+from onnxgen.code.printer import INDENT, LINE_LENGTH, comment
 
 if TYPE_CHECKING:
     from onnxgen.structure.parameters import Parameter
@@ -42,10 +44,14 @@ class ClassSource:
 
     @property
     def doc(self) -> str:
-        if not self.paths or self.paths == [""]:
+        """Which modules it is; "" for the root, and where that would only be a number."""
+        if not self.paths or len(self.paths) == 1 and not re.search(r"[^\d.]", self.paths[0]):
             return ""
         several = f" to {self.paths[-1]} ({len(self.paths)} uses)" if len(self.paths) > 1 else ""
-        return comment(f"{self.paths[0]}{several}.")
+        text = comment(f"{self.paths[0]}{several}.")
+        if len(text) <= LINE_LENGTH - len(f'{INDENT}""""""'):
+            return text
+        return "\n".join([*textwrap.wrap(f'{INDENT}"""{text}', LINE_LENGTH, subsequent_indent=INDENT), INDENT])[7:]
 
 
 def code_of(source: ClassSource) -> str:

@@ -21,7 +21,8 @@ METHODS = {"from_pretrained"}
 PARTS = {
     "torch": {"Tensor", "nn"},
     "safetensors": {"SafetensorError", "safe_open"},
-    "safetensors.torch": {"load", "load_file"},
+    "safetensors.torch": {"load"},
+    "torch.testing": {"assert_close"},
     "pathlib": {"Path"},
 }
 _IGNORED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}

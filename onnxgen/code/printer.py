@@ -17,7 +17,7 @@ from onnxgen.code.annotations import annotated
 from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
-COMMENT_COLUMN = 88  # a shape comment that would pass it is left out
+LINE_LENGTH = 88  # of generated files; a shape comment that would pass it is left out
 _REMARK = "_onnxgen_remark"
 _Statement = TypeVar("_Statement", bound=ast.stmt)
 
@@ -87,11 +87,11 @@ def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
 
 def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
     dims, nodes = getattr(statement, _REMARK, ("", ()))
-    room = COMMENT_COLUMN - 2 * len(INDENT) - len(INDENT) * level
+    room = LINE_LENGTH - 2 * len(INDENT) - len(INDENT) * level
     if dims and len(head) + len(dims) + 4 <= room:
         head = f"{head}  # {dims}"
     made = annotated(INDENT * level + head, nodes)
-    if nodes and len(made) == 1 and len(made[0]) > COMMENT_COLUMN:
+    if nodes and len(made) == 1 and len(made[0]) > LINE_LENGTH:
         raise Refused("the comment behind a line is too long")
     return made
 

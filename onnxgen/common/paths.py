@@ -7,9 +7,10 @@ the first only).
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 _HERE = Path(__file__).resolve().parents[1]
 
@@ -31,9 +32,16 @@ def helpers_dir() -> Path:
     return _HERE / "helpers"
 
 
+def installing(extra: str) -> str:
+    """The way out where a package is missing: onnxgen is installed from its own folder, not from a package index."""
+    folder = str(_HERE.parent) if (_HERE.parent / "pyproject.toml").is_file() else "PATH"
+    return f"pip install {shlex.quote(f'{folder}[{extra}]')}" + (" (PATH: onnxgen's own folder)" * (folder == "PATH"))
+
+
 def python_file(path: Path) -> Path:
     """Return the path of a module unchanged. Raises `OnnxgenError` if Python cannot import a file of that name."""
     if path.suffix != ".py":
-        way_out = f"name a file that ends in .py: {path.with_suffix('.py')}"
-        raise OnnxgenError(Problem(f"{path} is not a Python file", help=way_out))
+        raise OnnxgenError(
+            f"{path} is not a Python file", help=f"name a file that ends in .py: {path.with_suffix('.py')}"
+        )
     return path

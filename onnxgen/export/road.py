@@ -26,7 +26,17 @@ from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights.streamed import Array
 
-ONLY_TRAINING = "what an edit changes in training alone, such as the rate of a Dropout, is not in the file"
+# Of a module that was edited, by whether it is compared: why its values are written back, and what to know.
+CHANGED = {
+    False: (
+        "keys and shapes have not changed",
+        "the network was changed: the original graph may compute something else",
+    ),
+    True: (
+        "the network was changed, and computes the same as the original graph",
+        "what an edit changes in training alone, such as the rate of a Dropout, is not in the file",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -148,10 +158,10 @@ class Road:
                 continue
             report.notes += [LEFT_OUT[change] for change in sorted(tried[0] - done if tried else ())]
             tried.append(done)
+            if is_changed:
+                report.why, note = CHANGED[wanted is not None]
+                report.notes.append(note)
             if wanted is None:
-                if is_changed:
-                    report.why = "keys and shapes have not changed"
-                    report.notes.append("the network was changed: the original graph may compute something else")
                 return ""
             try:
                 report.verified = wanted.compare(made, network, origin, report)
@@ -160,9 +170,6 @@ class Road:
                     raise
                 continue
             if not report.verified.differs:
-                if is_changed:
-                    report.why = "the network was changed, and computes the same as the original graph"
-                    report.notes.append(ONLY_TRAINING)
                 report.notes += _without_kernels(report.verified) if DTYPE in done else []
                 return ""
         if not is_changed:

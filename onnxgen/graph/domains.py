@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+DOMAIN = "onnxgen"  # of operators of our own: what torch has and ONNX has not, and what the passes put down
 # The standard's domains, and those that onnxruntime and PyTorch import even in files that do not use them.
 KNOWN = frozenset("""
     ai.onnx ai.onnx.ml ai.onnx.training ai.onnx.preview ai.onnx.preview.training ai.onnx.contrib
@@ -22,7 +23,7 @@ _LENGTH = 2  # the wire type of length-delimited fields
 
 def is_foreign(domain: str) -> bool:
     """Return True if operators of a domain can only come from a plugin or a local function of the file."""
-    return domain not in KNOWN and not domain.startswith("onnxgen")
+    return domain not in KNOWN and not domain.startswith(DOMAIN)
 
 
 def imports_foreign(path: Path) -> bool:

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
+from onnxgen.common.names import printable
+
 Answer = TypeVar("Answer")
 
 
@@ -27,6 +29,11 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
                 for inner in attribute.as_graphs():
                     found += all_nodes(inner)
     return found
+
+
+def told(node: ir.Node) -> str:
+    """Return a node as messages name it: by its name, or that of its first output."""
+    return printable(node.name or next((o.name for o in node.outputs if o.name), "") or "")
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

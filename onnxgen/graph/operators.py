@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from onnxgen.common.timing import IMPORTS, stage
 from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.traits import Trait, all_of
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
@@ -46,6 +47,7 @@ class Operator:
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
         reference: what it computes, in numpy; onnxgen's own have onnx's.
         plugin: what it comes from; None if it is onnxgen's own.
+        traits, data, matrix, weights, still, least: what is known of the operator, see `op` and `graph.catalogue`.
     """
 
     name: str
@@ -57,6 +59,12 @@ class Operator:
     infer: Rule | None = None
     reference: Lowering | None = None
     plugin: Plugin | None = None
+    traits: frozenset[Trait] = frozenset()
+    data: str = ""
+    matrix: str = ""
+    weights: str = ""
+    still: str = ""
+    least: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -81,6 +89,12 @@ def op(
     takes: Callable[[ir.Node], bool] | None = None,
     infer: Rule | None = None,
     reference: Lowering | None = None,
+    traits: Iterable[Trait] = (),
+    data: str = "",
+    matrix: str = "",
+    weights: str = "",
+    still: str = "",
+    least: float | None = None,
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -96,37 +110,29 @@ def op(
             each. Default: onnxgen's own rule, or what the file declares.
         reference: what it computes, in numpy: `reference(*inputs, **attributes)`. With it `verify` and `export` have
             something to compare with.
+        traits: what kind of operator it is (`graph.traits.Trait`). Passes ask for this instead of naming operators.
+        data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
+            first, or all that broadcast.
+        matrix: the input that makes a layer of the operator where it is stored: what the operator multiplies by.
+        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values.
+        still: the inputs that carry no gradient, or none that training should follow.
+        least: no element of the first output is less than this.
     """
 
     def register(function: Lowering) -> Lowering:
+        noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
         for name in names:
-            register_function(
-                name, function, since=since, domain=domain, renames=renames, takes=takes, infer=infer,
-                reference=reference,
+            made = Operator(
+                name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
+                takes or (lambda node: True), infer, reference, traits=all_of(traits), data=data, matrix=matrix,
+                weights=weights, still=still, least=least,
             )  # fmt: skip
+            if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
+                noted[:] = [o for o in noted if o.key != made.key]
+            noted.append(made)
         return function
 
     return register
-
-
-def register_function(
-    name: str,
-    function: Lowering,
-    *,
-    since: int = 1,
-    domain: str = "",
-    renames: Mapping[str, str] | None = None,
-    takes: Callable[[ir.Node], bool] | None = None,
-    infer: Rule | None = None,
-    reference: Lowering | None = None,
-) -> None:
-    """Register a function as `op` does. For operators that are listed in a table."""
-    domain = "" if domain == "ai.onnx" else domain
-    made = Operator(name, domain, since, function, renames or {}, takes or (lambda node: True), infer, reference)
-    noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
-    if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
-        noted[:] = [o for o in noted if o.key != made.key]
-    noted.append(made)
 
 
 def noted_in(module: object) -> list[Operator]:

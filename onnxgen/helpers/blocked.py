@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def unpack_bits(packed: Tensor, bits: int) -> Tensor:
-    """Unpack bytes into unsigned numbers of `bits` bits along the last axis, lowest bits first, as uint8.
+    """Unpack bytes into unsigned numbers of `bits` bits along the last axis, lowest
+    bits first, as uint8.
 
     Where `bits` does not divide 8 (3, 5, ...), numbers cross from one byte to the next.
     """
@@ -24,15 +25,18 @@ def unpack_bits(packed: Tensor, bits: int) -> Tensor:
 def dequantize_blocks(
     packed: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, groups: Tensor | None = None
 ) -> Tensor:
-    """Dequantise onnxruntime's blocked weights to [rows, size]: `(number - zero) * scale`, in the scales' type.
+    """Dequantise onnxruntime's blocked weights to [rows, size]:
+    `(number - zero) * scale`, in the scales' type.
 
     Args:
         packed: [rows, blocks, bytes a block], uint8.
         scales: [rows * blocks].
-        zeros: by block, packed in the bytes of a row or one number each; without them 2 ** (bits - 1).
+        zeros: by block, packed in the bytes of a row or one number each; without them
+            2 ** (bits - 1).
         size: elements of a row; the last block may have more.
         bits: of one element.
-        groups: [size or more], the block whose scale an element has, if that is not the one it lies in.
+        groups: [size or more], the block whose scale an element has, if that is not the
+            one it lies in.
     """
     rows, blocks, _ = packed.shape
     scales = scales.reshape(rows, blocks)
@@ -58,13 +62,16 @@ def gather_blocks(
     block: int = 128,
     bits: int = 0,
 ) -> Tensor:
-    """Gather slices of a block-quantised table: `(number - zero) * scale`; an index out of range gives zeros.
+    """Gather slices of a block-quantised table: `(number - zero) * scale`; an index out
+    of range gives zeros.
 
     Args:
-        data: numbers, or bytes that hold several of `bits` bits along the last axis (0: one number each).
-        indices: of any shape, which takes the place of the axis; negative ones count from the end.
-        scales, zeros: of the table's rank; of the axis `along` one for each `block` elements. Without zeros they are 0,
-            of packed numbers 2 ** (bits - 1).
+        data: numbers, or bytes that hold several of `bits` bits along the last axis
+            (0: one number each).
+        indices: of any shape, which takes the place of the axis; negative ones count
+            from the end.
+        scales, zeros: of the table's rank; of the axis `along` one for each `block`
+            elements. Without zeros they are 0, of packed numbers 2 ** (bits - 1).
     """
     count, wanted = data.shape[axis], indices.flatten().long()
     wanted = torch.where(wanted < 0, wanted + count, wanted)
@@ -87,7 +94,8 @@ def gather_blocks(
 
 
 def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple[int, int], block: int) -> Tensor:
-    """Dequantise bitsandbytes' 4-bit weights to a matrix: `table[number] * scale`, one scale for each `block` elements.
+    """Dequantise bitsandbytes' 4-bit weights to a matrix: `table[number] * scale`, one
+    scale for each `block` elements.
 
     Args:
         packed: two numbers a byte, the first in the high bits; uint8.
@@ -102,12 +110,15 @@ def dequantize_table(packed: Tensor, scales: Tensor, table: Tensor, shape: tuple
 
 
 def dequantize_blob(blob: Tensor, shape: tuple[int, int], has_zeros: bool) -> Tensor:
-    """Dequantise onnxruntime's 4-bit matrix in one blob to float32 [rows, columns]: `(number - zero) * scale`.
+    """Dequantise onnxruntime's 4-bit matrix in one blob to float32 [rows, columns]:
+    `(number - zero) * scale`.
 
     Args:
-        blob: uint8. Each block of 32 elements of a row is the four bytes of its scale, its zero point if there are
-            any (else it is 8), and 16 bytes: element i in the low bits of byte i, element i + 16 in the high ones.
-        shape: rows and columns; what the last block of a row has beyond them is left out.
+        blob: uint8. Each block of 32 elements of a row is the four bytes of its scale,
+            its zero point if there are any (else it is 8), and 16 bytes: element i in
+            the low bits of byte i, element i + 16 in the high ones.
+        shape: rows and columns; what the last block of a row has beyond them is left
+            out.
     """
     blocks = blob.reshape(shape[0], -1, 21 if has_zeros else 20)
     scales = blocks[..., :4].flatten().clone().view(torch.float32).reshape(*blocks.shape[:2], 1)

@@ -7,9 +7,11 @@ from torch import Tensor
 
 
 def float4(x: Tensor) -> Tensor:
-    """Round to float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), ties to even, as float32.
+    """Round to float4e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), ties to
+    even, as float32.
 
-    What is larger saturates (https://onnx.ai/onnx/technical/float4.html); NaN, which the type lacks, becomes -0.
+    What is larger saturates (https://onnx.ai/onnx/technical/float4.html); NaN, which
+    the type lacks, becomes -0.
     """
     x = x.masked_fill(torch.isnan(x), -0.0)
     size = x.abs().clamp(max=6.0)
@@ -18,11 +20,13 @@ def float4(x: Tensor) -> Tensor:
 
 
 def float8_e8m0(x: Tensor, rounding: str = "up", saturate: bool = True) -> Tensor:
-    """Round to float8e8m0, as float32: its only values are the powers of two from 2**-127 to 2**127, and NaN.
+    """Round to float8e8m0, as float32: its only values are the powers of two from
+    2**-127 to 2**127, and NaN.
 
     Args:
         x: float32.
-        rounding: to the power "up", "down" or "nearest" (of two equally near the larger one).
+        rounding: to the power "up", "down" or "nearest" (of two equally near the larger
+            one).
         saturate: what is not between the two is the nearer one, else NaN.
     """
     smallest, largest = 2.0**-127, 2.0**127

@@ -7,9 +7,11 @@ from torch import Tensor
 
 
 def inputs_at(x: Tensor, starts: Tensor, state: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-    """Gather inputs of `x` [tokens, channels] at `places` of the sequences `rows`, which begin at `starts`.
+    """Gather inputs of `x` [tokens, channels] at `places` of the sequences `rows`,
+    which begin at `starts`.
 
-    Before a sequence's first input stand the last ones of its `state` [rows, channels, length].
+    Before a sequence's first input stand the last ones of its `state`
+    [rows, channels, length].
     """
     early, length = places - starts[rows], state.shape[2]
     past = torch.nn.functional.pad(state, (0, 1))[rows, :, (early + length).clamp(max=length)]
@@ -39,7 +41,9 @@ def packed_causal_conv(
 
 
 def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
-    """Return the last inputs of each sequence, as many as `state` has and in its layout; arguments as above."""
+    """Return the last inputs of each sequence, as many as `state` has and in its
+    layout; arguments as above.
+    """
     starts = starts.long()
     numbers = torch.arange(state.shape[2], device=x.device) - state.shape[2]
     rows = torch.arange(state.shape[0], device=x.device).unsqueeze(-1)
@@ -47,7 +51,9 @@ def packed_conv_state(x: Tensor, starts: Tensor, state: Tensor) -> Tensor:
 
 
 def leading_inputs(x: Tensor, starts: Tensor, counts: Tensor, capacity: int) -> Tensor:
-    """Return the first `counts` [sequences] inputs of each sequence; zeros after them, up to `capacity`."""
+    """Return the first `counts` [sequences] inputs of each sequence; zeros after them,
+    up to `capacity`.
+    """
     numbers = torch.arange(capacity, device=x.device)
     kept = numbers < torch.minimum(counts, starts.diff())[:, None]
     first = x[(starts[:-1, None] + numbers).clamp(max=x.shape[0] - 1)]

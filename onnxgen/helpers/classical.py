@@ -18,7 +18,9 @@ def text_at(texts: Sequence[str], index: Tensor) -> np.ndarray:
 
 
 def softmax_zero(x: Tensor) -> Tensor:
-    """Softmax over the columns whose score is not 0 (to 1e-7); the other scores stay about 0."""
+    """Softmax over the columns whose score is not 0 (to 1e-7); the other scores stay
+    about 0.
+    """
     largest = x.amax(1, keepdim=True)
     is_zero = x.abs() <= 1e-7
     powers = (x - largest).exp()
@@ -27,7 +29,9 @@ def softmax_zero(x: Tensor) -> Tensor:
 
 
 def probit(x: Tensor) -> Tensor:
-    """The quantile of the normal distribution, by the approximation of the inverse error function with 0.147."""
+    """The quantile of the normal distribution, by the approximation of the inverse
+    error function with 0.147.
+    """
     y = 2 * x - 1
     log = ((1 - y) * (1 + y)).log()
     half = 2 / (math.pi * 0.147) + 0.5 * log
@@ -47,14 +51,18 @@ def row_maxima(x: Tensor) -> Tensor:
 
 
 def fill_missing(x: Tensor, replaced: float | int, values: Tensor) -> Tensor:
-    """Replace `replaced` (may be NaN) by the value of its column, or by the first if there is not one a column."""
+    """Replace `replaced` (may be NaN) by the value of its column, or by the first if
+    there is not one a column.
+    """
     found = x.isnan() if replaced != replaced else x == replaced
     columns = x.shape[-1] if x.dim() < 3 else -1
     return torch.where(found, values if values.numel() == columns else values[0], x)
 
 
 def places_of(x: Tensor, keys: Tensor) -> Tensor:
-    """Return the index of each element among sorted keys, `len(keys)` if it is not a key; NaN equals NaN."""
+    """Return the index of each element among sorted keys, `len(keys)` if it is not a
+    key; NaN equals NaN.
+    """
     at = torch.searchsorted(keys, x.contiguous()).clamp(max=len(keys) - 1)
     found = keys[at] == x
     if x.dtype.is_floating_point:
@@ -63,7 +71,7 @@ def places_of(x: Tensor, keys: Tensor) -> Tensor:
 
 
 def text_places(x: np.ndarray, keys: Sequence[str]) -> Tensor:
-    """Return the index of each string among the keys, `len(keys)` if it is not a key."""
+    """Return the index of each string among keys, `len(keys)` if it is not a key."""
     found = {key: place for place, key in enumerate(keys)}
     return torch.tensor([found.get(text, len(keys)) for text in x.flat], dtype=torch.int64).reshape(x.shape)
 

@@ -19,10 +19,12 @@ def box_corners(boxes: Tensor, centered: bool) -> Tensor:
 
 
 def overlaps_box(box: Tensor, boxes: Tensor, threshold: float) -> Tensor:
-    """Whether the intersection of a box with each of `boxes` is more than `threshold` of their union, bool [n].
+    """Whether the intersection of a box with each of `boxes` is more than `threshold`
+    of their union, bool [n].
 
     Args:
-        box, boxes: [4] and [n, 4], as `corners` has them. What has no area overlaps nothing.
+        box, boxes: [4] and [n, 4], as `corners` has them. What has no area overlaps
+            nothing.
     """
     low, high = torch.maximum(box[:2], boxes[:, :2]), torch.minimum(box[2:], boxes[:, 2:])
     shared = (high - low).prod(1)
@@ -40,7 +42,8 @@ def select_boxes(
     score_threshold: float | None = None,
     centered: bool = False,
 ) -> Tensor:
-    """ONNX NonMaxSuppression (11): keep the best boxes of each class that overlap no better one.
+    """ONNX NonMaxSuppression (11): keep the best boxes of each class that overlap no
+    better one.
 
     Args:
         boxes: [batch, boxes, 4], see `corners`.

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def decode_image(stream: Tensor, pixels: str = "RGB") -> Tensor:
-    """Decode an image file to uint8 [height, width, channels]; no elements if it can't be decoded (ONNX ImageDecoder).
+    """Decode an image file to uint8 [height, width, channels]; no elements if it can't
+    be decoded (ONNX ImageDecoder).
 
     Args:
         stream: the file's bytes, uint8.

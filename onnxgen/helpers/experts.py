@@ -9,10 +9,12 @@ from torch import Tensor
 def route_by_groups(
     logits: Tensor, bias: Tensor, count: int, groups: int = 1, kept: int = 1, best: int = 2, sentinel: float = -10000.0
 ) -> Tensor:
-    """Choose experts for each token as DeepSeek-V3 does, and return their log scores [tokens, experts].
+    """Choose experts for each token as DeepSeek-V3 does, and return their log scores
+    [tokens, experts].
 
-    Experts compete by `sigmoid(logits) + bias`, within the groups whose best experts are the strongest; the bias counts
-    for the choice only (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", 2.1.2).
+    Experts compete by `sigmoid(logits) + bias`, within the groups whose best experts
+    are the strongest; the bias counts for the choice only (DeepSeek-AI 2024,
+    "DeepSeek-V3 Technical Report", 2.1.2).
 
     Args:
         logits: [..., experts].
@@ -43,14 +45,16 @@ def best_experts(
     epsilon: float = 0.0,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best experts of each token and their weights, both [tokens, count], the best first.
+    """Return the best experts of each token and their weights, both [tokens, count],
+    the best first.
 
     Among equals the first is better, and every number is better than NaN.
 
     Args:
         scores: [tokens, experts]; without weights, logits.
         weights: [tokens, experts]; None: the softmax of the scores.
-        normalize: weights are divided by `epsilon` and their sum, or are 0 where that is 0.
+        normalize: weights are divided by `epsilon` and their sum, or are 0 where that
+            is 0.
         factor: by which they are multiplied at last.
     """
     scores = scores.float()

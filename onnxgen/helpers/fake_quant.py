@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high: int) -> Tensor:
-    """Quantise and dequantise `x`: round `x / scale` half to even, saturate to `low` ... `high`, multiply by `scale`.
+    """Quantise and dequantise `x`: round `x / scale` half to even, saturate to `low`
+    ... `high`, multiply by `scale`.
 
-    The gradient of `x` is that of a clamp. A scale that is trained gets LSQ's (Esser et al. 2020, arXiv 1902.08153).
+    The gradient of `x` is that of a clamp. A scale that is trained gets LSQ's (Esser et
+    al. 2020, arXiv 1902.08153).
     """
     if scale.requires_grad:
         share = (x.numel() / scale.numel() * max(-low, high)) ** -0.5
@@ -25,7 +27,9 @@ def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor | float, low: int, high
 
 
 def fake_quantize_dynamic(x: Tensor) -> Tensor:
-    """Quantise and dequantise `x` over its own range and 0, in 255 steps, as ONNX's DynamicQuantizeLinear rounds."""
+    """Quantise and dequantise `x` over its own range and 0, in 255 steps, as ONNX's
+    DynamicQuantizeLinear rounds.
+    """
     low, high = x.detach().amin().clamp(max=0), x.detach().amax().clamp(min=0)
     scale = torch.where(low == high, 1.0, (high - low) / 255)
     return fake_quantize(x, scale, (-low / scale).round().clamp(0, 255), 0, 255)
@@ -39,7 +43,8 @@ def fake_quantize_float(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FakeQuantize(nn.Module):
-    """Rounds a tensor to the integers from `low` to `high`, times `scale`; it stays a tensor of floats.
+    """Rounds a tensor to the integers from `low` to `high`, times `scale`; it stays a
+    tensor of floats.
 
     Args:
         shape: of the scale, which broadcasts to the tensor.
@@ -82,7 +87,9 @@ class FakeQuantize(nn.Module):
 
 
 class FakeQuantizeFloat(nn.Module):
-    """Rounds a tensor to a narrow type of floats, times `scale` (of this shape); it stays a tensor of its own type."""
+    """Rounds a tensor to a narrow type of floats, times `scale` (of this shape); it
+    stays a tensor of its own type.
+    """
 
     scale: Tensor
 

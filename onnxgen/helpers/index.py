@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def nonnegative_index(index: Tensor, size: int) -> Tensor:
-    """Turn indices that may count from the end into int64 indices that count from the front.
+    """Turn indices that may count from the end into int64 indices that count from the
+    front.
 
     Args:
         index: integer indices in [-size, size).
@@ -20,7 +21,8 @@ def nonnegative_index(index: Tensor, size: int) -> Tensor:
 
 
 def gather_batched(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
-    """ONNX GatherND with leading axes that x [b..., n...] and index [b..., i..., k] share.
+    """ONNX GatherND with leading axes that x [b..., n...] and index [b..., i..., k]
+    share.
 
     Returns:
         [b..., i..., the axes of x after the first batch_dims + k].
@@ -34,11 +36,13 @@ def gather_batched(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
 
 
 def scatter_nd_reduce(x: Tensor, index: Tensor, updates: Tensor, reduce: str) -> Tensor:
-    """ONNX ScatterND with a reduction: x with updates multiplied ("prod") into, or compared with ("amax", "amin"), it.
+    """ONNX ScatterND with a reduction: x with updates multiplied ("prod") into, or
+    compared with ("amax", "amin"), it.
 
     Args:
         x: [n...].
-        index: int64 [i..., k], positions along the first k axes of x; negative ones count from the end.
+        index: int64 [i..., k], positions along the first k axes of x; negative ones
+            count from the end.
         updates: [i..., the other axes of x].
         reduce: a reduction of `Tensor.scatter_reduce`.
     """
@@ -56,7 +60,9 @@ def scatter_nd_reduce(x: Tensor, index: Tensor, updates: Tensor, reduce: str) ->
 def slice_axes(
     x: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> Tensor:
-    """ONNX Slice: `x[start:end:step]` along each of `axes`; a negative step walks backwards from start."""
+    """ONNX Slice: `x[start:end:step]` along each of `axes`; a negative step walks
+    backwards from start.
+    """
     for start, end, axis, step in zip(starts, ends, axes, steps):
         if step < 0:  # position p of the flipped axis is position ~p of the axis itself
             stop = None if end in (2**31 - 1, 2**63 - 1) else ~end  # "to the end", whatever the direction
@@ -69,7 +75,8 @@ def slice_axes(
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, time_axis: int = 0, batch_axis: int = 1) -> Tensor:
-    """ONNX ReverseSequence: the first `lengths[b]` steps of each sample in reverse order, the others as they are.
+    """ONNX ReverseSequence: the first `lengths[b]` steps of each sample in reverse
+    order, the others as they are.
 
     Args:
         x: [time, batch, ...] or [batch, time, ...].
@@ -83,7 +90,8 @@ def reverse_sequence(x: Tensor, lengths: Tensor, time_axis: int = 0, batch_axis:
 
 
 def write_cache(cache: Tensor, update: Tensor, starts: Tensor, axis: int = -2, circular: bool = False) -> Tensor:
-    """ONNX TensorScatter: the cache with `update` written along `axis`, from a position of its own for each sample.
+    """ONNX TensorScatter: the cache with `update` written along `axis`, from a position
+    of its own for each sample.
 
     Args:
         cache: [batch, ..., size, ...].

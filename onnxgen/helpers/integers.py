@@ -17,7 +17,9 @@ def unordered(x: Tensor) -> Tensor:
 
 
 def uint64_div(a: Tensor, b: Tensor) -> Tensor:
-    """a // b for uint64 (ONNX Div), by signed division of the halved dividend (Hacker's Delight, section 9-3)."""
+    """a // b for uint64 (ONNX Div), by signed division of the halved dividend (Hacker's
+    Delight, section 9-3).
+    """
     n, d = a.to(torch.int64), b.to(torch.int64)
     half = (n >> 1) & torch.iinfo(torch.int64).max
     positive = d.clamp(min=1)
@@ -40,6 +42,8 @@ def uint64_shift_right(a: Tensor, b: Tensor) -> Tensor:
 
 
 def int_div(a: int, b: int) -> int:
-    """Division of sizes truncated toward zero, as ONNX Div has it for integers; `a // b` rounds down."""
+    """Division of sizes truncated toward zero, as ONNX Div has it for integers;
+    `a // b` rounds down.
+    """
     quotient = a // b
     return quotient + 1 if quotient < 0 and quotient * b != a else quotient

@@ -22,16 +22,20 @@ def delta_rule(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Linear attention with a recurrent state: what each query reads after its own token, and the last state.
+    """Linear attention with a recurrent state: what each query reads after its own
+    token, and the last state.
 
     Args:
-        q: [batch, length, heads, key size], whose heads share those of v, or are shared by them.
-        k: [batch, length, heads, key size], whose heads are those of v, or are shared by them.
+        q: [batch, length, heads, key size], whose heads share those of v, or are shared
+            by them.
+        k: [batch, length, heads, key size], whose heads are those of v, or are shared
+            by them.
         v: [batch, length, heads, value size].
         state: [batch, heads, key size, value size], of zeros if it is None.
-        decay: [batch, length, heads, key size or 1], logarithms of what is kept of the state; None keeps all.
-        beta: [batch, length, heads or 1, 1], by how much the state learns a value in place of the one that it has for
-            a key; None adds the value to it.
+        decay: [batch, length, heads, key size or 1], logarithms of what is kept of the
+            state; None keeps all.
+        beta: [batch, length, heads or 1, 1], by how much the state learns a value in
+            place of the one that it has for a key; None adds the value to it.
         scale: of the results; None is the inverse root of the key size.
     """
     heads = v.shape[2]
@@ -64,9 +68,11 @@ def linear_attention(
     beta: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `delta_rule` to heads side by side, [batch, length, heads * size]; computed in float32.
+    """Apply `delta_rule` to heads side by side, [batch, length, heads * size]; computed
+    in float32.
 
-    A decay has a number for each head, or for each element of its keys; beta has one for each head, or one for all.
+    A decay has a number for each head, or for each element of its keys; beta has one
+    for each head, or one for all.
     """
     dtype, kept = q.dtype, q.dtype if state is None else state.dtype
     k = torch.unflatten(k.float(), -1, (-1, q.shape[-1] // heads))
@@ -94,9 +100,12 @@ def packed_delta_rule(
     Args:
         q, k, v: [tokens, heads, size] or [batch, length, heads, size].
         state: [batch, heads, value size, key size].
-        starts: [batch + 1], where each sequence begins, and where the last one ends; None: all are as long.
-        decay: [tokens, heads] or [tokens, heads, key size]; beta: [tokens, heads]; or both with a batch.
-        epsilon: queries and keys are brought to length 1, of squares that it is added to; None leaves them.
+        starts: [batch + 1], where each sequence begins, and where the last one ends;
+            None: all are as long.
+        decay: [tokens, heads] or [tokens, heads, key size]; beta: [tokens, heads]; or
+            both with a batch.
+        epsilon: queries and keys are brought to length 1, of squares that it is added
+            to; None leaves them.
     """
     dtype, lead = q.dtype, v.shape[:-1]
     q, k, v = q.float(), k.float(), v.float()
@@ -135,9 +144,11 @@ def state_updates(
     beta: Tensor | None = None,
     epsilon: float | None = None,
 ) -> Tensor:
-    """Return the decays, keys and values that update the state at the first tokens of each sequence.
+    """Return the decays, keys and values that update the state at the first tokens of
+    each sequence.
 
-    Of these there are `counts` [batch] tokens at most, and zeros behind them, to `capacity`. The others: as above.
+    Of these there are `counts` [batch] tokens at most, and zeros behind them, to
+    `capacity`. The others: as above.
     """
     shared, heads = k.shape[-2], v.shape[-2]
     k, v = k.float().flatten(0, -3), v.float().flatten(0, -3)

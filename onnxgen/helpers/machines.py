@@ -9,16 +9,17 @@ from torch import Tensor
 
 
 def radial_kernel(x: Tensor, vectors: Tensor, gamma: float) -> Tensor:
-    """Radial basis kernel `exp(-gamma * |x - vector|^2)`, one column for each vector."""
+    """Radial basis kernel `exp(-gamma * |x - vector|^2)`, one column per vector."""
     distances = torch.cdist(x, vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return (-gamma * distances.square()).exp()
 
 
 def pair_scores(kernel: Tensor, coefficients: Tensor, counts: Sequence[int], rho: Tensor) -> Tensor:
-    """Score each pair of classes i < j, positive for i and negative for j, `[rows, pairs]`.
+    """Score each pair of classes i < j, positive for i and negative for j,
+    `[rows, pairs]`.
 
-    `kernel` and `coefficients` have a column a vector, those of one class side by side, `counts` of each; row r of the
-    coefficients is for the class's r-th opponent.
+    `kernel` and `coefficients` have a column a vector, those of one class side by side,
+    `counts` of each; row r of the coefficients is for the class's r-th opponent.
     """
     columns = zip(torch.split(kernel, list(counts), 1), torch.split(coefficients, list(counts), 1))
     parts = [k @ c.T for k, c in columns]
@@ -39,7 +40,8 @@ def pair_winner(scores: Tensor, classes: int) -> Tensor:
 def pair_probabilities(scores: Tensor, a: Tensor, b: Tensor, classes: int) -> Tensor:
     """Turn scores of pairs into class probabilities, by Platt's sigmoid for each pair.
 
-    Wu, Lin and Weng's second method, in at most 100 rounds (https://www.csie.ntu.edu.tw/~cjlin/papers/svmprob/).
+    Wu, Lin and Weng's second method, in at most 100 rounds
+    (https://www.csie.ntu.edu.tw/~cjlin/papers/svmprob/).
     """
     pairwise = torch.sigmoid(-(scores * a + b)).clamp(1e-7, 1 - 1e-7)
     pairs = iter(pairwise.unbind(1))

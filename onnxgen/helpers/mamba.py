@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def selective_scan(state: Tensor, kept: Tensor, keys: Tensor, values: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Selective scan (Mamba2): what each token's query reads from the state after it, and these states.
+    """Selective scan (Mamba2): what each token's query reads from the state after it,
+    and these states.
 
     Args:
         state: [heads, key size, value size].
@@ -35,16 +36,20 @@ def mamba2_block(
     epsilon: float,
     least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Mamba2 block: normed results, states after the last tokens, convolution outputs, values read from states.
+    """Mamba2 block: normed results, states after the last tokens, convolution outputs,
+    values read from states.
 
-    Computed in float32; what the convolution makes and the results are rounded to the type of `projection`.
+    Computed in float32; what the convolution makes and the results are rounded to the
+    type of `projection`.
 
     Args:
         projection: [tokens, gate + channels + heads].
-        conv_states: [slots, channels, taps - 1]; states: [slots, heads, state size, head size].
+        conv_states: [slots, channels, taps - 1]; states:
+            [slots, heads, state size, head size].
         row: [1], the slot to begin with; one that is not there makes NaN.
         conv: weights [channels, taps] or [channels, 1, taps], and biases [channels].
-        terms: what is added to the time steps, the decay and by how much an input passes by; each [heads].
+        terms: what is added to the time steps, the decay and by how much an input
+            passes by; each [heads].
         norm: [heads * head size].
         groups: of heads that share keys and queries, and are normed together.
         least: the shortest time step.

@@ -10,14 +10,18 @@ from torch import Tensor
 
 
 def zip_map(x: Tensor, keys: list[Any]) -> list[dict[Any, Tensor]]:
-    """Turn each row of x into a dict from column keys to numbers, as scalar tensors (ONNX ZipMap)."""
+    """Turn each row of x into a dict from column keys to numbers, as scalar tensors
+    (ONNX ZipMap).
+    """
     if x.shape[-1] != len(keys):
         raise ValueError(f"{x.shape[-1]} columns for {len(keys)} keys")
     return [dict(zip(keys, row)) for row in (x.unsqueeze(0) if x.dim() == 1 else x)]
 
 
 def map_values(x: dict[Any, Any], keys: list[Any] | None, default: Any) -> list[Any]:
-    """Look up keys in a dict, `default` for missing ones; without keys return all values by rising key."""
+    """Look up keys in a dict, `default` for missing ones; without keys return all
+    values by rising key.
+    """
     return [x[key] for key in sorted(x)] if keys is None else [x.get(key, default) for key in keys]
 
 
@@ -29,5 +33,5 @@ def number_row(values: list[Any], dtype: torch.dtype) -> Tensor:
 
 
 def text_row(values: list[Any]) -> np.ndarray:
-    """Return strings, or numbers with six digits after the point, as a row of strings."""
+    """Return strings, or numbers with six digits after the point, as a row of text."""
     return np.array([[v if isinstance(v, str) else f"{float(v):f}" for v in values]], dtype=object)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
-    """Return the index of each element of x in `known`, int64 of x's shape; -1 if it is not there.
+    """Return the index of each element of x in `known`, int64 of x's shape; -1 if it is
+    not there.
 
     Args:
         x: integers or strings.
@@ -24,7 +25,7 @@ def ranks_of(x: Tensor | np.ndarray, known: Tensor | Sequence[str]) -> Tensor:
 
 
 def found_at(x: Tensor, table: Tensor) -> Tensor:
-    """Return the index of each element of x in a sorted table; -1 if it is not there."""
+    """Return the index of each element of x in a sorted table; -1 if it is not in."""
     if len(table) == 0:
         return torch.full_like(x, -1)
     place = torch.searchsorted(table, x.contiguous()).clamp(max=len(table) - 1)
@@ -36,14 +37,16 @@ def count_ngrams(
 ) -> Tensor:
     """Count how often each n-gram occurs in each row (ONNX TfIdfVectorizer).
 
-    The runs are a tree: one of n words is a run of n - 1 words, its prefix, and one word more.
+    The runs are a tree: one of n words is a run of n - 1 words, its prefix, and one
+    word more.
 
     Args:
         x: int64 [..., words], the rank of each word; -1 for one that is in no run.
         vocabulary: how many ranks there are.
-        prefixes: for each length the runs and beginnings of runs, sorted: the prefix' place times `vocabulary` plus the
-            last word's rank.
-        columns: for each length the columns in which these are counted, -1 for what is only a beginning.
+        prefixes: for each length the runs and beginnings of runs, sorted: the prefix'
+            place times `vocabulary` plus the last word's rank.
+        columns: for each length the columns in which these are counted, -1 for what is
+            only a beginning.
         size: how many columns.
         skips: so many words may lie between two words of a run, always as many.
 

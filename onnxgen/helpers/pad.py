@@ -27,7 +27,8 @@ def pad_axes(
     Args:
         pads: what to add at the beginning of each of `axes`, then at their ends.
         axes: default: all.
-        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap", all of what is left by a crop.
+        mode: "constant", "reflect" (without repeating the edge), "edge" or "wrap", all
+            of what is left by a crop.
     """
     chosen = [a % x.dim() for a in (range(x.dim()) if axes is None else axes)]
     begins, ends = pads[: len(chosen)], pads[len(chosen) :]
@@ -52,7 +53,9 @@ def pad_axes(
 
 
 def center_crop_pad(x: Tensor, sizes: Sequence[int], axes: Sequence[int] | None = None) -> Tensor:
-    """ONNX CenterCropPad: crop or zero-pad each axis equally on both sides; an odd element goes to the end."""
+    """ONNX CenterCropPad: crop or zero-pad each axis equally on both sides; an odd
+    element goes to the end.
+    """
     for axis, size in zip(range(x.dim()) if axes is None else axes, sizes):
         spare = x.shape[axis] - size
         if spare >= 0:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 
 def pool_windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Return every pooling window of x [batch, channels, size...] as a view [batch, channels, out..., kernel...]."""
+    """Return every pooling window of x [batch, channels, size...] as a view
+    [batch, channels, out..., kernel...].
+    """
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation), 2):
         x = x.unfold(axis, (k - 1) * d + 1, s)[..., ::d]
     return x
@@ -30,8 +32,10 @@ def average_pool(
 
     Args:
         x: [batch, channels, size...].
-        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`. A window of none is 0.
-        overhang: more padding as of `F.pad`, which never counts (from a rounded-up output size).
+        pads: padding as of `F.pad`; it counts as elements only if `count_include_pad`.
+            A window of none is 0.
+        overhang: more padding as of `F.pad`, which never counts (from a rounded-up
+            output size).
     """
     counted = x.new_ones(1, 1, *x.shape[2:])
     counted = F.pad(F.pad(counted, pads, value=float(count_include_pad)), overhang)
@@ -49,7 +53,9 @@ def summed_pool(
     overhang: Sequence[int],
     count_include_pad: bool,
 ) -> Tensor:
-    """As `average_pool`, but summed element by element; where padding counts, elements past its end count too."""
+    """As `average_pool`, but summed element by element; where padding counts, elements
+    past its end count too.
+    """
     ones, axes = (1,) * len(kernel), list(range(-len(kernel), 0))
     counted = F.pad(F.pad(x.new_ones(1, 1, *x.shape[2:]), pads), overhang)
     windows = pool_windows(F.pad(F.pad(x, pads), overhang), kernel, stride, ones).flatten(-len(kernel))
@@ -80,7 +86,8 @@ def max_pool_with_indices(
     Args:
         x: [batch, channels, size...], 1 to 3 sizes.
         pads: padding as of `F.pad`; it is never the maximum.
-        column_major: count the spatial position with its first axis fastest (storage_order 1).
+        column_major: count the spatial position with its first axis fastest
+            (storage_order 1).
 
     Returns:
         The maxima, and for each its position (int64) in the flattened x.
@@ -103,12 +110,14 @@ def max_pool_with_indices(
 def masked_max_pool(
     x: Tensor, mask: Tensor, kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int]
 ) -> Tensor:
-    """onnxruntime's MaxpoolWithMask: each row of a window, along the last axis, ends at the first 0 of the mask.
+    """onnxruntime's MaxpoolWithMask: each row of a window, along the last axis, ends at
+    the first 0 of the mask.
 
     Args:
         x: [batch, channels, size...].
-        mask: integers, of x's sizes. As in onnxruntime's kernel, the first element of a plane is never hidden, and the
-            mask of the nth plane is read from n times its size on, modulo the number of the mask's planes.
+        mask: integers, of x's sizes. As in onnxruntime's kernel, the first element of a
+            plane is never hidden, and the mask of the nth plane is read from n times
+            its size on, modulo the number of the mask's planes.
         pads: padding as of `F.pad`; it is never the maximum.
 
     Returns:
@@ -130,8 +139,8 @@ def max_unpool(x: Tensor, index: Tensor, shape: Sequence[int], windows: Sequence
     Args:
         x: [batch, channels, size...].
         index: of x's shape, int64: positions in the flattened result.
-        windows: the shape that all windows together cover. Where the result is larger, it is zeros at the ends, and
-            `index` counts without them.
+        windows: the shape that all windows together cover. Where the result is larger,
+            it is zeros at the ends, and `index` counts without them.
     """
     counted = shape if windows is None else [min(pair) for pair in zip(shape, windows)]
     made = x.new_zeros(math.prod(counted)).scatter(0, index.flatten(), x.flatten()).reshape(list(counted))

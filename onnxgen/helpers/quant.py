@@ -9,8 +9,8 @@ from torch import Tensor
 def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ONNX's DynamicQuantizeLinear: float32 to uint8 over the range of `x` and 0.
 
-    Returns the quantised tensor, its scale (float32) and its zero point (uint8), both of rank 0. A range of one point
-    has the scale 1, as in onnxruntime.
+    Returns the quantised tensor, its scale (float32) and its zero point (uint8), both
+    of rank 0. A range of one point has the scale 1, as in onnxruntime.
     """
     low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
     scale = torch.where(low == high, 1.0, (high - low) / 255)
@@ -21,12 +21,15 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | int = 0, b_zero: Tensor | int = 0) -> Tensor:
     """`(a - a_zero) @ (b - b_zero)` of 8-bit integers as int32.
 
-    In float64, where every sum is exact: torch multiplies integer matrices on the CPU only.
+    In float64, where every sum is exact: torch multiplies integer matrices on the CPU
+    only.
     """
     return ((a.double() - a_zero) @ (b.double() - b_zero)).long().int()
 
 
 def requantize(total: Tensor, scale: Tensor | float, zero: Tensor | int, dtype: torch.dtype) -> Tensor:
-    """Integer sums times `scale`, rounded half to even, plus `zero`, saturated to int8 or uint8."""
+    """Integer sums times `scale`, rounded half to even, plus `zero`, saturated to int8
+    or uint8.
+    """
     limits = torch.iinfo(dtype)
     return ((total.float() * scale).round() + zero).clamp(limits.min, limits.max).to(dtype)

@@ -7,10 +7,12 @@ from torch import Tensor
 
 
 def dynamic_product(x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Multiply rows [rows, size], quantised to 8 bits with one scale, by a quantised matrix.
+    """Multiply rows [rows, size], quantised to 8 bits with one scale, by a quantised
+    matrix.
 
     Args:
-        weight: [size, columns]; `(weight - zero) * scale`, scale and zero of one element or one a column.
+        weight: [size, columns]; `(weight - zero) * scale`, scale and zero of one
+            element or one a column.
     """
     low, high = x.min().clamp(max=0.0), x.max().clamp(min=0.0)
     step = (high - low) / 255.0
@@ -32,10 +34,12 @@ def dynamic_lstm(
     is_reverse: bool,
     clip: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One LSTM direction over x [length, batch, size]: all h [length, batch, hidden], last h and c [batch, hidden].
+    """One LSTM direction over x [length, batch, size]: all h [length, batch, hidden],
+    last h and c [batch, hidden].
 
     Args:
-        weights, recurrent: a matrix with the gates i, o, f, c side by side, its scale and its zero point.
+        weights, recurrent: a matrix with the gates i, o, f, c side by side, its scale
+            and its zero point.
         bias: [8 * hidden], for either product.
         peepholes: [3 * hidden], what i, o and f see of c.
         clip: what goes into a gate lies between -clip and clip, if that is not 0.

@@ -15,7 +15,8 @@ def range_tensor(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """ONNX Range: start, start + delta, ... before limit; empty if limit lies the other way, unlike torch.arange.
+    """ONNX Range: start, start + delta, ... before limit; empty if limit lies the other
+    way, unlike torch.arange.
 
     The count is `max(ceil((limit - start) / delta), 0)` (ONNX Range).
     """
@@ -31,10 +32,12 @@ def range_tensor(
 
 
 def one_hot_places(indices: Tensor, depth: int, axis: int = -1) -> Tensor:
-    """ONNX OneHot as bool: True where the position on the new axis, of size `depth`, equals the index.
+    """ONNX OneHot as bool: True where the position on the new axis, of size `depth`,
+    equals the index.
 
-    Negative indices count from the end, those out of range are nowhere (ONNX OneHot; F.one_hot refuses them). The
-    result is bool and has one axis more than `indices`, at `axis`.
+    Negative indices count from the end, those out of range are nowhere (ONNX OneHot;
+    F.one_hot refuses them). The result is bool and has one axis more than `indices`, at
+    `axis`.
     """
     indices = indices.long().unsqueeze(axis)
     indices = torch.where(indices < 0, indices + depth, indices)

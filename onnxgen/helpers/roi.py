@@ -19,8 +19,9 @@ def roi_points(
         extent: the size of the image.
 
     Returns:
-        The lower and the upper neighbour of each sample and their weights (0 past the image), and which samples are the
-        region's own, all [regions, bins * samples]; then how many it has a bin, [regions].
+        The lower and the upper neighbour of each sample and their weights
+        (0 past the image), and which samples are the region's own, all
+        [regions, bins * samples]; then how many it has a bin, [regions].
     """
     count = torch.full_like(length, ratio) if ratio > 0 else (length / bins).ceil().clamp(min=0)
     most = ratio if ratio > 0 else int(count.max()) if count.numel() else 0
@@ -84,7 +85,8 @@ def roi_align(
 
 
 def max_roi_pool(x: Tensor, rois: Tensor, size: Sequence[int], scale: float = 1.0) -> Tensor:
-    """ONNX MaxRoiPool (Girshick 2015): the maximum of each bin of each region, 0 where a bin is empty.
+    """ONNX MaxRoiPool (Girshick 2015): the maximum of each bin of each region, 0 where
+    a bin is empty.
 
     Args:
         x: [batch, channels, height, width].
@@ -118,12 +120,15 @@ def crop_and_resize(
     is_nearest: bool = False,
     outside: float = 0.0,
 ) -> Tensor:
-    """Crop boxes of images `x` [batch, channels, height, width] and resize them: [boxes, channels, *size].
+    """Crop boxes of images `x` [batch, channels, height, width] and resize them:
+    [boxes, channels, *size].
 
     Args:
-        boxes: [boxes, 4], y1, x1, y2, x2, whose corners are the centres of corner pixels; 1 is the last of the image.
+        boxes: [boxes, 4], y1, x1, y2, x2, whose corners are the centres of corner
+            pixels; 1 is the last of the image.
         images: [boxes], the image of each.
-        size: height and width of the result; a single row or column is the middle of the box.
+        size: height and width of the result; a single row or column is the middle of
+            the box.
         is_nearest: take the nearest pixel, else bilinear.
         outside: what lies outside the image.
     """

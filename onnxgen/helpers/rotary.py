@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """Swap the halves of the last axis and negate the second: (a, b) becomes (-b, a)."""
+    """Swap the halves of the last axis, negate the second: (a, b) becomes (-b, a)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """ONNX TopK: the k greatest (or smallest) elements along `dim` in order, and their int64 indices.
+    """ONNX TopK: the k greatest (or smallest) elements along `dim` in order, and their
+    int64 indices.
 
     Of equal ones the first comes first: ONNX TopK promises that, torch.topk does not.
     """
@@ -16,9 +17,11 @@ def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple
 
 
 def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ONNX Unique: the distinct elements (or slices along `dim`) of x, by value or in order of first occurrence.
+    """ONNX Unique: the distinct elements (or slices along `dim`) of x, by value or in
+    order of first occurrence.
 
-    Then, as int64 vectors: where each of them occurs first, which of them each element of x is, how often each occurs.
+    Then, as int64 vectors: where each of them occurs first, which of them each element
+    of x is, how often each occurs.
     """
     _, inverse, counts = torch.unique(x.detach(), sorted=True, return_inverse=True, return_counts=True, dim=dim)
     inverse = inverse.flatten()
@@ -34,7 +37,8 @@ def distinct(x: Tensor, dim: int | None = None, sorted: bool = True) -> tuple[Te
 def extreme(x: Tensor, dims: list[int], keepdim: bool, largest: bool) -> Tensor:
     """The greatest (or smallest) element over some axes, over all if `dims` is empty.
 
-    Of no elements: the lowest (or highest) number of the type (ONNX ReduceMax-20), which torch.amax refuses.
+    Of no elements: the lowest (or highest) number of the type (ONNX ReduceMax-20),
+    which torch.amax refuses.
     """
     axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))
     if all(x.shape[axis] for axis in axes):
@@ -48,7 +52,7 @@ def extreme(x: Tensor, dims: list[int], keepdim: bool, largest: bool) -> Tensor:
 
 
 def prod_over(x: Tensor, dims: list[int], keepdim: bool = False) -> Tensor:
-    """The product over several axes, over all of them if `dims` is empty; in x's dtype."""
+    """The product over several axes, all of them if `dims` is empty; in x's dtype."""
     axes = {d % max(x.dim(), 1) for d in dims} or set(range(x.dim()))
     for axis in range(x.dim() - 1, -1, -1):
         if axis in axes:

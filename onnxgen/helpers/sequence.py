@@ -6,11 +6,15 @@ from torch import Tensor
 
 
 def sequence_insert(sequence: list[Tensor], tensor: Tensor, position: int) -> list[Tensor]:
-    """ONNX SequenceInsert: a new list with `tensor` before `position` (negative: from the end)."""
+    """ONNX SequenceInsert: a new list with `tensor` before `position` (negative: from
+    the end).
+    """
     return [*sequence[:position], tensor, *sequence[position:]]
 
 
 def sequence_erase(sequence: list[Tensor], position: int) -> list[Tensor]:
-    """ONNX SequenceErase: a new list without the element at `position` (negative: from the end)."""
+    """ONNX SequenceErase: a new list without the element at `position` (negative: from
+    the end).
+    """
     position = position % len(sequence)
     return [*sequence[:position], *sequence[position + 1 :]]

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def as_spectrum(x: Tensor) -> Tensor:
-    """Turn [..., 1] into real, [..., 2] into complex numbers without the last axis; half precision becomes float32."""
+    """Turn [..., 1] into real, [..., 2] into complex numbers without the last axis;
+    half precision becomes float32.
+    """
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     return x.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
 
@@ -19,7 +21,8 @@ def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = Fa
 
     Args:
         length: cuts the signal off or pads it with zeros.
-        onesided: only the first half of the frequencies, and x is real; with `inverse`, x is such a half.
+        onesided: only the first half of the frequencies, and x is real; with `inverse`,
+            x is such a half.
 
     Returns:
         [..., 2]; [..., 1] of the one-sided inverse. In x's dtype.
@@ -38,7 +41,8 @@ def dft(x: Tensor, length: int | None = None, axis: int = -2, inverse: bool = Fa
 def stft(
     x: Tensor, step: int, window: Tensor | None = None, length: int | None = None, onesided: bool = True
 ) -> Tensor:
-    """ONNX STFT (17): the Fourier transforms of frames of a signal that begin every `step` samples.
+    """ONNX STFT (17): the Fourier transforms of frames of a signal that begin every
+    `step` samples.
 
     Args:
         x: [batch, samples, 1], or [batch, samples, 2] for complex numbers.
@@ -60,7 +64,8 @@ def stft(
 
 
 def mel_weights(bins: int, length: int, rate: int, low: float, high: float, device: torch.device) -> Tensor:
-    """ONNX MelWeightMatrix (17): triangular filters, evenly spaced on the mel scale from `low` to `high` hertz.
+    """ONNX MelWeightMatrix (17): triangular filters, evenly spaced on the mel scale
+    from `low` to `high` hertz.
 
     Args:
         bins: how many filters.

@@ -8,11 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
-class SkipInit(TorchFunctionMode):
-    """No first values for nn.Embedding: to draw them on the meta device torch imports its compiler, a second's work."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.init.normal_ and kwargs["tensor"].is_meta:
-            return kwargs["tensor"]
-        return func(*args, **kwargs)
+class SkipInit(TorchFunctionMode):  # on the meta device `normal_` imports the compiler
+    def __torch_function__(self, func: Any, _: Any, a: Any = (), k: Any = None) -> Any:
+        func = nn.init.trunc_normal_ if func is nn.init.normal_ else func
+        return func(*a, **(k or {}))

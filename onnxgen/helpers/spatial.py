@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, bias: float) -> Tensor:
-    """ONNX LRN over windows of channels; of an even window the longer side comes after (torch's comes before).
+    """ONNX LRN over windows of channels; of an even window the longer side comes after
+    (torch's comes before).
 
     Args:
         x: [batch, channels, ...].
@@ -87,14 +88,17 @@ def deform_conv2d(
     groups: int = 1,
     offset_groups: int = 1,
 ) -> Tensor:
-    """ONNX DeformConv (Dai et al. 2017; with `mask` Zhu et al. 2018): a convolution with shifted sampling points.
+    """ONNX DeformConv (Dai et al. 2017; with `mask` Zhu et al. 2018): a convolution
+    with shifted sampling points.
 
     Args:
         x: [batch, channels, height, width].
         weight: [out channels, channels / groups, kernel height, kernel width].
-        offset: [batch, offset_groups * kernel size * 2, out height, out width]; row before column.
+        offset: [batch, offset_groups * kernel size * 2, out height, out width]; row
+            before column.
         bias: [out channels].
-        mask: [batch, offset_groups * kernel size, out height, out width], a factor for each tap.
+        mask: [batch, offset_groups * kernel size, out height, out width], a factor for
+            each tap.
         pads: top, left, bottom, right.
 
     Returns:

@@ -12,36 +12,47 @@ from torch import Tensor
 
 
 def text_array(items: Sequence[str], shape: Sequence[int]) -> np.ndarray:
-    """Make an array of strings; numpy by itself takes a string for a sequence of letters."""
+    """Make an array of strings; numpy by itself takes a string for a sequence of
+    letters.
+    """
     made = np.empty(len(items), dtype=object)
     made[:] = items
     return made.reshape(tuple(shape))
 
 
 def read_texts(encoded: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """Read an array of strings that the weights file stores as the uint8 bytes of a JSON list."""
+    """Read an array of strings that the weights file stores as the uint8 bytes of a
+    JSON list.
+    """
     return text_array(json.loads(bytes(encoded.tolist())), shape)
 
 
 def text_codes(*arrays: np.ndarray, device: torch.device) -> list[np.ndarray | Tensor]:
-    """Return the sorted distinct strings of some arrays, and each array as int64 indices into them."""
+    """Return the sorted distinct strings of some arrays, and each array as int64
+    indices into them.
+    """
     table, codes = np.unique(np.concatenate([array.reshape(-1) for array in arrays]), return_inverse=True)
     parts = np.split(codes, np.cumsum([array.size for array in arrays])[:-1])
     return [table, *(torch.tensor(part, device=device).reshape(a.shape) for part, a in zip(parts, arrays))]
 
 
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """ONNX StringConcat: join the strings of x and y with broadcasting; also of rank 0, where numpy returns a str."""
+    """ONNX StringConcat: join the strings of x and y with broadcasting; also of rank 0,
+    where numpy returns a str.
+    """
     return np.asarray(x + y, dtype=object)
 
 
 def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np.ndarray, Tensor]:
-    """ONNX StringSplit (20), as onnxruntime has it: the pieces between delimiters, or runs of spaces.
+    """ONNX StringSplit (20), as onnxruntime has it: the pieces between delimiters, or
+    runs of spaces.
 
-    An empty string has no pieces. `most`: how often a string is split; -1: wherever possible.
+    An empty string has no pieces. `most`: how often a string is split; -1: wherever
+    possible.
 
     Returns:
-        The pieces, with one axis more, filled up with empty strings; and how many they are, int64.
+        The pieces, with one axis more, filled up with empty strings; and how many they
+        are, int64.
     """
     pieces: list[list[str]] = []
     for text in x.reshape(-1).tolist():
@@ -63,7 +74,9 @@ def string_split(x: np.ndarray, delimiter: str = "", most: int = -1) -> tuple[np
 
 
 def changed_case(text: str, upper: bool) -> str:
-    """Change case as C does, by letter: one whose other case is several letters stays, sigma has one lower case."""
+    """Change case as C does, by letter: one whose other case is several letters stays,
+    sigma has one lower case.
+    """
     made = []
     for letter in text:
         other = letter.upper() if upper else letter.lower()
@@ -104,7 +117,9 @@ def full_match(x: np.ndarray, pattern: str) -> Tensor:
 
 
 def numbers_as_text(x: Tensor) -> np.ndarray:
-    """Convert numbers to strings as onnxruntime does: floats with at most eight digits, a bool as 0 or 1."""
+    """Convert numbers to strings as onnxruntime does: floats with at most eight digits,
+    a bool as 0 or 1.
+    """
     if x.dtype.is_floating_point:
         names = {"nan": "NaN", "inf": "INF", "-inf": "-INF"}
         made = [names.get(str(number), f"{number:.8g}") for number in x.flatten().tolist()]
@@ -114,10 +129,12 @@ def numbers_as_text(x: Tensor) -> np.ndarray:
 
 
 def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
-    """Parse the number at the start of each string, as C does ("1.5e3", "INF", "NaN", "0x1p3"); float64 of x's shape.
+    """Parse the number at the start of each string, as C does ("1.5e3", "INF", "NaN",
+    "0x1p3"); float64 of x's shape.
 
     Raises:
-        ValueError: a string does not begin with a number, or with one that is too large.
+        ValueError: a string does not begin with a number, or with one that is too
+            large.
     """
     forms = [
         r"0x(?:[\da-f]+\.?[\da-f]*|\.[\da-f]+)(?:p[+-]?\d+)?",
@@ -140,13 +157,16 @@ def floats_in(x: np.ndarray, device: torch.device) -> Tensor:
 
 
 def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Tensor:
-    """Parse the integer at the start of each string, as C does ("12.5" and "12e3" are 12); int64 of x's shape.
+    """Parse the integer at the start of each string, as C does ("12.5" and "12e3" are
+    12); int64 of x's shape.
 
     Args:
-        signed: else they may be up to 2**64 - 1, which become negative: these are the same bits.
+        signed: else they may be up to 2**64 - 1, which become negative: these are the
+            same bits.
 
     Raises:
-        ValueError: a string does not begin with an integer, or with one that 64 bits can't hold.
+        ValueError: a string does not begin with an integer, or with one that 64 bits
+            can't hold.
     """
     numbers = []
     limit = 2**63 if signed else 2**64
@@ -163,13 +183,17 @@ def integers_in(x: np.ndarray, device: torch.device, signed: bool = True) -> Ten
 
 
 def first_match(patterns: Sequence[str], text: str, start: int) -> tuple[int, int] | None:
-    """Return begin and end of the first match from `start` on; of several patterns that match there, the longest."""
+    """Return begin and end of the first match from `start` on; of several patterns that
+    match there, the longest.
+    """
     found = [match.span() for pattern in patterns if (match := re.compile(pattern).search(text, start))]
     return min(found, key=lambda span: (span[0], -span[1]), default=None)
 
 
 def words_between(text: str, separator: Sequence[str]) -> list[str]:
-    """Split a string at the matches of a separator; an empty match takes the next letter with it."""
+    """Split a string at the matches of a separator; an empty match takes the next
+    letter with it.
+    """
     words, start = [], 0
     while start <= len(text) and (span := first_match(separator, text, start)):
         words.append(text[start : span[0]])
@@ -178,7 +202,9 @@ def words_between(text: str, separator: Sequence[str]) -> list[str]:
 
 
 def words_in(text: str, pattern: Sequence[str], least: int) -> list[str]:
-    """Find the matches of at least `least` letters; after a shorter one, the search goes on at its second letter."""
+    """Find the matches of at least `least` letters; after a shorter one, the search
+    goes on at its second letter.
+    """
     words, start = [], 0
     while start <= len(text) and (span := first_match(pattern, text, start)):
         long_enough = span[1] - span[0] >= least
@@ -195,15 +221,18 @@ def split_words(
     least: int = 1,
     mark: bool = False,
 ) -> np.ndarray:
-    """onnxruntime's Tokenizer: split strings into words along a new axis, or into letters if no words are described.
+    """onnxruntime's Tokenizer: split strings into words along a new axis, or into
+    letters if no words are described.
 
     Args:
         x: strings [n] or [m, n]. Where there are none, the result has no further axis.
         padding: stands where a string has fewer words than another.
-        separators: regular expressions of what is between words, each as alternatives; one after the other.
+        separators: regular expressions of what is between words, each as alternatives;
+            one after the other.
         words: alternatives of a regular expression that words match.
         least: the letters that a word has at least.
-        mark: the words of a string are between the letters U+0002 and U+0003, unless no string has any.
+        mark: the words of a string are between the letters U+0002 and U+0003, unless no
+            string has any.
     """
     if x.size == 0:
         return x[..., :0]

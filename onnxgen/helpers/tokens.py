@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
-    """Set scores [batch, vocabulary] to -inf for each token that would repeat an n-gram of `size` tokens in `ids`.
+    """Set scores [batch, vocabulary] to -inf for each token that would repeat an n-gram
+    of `size` tokens in `ids`.
 
     `ids`: the tokens so far, [batch, length], int64.
     """
@@ -22,7 +23,9 @@ def block_repeated_ngrams(ids: Tensor, scores: Tensor, size: int) -> Tensor:
 
 
 def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
-    """Find the first occurrence of a run of tokens from `start` on; -1 if there is none."""
+    """Find the first occurrence of a run of tokens from `start` on; -1 if there is
+    none.
+    """
     places = range(start, len(tokens) - len(run) + 1)
     return next((i for i in places if tokens[i : i + len(run)] == run), -1)
 
@@ -30,20 +33,23 @@ def find_run(tokens: list[int], run: list[int], start: int = 0) -> int:
 def merge_draft(
     source: Tensor, current: Tensor, start: Tensor, predicted: Tensor | None = None, least: int = 1, most: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """One step of aggressive decoding: accept predicted tokens as long as they equal the source, and one more.
+    """One step of aggressive decoding: accept predicted tokens as long as they equal
+    the source, and one more.
 
     Args:
         source, current: token ids, int64 vectors.
         start: one number, from where on the source foretells tokens.
-        predicted: one id for each that is foretold, and one more; none are taken over without them.
+        predicted: one id for each that is foretold, and one more; none are taken over
+            without them.
         least, most: how long a run at the end may be that is looked for in the source.
 
     Returns:
-        The tokens now, and where the source goes on behind the run that they end in, of the shape of `start`; -1 where
-        the source has no such run, or several.
+        The tokens now, and where the source goes on behind the run that they end in, of
+        the shape of `start`; -1 where the source has no such run, or several.
 
     Raises:
-        ValueError: `start` is outside of the source, or `predicted` is of another length.
+        ValueError: `start` is outside of the source, or `predicted` is of another
+            length.
     """
     given, made, first = source.tolist(), current.tolist(), int(start.item())
     if predicted is not None:
@@ -65,9 +71,11 @@ def merge_draft(
 
 
 def dynamic_time_warping(costs: Tensor) -> Tensor:
-    """Dynamic time warping: the path of least cost through costs [rows, columns] or [1, rows, columns].
+    """Dynamic time warping: the path of least cost through costs [rows, columns] or
+    [1, rows, columns].
 
-    Where ways cost the same, the last step is along a row. Returns the rows and columns on the path, [2, steps], int32.
+    Where ways cost the same, the last step is along a row. Returns the rows and columns
+    on the path, [2, steps], int32.
     """
     costs = costs.detach().reshape(costs.shape[-2:])
     rows, columns = costs.shape
@@ -93,7 +101,9 @@ def dynamic_time_warping(costs: Tensor) -> Tensor:
 
 
 def murmur_step(h: Tensor, k: Tensor) -> Tensor:
-    """Mix four more bytes into a MurmurHash3_x86_32 state: 32-bit numbers in int64, whose products wrap around."""
+    """Mix four more bytes into a MurmurHash3_x86_32 state: 32-bit numbers in int64,
+    whose products wrap around.
+    """
     k = k * 0xCC9E2D51 & 0xFFFFFFFF
     h = h ^ (k << 15 | k >> 17) * 0x1B873593 & 0xFFFFFFFF
     return ((h << 13 | h >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
@@ -107,7 +117,7 @@ def murmur_end(h: Tensor) -> Tensor:
 
 
 def murmur_hash(x: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
-    """MurmurHash3_x86_32 of each number of 4 or 8 bytes; int32 or uint32, of x's shape."""
+    """MurmurHash3_x86_32 of each number of 4 or 8 bytes; (u)int32, of x's shape."""
     words = x.flatten().contiguous().view(torch.int32).reshape(-1, x.element_size() // 4).long() & 0xFFFFFFFF
     h = torch.full_like(words[:, 0], seed)
     for k in words.unbind(1):
@@ -138,10 +148,12 @@ def ngram_hashes(
     end: Tensor | None = None,
     segments: Tensor | None = None,
 ) -> Tensor:
-    """Hash the n-grams of 2, 3, ... n tokens that end in each token, several hashes for each n-gram.
+    """Hash the n-grams of 2, 3, ... n tokens that end in each token, several hashes for
+    each n-gram.
 
     Args:
-        windows: each token behind the n - 1 tokens before it, [..., n], int32 or int64, whose products wrap around.
+        windows: each token behind the n - 1 tokens before it, [..., n], int32 or int64,
+            whose products wrap around.
         multipliers: [n] or more, the last token's first.
         sizes: of the table of each hash, [hashes], those of 2 tokens first.
         fill: what stands for a token that a run does not reach.
@@ -168,7 +180,8 @@ def ngram_hashes(
 
 
 def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
-    """Return each number of x [tokens] with the `length` before it in its own sequence, [tokens, length + 1].
+    """Return each number of x [tokens] with the `length` before it in its own sequence,
+    [tokens, length + 1].
 
     Args:
         x: sequence behind sequence.
@@ -185,11 +198,13 @@ def packed_windows(x: Tensor, starts: Tensor, past: Tensor) -> Tensor:
 
 
 def leading_states(windows: Tensor, starts: Tensor, counts: Tensor, capacity: int, fill: int) -> Tensor:
-    """Return the states after the first tokens of the sequences of `packed_windows`: all but the oldest token.
+    """Return the states after the first tokens of the sequences of `packed_windows`:
+    all but the oldest token.
 
     Args:
         counts: how many of its tokens each sequence asks for, [sequences].
-        capacity: how many there is room for; `fill` stands where fewer are asked for, or there.
+        capacity: how many there is room for; `fill` stands where fewer are asked for,
+            or there.
 
     Returns:
         [sequences, capacity, n - 1] of windows [tokens, n].

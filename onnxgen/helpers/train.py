@@ -13,9 +13,11 @@ from torch import Tensor
 def batch_norm_update(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, momentum: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ONNX BatchNormalization in training mode: y, and the running mean and variance after it.
+    """ONNX BatchNormalization in training mode: y, and the running mean and variance
+    after it.
 
-    `momentum` is the share of the running values that is kept; the variance is that of the population.
+    `momentum` is the share of the running values that is kept; the variance is that of
+    the population.
     """
     axes = [axis for axis in range(x.dim()) if axis != 1]
     y = F.batch_norm(x, None, None, scale, bias, True, 0.1, eps)
@@ -24,7 +26,8 @@ def batch_norm_update(
 
 
 def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
-    """Stochastic depth: in training, zero a whole sample with probability p, and scale it by 1 / (1 - p) if kept.
+    """Stochastic depth: in training, zero a whole sample with probability p, and scale
+    it by 1 / (1 - p) if kept.
 
     Huang et al. 2016, Deep Networks with Stochastic Depth (arXiv 1603.09382).
 
@@ -40,12 +43,16 @@ def stochastic_depth(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def drawn_by_numpy(seed: int, shape: Sequence[int]) -> Tensor:
-    """Draw float64 from [0, 1) with numpy's generator of that seed: the same numbers at each call."""
+    """Draw float64 from [0, 1) with numpy's generator of that seed: the same numbers at
+    each call.
+    """
     return torch.from_numpy(np.random.RandomState(seed).uniform(0, 1, tuple(shape)))
 
 
 def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """ONNX BatchNormalization whose mean and variance are inputs: they get gradients, unlike in F.batch_norm."""
+    """ONNX BatchNormalization whose mean and variance are inputs: they get gradients,
+    unlike in F.batch_norm.
+    """
     scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in (scale, bias, mean, var))
     return (x - mean) / (var + eps).sqrt() * scale + bias
 
@@ -53,9 +60,11 @@ def batch_norm_by_input(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, va
 def dropout_by_input(
     x: Tensor, ratio: Tensor | float, training: Tensor | bool, seed: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """ONNX Dropout whose ratio or mode is an input, and its mask, which is true where an element is kept.
+    """ONNX Dropout whose ratio or mode is an input, and its mask, which is true where
+    an element is kept.
 
-    With a seed it draws as the operator's reference does: from numpy's generator of that seed, anew at each call.
+    With a seed it draws as the operator's reference does: from numpy's generator of
+    that seed, anew at each call.
     """
     if training is False:
         return x, torch.ones_like(x, dtype=torch.bool)
@@ -69,5 +78,7 @@ def dropout_by_input(
 
 
 def as_variable(x: Tensor) -> Tensor:
-    """Make x a variable to differentiate by: x itself if it already requires gradients, else a detached copy."""
+    """Make x a variable to differentiate by: x itself if it already requires gradients,
+    else a detached copy.
+    """
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

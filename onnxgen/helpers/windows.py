@@ -7,9 +7,11 @@ from torch import Tensor
 
 
 def relative_positions(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the row of the bias table for each two tokens of a window, [height * width, height * width] int64.
+    """Return the row of the bias table for each two tokens of a window,
+    [height * width, height * width] int64.
 
-    The row counts how far the first token is below and right of the second (Swin Transformer, Liu et al. 2021).
+    The row counts how far the first token is below and right of the second (Swin
+    Transformer, Liu et al. 2021).
     """
     token = torch.arange(height * width, device=device)
     y, x = token // width, token % width

@@ -23,6 +23,7 @@ from onnxgen.code.module_def import Assign, Statement, User
 from onnxgen.code.quote import MemberRef, Ref, call, quote
 from onnxgen.common.names import FileText, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.nodes import told
 from onnxgen.lowering.arg import Arg
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import Info, info
@@ -232,7 +233,7 @@ class Builder:
         domain = f"{self.node.domain}." if self.node.domain else ""
         return Problem(
             sentence(what),
-            printable(self.node.name or ""),
+            told(self.node),
             printable(domain + self.node.op_type),
             self.opset,
             help,

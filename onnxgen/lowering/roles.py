@@ -25,7 +25,10 @@ MADE = {"cos": "cos", "sin": "sin", "arange": "positions"}
 BACK = frozenset("q k v qkv mask positions angles scores".split())  # roles that go back through arithmetic
 OF_BUFFER = {"positions": "position_ids", "angles": ""}  # as authors call a buffer that is one
 # what a layer reads beside its input; views of it have the role, too
-BESIDE = frozenset("cos sin positions mask".split())
+BESIDE = frozenset("cos sin positions mask h c".split())
+# recurrent layers, and helpers that are one: they take states beside their input, and hand them out beside their result
+RECURRENT = frozenset("nn.LSTM nn.GRU nn.RNN onnx_lstm onnx_gru onnx_rnn".split())
+STATES = ("h", "c")
 INDEXED = frozenset("index_select gather take_along_dim".split())
 STEPS = 8  # how far back from a softmax its product of queries and keys is looked for
 
@@ -153,6 +156,9 @@ class _Roles:
 
     def _made(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
+            if _recurrent(statement.value):
+                for target, state in zip(statement.targets[1:], STATES):
+                    self._give(target, state)
             return
         target = statement.targets[0]
         facts = self.infos.get(target, Info())
@@ -187,6 +193,10 @@ class _Roles:
                 self._give_back(self._base(node.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
             member = node.func.member
+            if _recurrent(node) and len(node.args) > 1:
+                states = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else node.args[1:]
+                for state, role in zip(states, STATES):
+                    self._give(self._base(state), role)
             if ast.unparse(member.build).startswith("nn.Embedding") and "pos" in member.path[-1].lower():
                 self._give(self._base(node.args[0]), "positions")
 
@@ -340,6 +350,14 @@ class _Roles:
 def _has_layer(statement: Assign) -> bool:
     """Whether a layer or a parameter takes part in what a statement computes."""
     return any(isinstance(n, MemberRef) and n.member.kind != "buffer" for n in walk(statement.value))
+
+
+def _recurrent(tree: ast.AST) -> bool:
+    """Whether an expression calls a recurrent layer, or a helper that is one."""
+    if not isinstance(tree, ast.Call):
+        return False
+    function = tree.func.member.build if isinstance(tree.func, MemberRef) else tree
+    return isinstance(function, ast.Call) and ast.unparse(function.func) in RECURRENT
 
 
 def _is_sum(tree: ast.AST) -> bool:

@@ -20,6 +20,7 @@ from onnxgen.code.quote import TORCH_DTYPES, literal, shortest
 from onnxgen.code.stub import Stub, listed, named
 from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED, Namer, identifier, printable
 from onnxgen.errors import Problem
+from onnxgen.graph.nodes import told
 from onnxgen.graph.schemas import plain
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -79,7 +80,7 @@ class Open:
                 _doc(b, names, inputs, keywords),
             )
         stub = self.stubs[key]
-        stub.nodes.append(printable(b.node.name or ""))
+        stub.nodes.append(told(b.node))
         method = ast.Attribute(ast.Name("self", ast.Load()), stub.name, ast.Load())
         stub.calls.append(method)
         given = [ast.Constant(None) if arg is None else arg.expr for arg in inputs]

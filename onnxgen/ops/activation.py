@@ -6,37 +6,38 @@ import ast
 from typing import TYPE_CHECKING
 
 from onnxgen.code.quote import OMIT, shortest, unless
-from onnxgen.graph.operators import Lowering, op, register_function
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import Lowering, op
+from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import WIDER
-from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
-# one input, no attribute, the same meaning at every opset
+# one input, no attribute, the same meaning at every opset; the trait, and the least number that comes of it
 UNARY = {
-    "Relu": "F.relu(x)",
-    "Sigmoid": "torch.sigmoid(x)",
-    "Tanh": "torch.tanh(x)",
-    "Softsign": "F.softsign(x)",
-    "HardSwish": "F.hardswish(x)",
-    "Mish": "F.mish(x)",
+    "Relu": ("F.relu(x)", RECTIFIER, 0.0),
+    "Sigmoid": ("torch.sigmoid(x)", ACTIVATION, 0.0),
+    "Tanh": ("torch.tanh(x)", ACTIVATION, -1.0),
+    "Softsign": ("F.softsign(x)", RECTIFIER, -1.0),
+    "HardSwish": ("F.hardswish(x)", RECTIFIER, -0.375),
+    "Mish": ("F.mish(x)", RECTIFIER, -0.309),
 }
 
 
-def _unary(template: str) -> object:
+def _unary(template: str) -> Lowering:
     def lower(b: Builder, X: Arg) -> ast.expr:
         return b(template, x=X)
 
     return lower
 
 
-for _name, _template in UNARY.items():
-    register_function(_name, _unary(_template), renames={"input": "X"})  # type: ignore[arg-type]
+for _name, (_template, _trait, _least) in UNARY.items():
+    op(_name, renames={"input": "X"}, traits=[_trait], least=_least)(_unary(_template))
 
 
-@op("Softplus")
+@op("Softplus", traits=[RECTIFIER], least=0.0)
 def softplus(b: Builder, X: Arg) -> ast.expr:
     # F.softplus is linear past its threshold, which is not what ln(exp(x) + 1) rounds to in float64
     return b.call("F.softplus", X, threshold=OMIT if _is_narrow(X) else 40)
@@ -46,7 +47,7 @@ def _is_narrow(x: Arg) -> bool:
     return x.dtype is not None and x.dtype.itemsize <= 4
 
 
-@op("Softplus", domain=DOMAIN)
+@op("Softplus", domain=DOMAIN, traits=[ELEMENTWISE])
 def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     """`softplus(beta * x) / beta`"""
     beta = shortest(beta, x.dtype)
@@ -54,7 +55,7 @@ def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
 
 
-@op("LogSigmoid", domain=DOMAIN)
+@op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])
 def log_sigmoid(b: Builder, x: Arg) -> ast.expr:
     return b("F.logsigmoid(x)", x=x)
 
@@ -64,17 +65,17 @@ def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
     return b.call("F.glu", x, dim=unless(_last(axis, x.rank), -1))
 
 
-@op("Elu")
+@op("Elu", traits=[RECTIFIER])
 def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return b.call("F.elu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
-@op("Celu")
+@op("Celu", traits=[RECTIFIER])
 def celu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return b.call("F.celu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
-@op("Selu")
+@op("Selu", traits=[RECTIFIER])
 def selu(
     b: Builder, X: Arg, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> ast.expr:
@@ -83,29 +84,29 @@ def selu(
     return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=shortest(alpha, X.dtype), gamma=shortest(gamma, X.dtype))
 
 
-@op("LeakyRelu")
+@op("LeakyRelu", traits=[RECTIFIER])
 def leaky_relu(b: Builder, X: Arg, *, alpha: float = 0.01) -> ast.expr:
     return b.call("F.leaky_relu", X, unless(shortest(alpha, X.dtype), 0.01))
 
 
-@op("ThresholdedRelu")
+@op("ThresholdedRelu", traits=[RECTIFIER])
 def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return b("torch.where(x > alpha, x, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
 
 
-@op("HardSigmoid")
+@op("HardSigmoid", traits=[RECTIFIER], least=0.0)
 def hard_sigmoid(b: Builder, X: Arg, *, alpha: float = 0.2, beta: float = 0.5) -> ast.expr:
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return b("F.hardsigmoid(x)", x=X)
     return b("(alpha * x + beta).clamp(0.0, 1.0)", x=X, alpha=shortest(alpha, X.dtype), beta=shortest(beta, X.dtype))
 
 
-@op("Gelu", since=20)
+@op("Gelu", since=20, traits=[RECTIFIER], least=-0.17)
 def gelu(b: Builder, X: Arg, *, approximate: str = "none") -> ast.expr:
     return b.call("F.gelu", X, approximate=unless(approximate, "none"))
 
 
-@op("Swish", since=24)
+@op("Swish", since=24, traits=[RECTIFIER])
 def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return (
         b("F.silu(x)", x=X) if alpha == 1.0 else b("x * torch.sigmoid(alpha * x)", x=X, alpha=shortest(alpha, X.dtype))
@@ -123,7 +124,7 @@ def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
 
 
-@op("PRelu", since=7)
+@op("PRelu", since=7, traits=[RECTIFIER], weights="slope")
 def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with one value a channel (or one in all) it is `nn.PReLU`."""
     if X.dtype in WIDER:  # nothing is below zero
@@ -176,8 +177,8 @@ def _last(axis: int, rank: int | None) -> int:
 def _register_softmax() -> None:
     for name, function in SOFTMAX.items():
         new, old = _softmax(function)
-        register_function(name, new, since=13)
-        register_function(name, old, since=1)
+        op(name, since=13, least=0.0 if name == "Softmax" else None)(new)
+        op(name, since=1)(old)
 
 
 _register_softmax()

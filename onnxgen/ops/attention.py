@@ -9,14 +9,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.passes.attention import default_scale
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import only_user
-from onnxgen.passes.views import CHAINED, LONGEST
+from onnxgen.passes.views import LONGEST, arranges
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.info import info
 
@@ -130,8 +129,8 @@ def _name(b: Builder, arg: Arg | None, name: str) -> None:
     b.role(arg, name)
     value = None if arg is None else arg.value
     for _ in range(LONGEST):
-        node = made_by(value, *CHAINED)
-        value = None if node is None else node.inputs[0]
+        node = None if value is None else value.producer()
+        value = None if node is None or not arranges(node) else node.inputs[0]
         if value is None or only_user(value) is None:
             return
         b.role(Arg(b, info(value), value), name)

@@ -20,7 +20,10 @@ MICROSOFT = "com.microsoft"
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
 
-@op("GroupQueryAttention", domain=MICROSOFT)
+@op(
+    "GroupQueryAttention", domain=MICROSOFT,
+    still="seqlens_k total_sequence_length cos_cache sin_cache position_ids query_seqlens",
+)  # fmt: skip
 def group_query_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
     seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
@@ -77,7 +80,10 @@ def _before(
     return b.let(b("n - c.flatten()", n=lengths, c=counts), "before")
 
 
-@op("SparseAttention", domain=MICROSOFT)
+@op(
+    "SparseAttention", domain=MICROSOFT,
+    still="block_row_indices block_col_indices total_sequence_length key_total_sequence_lengths cos_cache sin_cache",
+)  # fmt: skip
 def sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg, past_value: Arg,
     block_row_indices: Arg, block_col_indices: Arg, total_sequence_length: Arg, key_total_sequence_lengths: Arg,

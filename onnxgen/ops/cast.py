@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.math import FLOAT8
 from onnxgen.ops.wide import SIGNED
@@ -93,7 +94,7 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
     return b(template, x=x, mask=(1 << bits) - 1, sign=sign, d=target)
 
 
-@op("Cast")
+@op("Cast", traits=[ELEMENTWISE, PASSES_ON, KEEPS_SIGN])
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     """To another type: floats are cut off towards integers; `saturate` is about float8, `round_mode` about float8e8m0.
 
@@ -102,7 +103,7 @@ def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str 
     return converted(b, input, input.dtype, T(to), bool(saturate), round_mode)
 
 
-@op("CastLike")
+@op("CastLike", traits=[ELEMENTWISE, KEEPS_SIGN])
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to cast to is unknown", INFER)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 
-@op("VarlenCausalConvWithState", domain=MICROSOFT)
+@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias")
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
     capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,

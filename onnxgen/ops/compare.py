@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
-from onnxgen.graph.operators import op, register_function
+from onnxgen.graph.operators import op
+from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.math import aligned
 from onnxgen.ops.wide import computed
@@ -38,12 +39,12 @@ def _order(template: str) -> Callable[..., ast.expr]:
 
 
 for _name, _template in LOGIC.items():
-    register_function(_name, _logic(_template))
+    op(_name, traits=[BROADCASTS])(_logic(_template))
 for _name, _template in ORDER.items():
-    register_function(_name, _order(_template))
+    op(_name, traits=[COMPARISON])(_order(_template))
 
 
-@op("Equal")
+@op("Equal", traits=[COMPARISON])
 def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     if A.dtype == ir.DataType.STRING:
         return b("torch.from_numpy(np.asarray(x == y, dtype=bool))", x=A, y=B)
@@ -53,12 +54,12 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-@op("Not")
+@op("Not", traits=[ELEMENTWISE])
 def not_(b: Builder, X: Arg) -> ast.expr:
     return b("~x", x=X)
 
 
-@op("Where")
+@op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")
 def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
     """Elements of X where the condition holds, else of Y; all three broadcast."""
     if X.dtype == ir.DataType.STRING:

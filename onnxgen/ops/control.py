@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ENDLESS = 2**62  # as many turns as this are no limit: exporters write it for a `while`
 
 
-@op("If")
+@op("If", still="cond")
 def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) -> list[ast.expr | None]:
     """The branch itself where the condition is known, else a Python `if`."""
     known = cond.constant

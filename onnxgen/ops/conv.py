@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import FIX_SHAPE, INFER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pads import padded, resolve_pads
@@ -31,7 +32,7 @@ def _without_zeros(bias: Arg | None) -> Arg | None:
     return bias if constant is None or bool(constant.any()) else None
 
 
-@op("Conv")
+@op("Conv", traits=[CONVOLUTION, SAMPLES], matrix="W", weights="W B")
 def conv(
     b: Builder,
     X: Arg,
@@ -70,7 +71,7 @@ def conv(
     return b.call(f"F.conv{n}d", x, W, OMIT if B is None else B, **options)
 
 
-@op("ConvTranspose")
+@op("ConvTranspose", traits=[SAMPLES], matrix="W", weights="W B")
 def conv_transpose(
     b: Builder,
     X: Arg,

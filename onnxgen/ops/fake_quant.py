@@ -10,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import PASSES_ON
 from onnxgen.lowering.arg import Arg
-from onnxgen.passes.idioms import DOMAIN
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
 
@@ -61,7 +62,7 @@ def _is_turn(node: ir.Node) -> bool:
     return "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-@op(FAKE, domain=DOMAIN)
+@op(FAKE, domain=DOMAIN, traits=[PASSES_ON], weights="scale", still="scale zero")
 def fake_quantize(
     b: Builder, x: Arg, scale: Arg, zero: Arg | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,

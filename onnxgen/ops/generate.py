@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import converted
 from onnxgen.ops.wide import computed
@@ -52,7 +53,7 @@ def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
 
 
-@op("Range")
+@op("Range", still="start limit delta")
 def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
     """start, start + delta, ... up to but without limit; nothing where limit lies the other way."""
     dtype = start.dtype
@@ -96,7 +97,7 @@ def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) ->
     return b("x.triu(k).tril(k)", x=made, k=k)
 
 
-@op("Trilu")
+@op("Trilu", traits=[FILLS])
 def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> ast.expr:
     """The upper (or lower) triangle, zeros elsewhere."""
     diagonal = 0 if k is None else k.as_int()
@@ -110,7 +111,7 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
     return computed(b, input.dtype, formula, input)
 
 
-@op("Shape")
+@op("Shape", least=0.0)
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> ast.expr:
     """Of a tensor of unknown rank; other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
@@ -118,12 +119,12 @@ def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> a
     return b(made, x=data, start=start, end=end)
 
 
-@op("Size")
+@op("Size", least=0.0)
 def size(b: Builder, data: Arg) -> ast.expr:
     return b("torch.tensor(x.numel(), device=x.device)", x=data)
 
 
-@op("OneHot")
+@op("OneHot", traits=[MOVES], data="values", still="values")
 def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1) -> ast.expr:
     """`values` is [off, on]; indices from -depth to depth - 1 are on, others are off everywhere."""
     count = depth.as_int()
@@ -147,7 +148,7 @@ def _short(value: Any, like: Arg) -> Any:
     return shortest(value, like.dtype) if isinstance(value, float) else value
 
 
-@op("NonZero")
+@op("NonZero", least=0.0)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The places of what is not zero: one row an axis, one column an element, in row-major order."""
     return computed(b, X.dtype, lambda x: b("x.nonzero().T", x=x), X, back=False)
@@ -176,21 +177,21 @@ def _empty_like(b: Builder, x: Arg, dtype: int | None) -> ast.expr:
     return b.call("torch.empty_like", x, dtype=unless(_dtype(dtype, x.dtype), x.dtype))
 
 
-@op("RandomNormal")
+@op("RandomNormal", traits=[RANDOM])
 def random_normal(
     b: Builder, *, shape: list[int], dtype: int = 1, mean: float = 0.0, scale: float = 1.0, seed: float | None = None
 ) -> ast.expr:
     return _drawn(b, _empty(b, shape, dtype), "normal_", mean, scale, seed)
 
 
-@op("RandomUniform")
+@op("RandomUniform", traits=[RANDOM])
 def random_uniform(
     b: Builder, *, shape: list[int], dtype: int = 1, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> ast.expr:
     return _drawn(b, _empty(b, shape, dtype), "uniform_", low, high, seed)
 
 
-@op("RandomNormalLike")
+@op("RandomNormalLike", traits=[RANDOM, ELEMENTWISE])
 def random_normal_like(
     b: Builder,
     input: Arg,
@@ -205,7 +206,7 @@ def random_normal_like(
     return _drawn(b, _empty_like(b, input, dtype), "normal_", mean, scale, seed)
 
 
-@op("RandomUniformLike")
+@op("RandomUniformLike", traits=[RANDOM, ELEMENTWISE])
 def random_uniform_like(
     b: Builder,
     input: Arg,
@@ -220,14 +221,14 @@ def random_uniform_like(
     return _drawn(b, _empty_like(b, input, dtype), "uniform_", low, high, seed)
 
 
-@op("Bernoulli")
+@op("Bernoulli", traits=[RANDOM, ELEMENTWISE])
 def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
     """1 with the probability that the input says, else 0."""
     made = b.call("torch.bernoulli", input, generator=_generator(b, seed))
     return converted(b, made, input.dtype, _dtype(dtype, input.dtype) or T.FLOAT)
 
 
-@op("Multinomial")
+@op("Multinomial", traits=[RANDOM])
 def multinomial(b: Builder, input: Arg, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> ast.expr:
     """Classes drawn with replacement; the input has the logarithms of their probabilities, up to a constant a row."""
     x = b("x.float()", x=input) if input.dtype == T.FLOAT16 else input.expr

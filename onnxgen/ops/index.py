@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import MOVES, PASSES_ON
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
@@ -28,7 +29,7 @@ LIST = 8  # an index list up to this length is written out
 # ------------------------------------------------------------------------------------------------------- Gather
 
 
-@op("Gather")
+@op("Gather", traits=[MOVES], matrix="data")
 def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`nn.Embedding` for a trained table, else plain indexing."""
     if axis < 0 or data.rank is not None:
@@ -98,7 +99,7 @@ def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
     return piece(start or None, None if end == size else end, step)
 
 
-@op("GatherElements")
+@op("GatherElements", traits=[MOVES])
 def gather_elements(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`x.gather`, which knows no negative indices."""
     index = _from_front(b, data.expr, indices, axis)
@@ -120,7 +121,7 @@ def _signed(b: Builder, data: Arg, compute: Any) -> ast.expr:
     return b("y.view(d)", y=compute(b("x.view(s)", x=data, s=BITS[data.dtype])), d=data.dtype)
 
 
-@op("GatherND")
+@op("GatherND", traits=[MOVES])
 def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> ast.expr:
     if batch_dims:
         return b("gather_batched(x, i, n)", x=data, i=indices, n=batch_dims)
@@ -132,7 +133,7 @@ def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> as
 REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
-@op("ScatterElements", "Scatter")
+@op("ScatterElements", "Scatter", traits=[MOVES], data="data updates")
 def scatter_elements(
     b: Builder, data: Arg, indices: Arg, updates: Arg, *, axis: int = 0, reduction: str = "none"
 ) -> ast.expr:
@@ -143,7 +144,7 @@ def scatter_elements(
     return _scatter(b, method, data, index, updates, reduction, axis)
 
 
-@op("ScatterND")
+@op("ScatterND", traits=[MOVES], data="data updates")
 def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: str = "none") -> ast.expr:
     method = {
         "none": "x.index_put(i.unbind(-1), u)",
@@ -169,7 +170,7 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
     return b("y.to(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
 
 
-@op("TensorScatter")
+@op("TensorScatter", traits=[MOVES], data="past_cache update")
 def tensor_scatter(
     b: Builder,
     past_cache: Arg,
@@ -190,7 +191,7 @@ def tensor_scatter(
 # -------------------------------------------------------------------------------------------------------- Slice
 
 
-@op("Slice")
+@op("Slice", traits=[MOVES, PASSES_ON])
 def slice_(
     b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None = None, steps: Arg | None = None
 ) -> ast.expr:
@@ -264,7 +265,7 @@ def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg 
 # ------------------------------------------------------------------------------------------------------- others
 
 
-@op("Compress")
+@op("Compress", traits=[MOVES])
 def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None) -> ast.expr:
     """The slices along an axis (or the flattened elements) where the condition is true; it may be shorter than that."""
     if axis is None:
@@ -275,7 +276,7 @@ def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None)
     return subscript(input, {axis: chosen}, input.rank)
 
 
-@op("ReverseSequence")
+@op("ReverseSequence", traits=[MOVES])
 def reverse_sequence(
     b: Builder, input: Arg, sequence_lens: Arg, *, batch_axis: int = 1, time_axis: int = 0
 ) -> ast.expr:

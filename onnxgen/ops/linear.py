@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, MemberRef, unless
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.fake_quant import Layer, layer
 from onnxgen.ops.wide import INTEGERS, computed
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.dequantised import DequantisedTensor
 from onnxgen.weights.provenance import Source
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 PLAIN = Layer("nn.Linear", None, {}, {})
 
 
-@op("MatMul")
+@op("MatMul", matrix="B")
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b("x @ y", x=x, y=y), A, B)
 
 
-@op("Linear", domain=DOMAIN)
+@op("Linear", domain=DOMAIN, matrix="weight")
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, weight as [in, out]."""
     module = _module(b, weight, None if bias is None else bias.source, transposed=True)
@@ -87,7 +87,7 @@ def linear_module(b: Builder, weight: Source | None, bias: Source | None, made: 
     return b.module("fc", build, weight=weight, bias=bias, **made.keys)
 
 
-@op("Gemm", since=1)
+@op("Gemm", since=1, matrix="B", weights="A B C")
 def gemm(
     b: Builder,
     A: Arg,

@@ -58,7 +58,7 @@ def linear_attention(
     return b.unpack(made, 2)
 
 
-@op("GatedDeltaNet", domain=MICROSOFT)
+@op("GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias")
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
     decay: Arg | None = None, beta: Arg | None = None, initial_state: Arg | None = None, a_log: Arg | None = None,

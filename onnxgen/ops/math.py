@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
-from onnxgen.graph.operators import op, register_function
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import op
+from onnxgen.graph.traits import AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
-from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -29,6 +30,7 @@ UNARY = {
     "BitwiseNot": "~x",
     **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
 }
+LEAST = {"Exp": 0.0, "Sqrt": 0.0, "Erf": -1.0, "Sin": -1.0, "Cos": -1.0}
 
 
 def _unary(template: str) -> Callable[..., ast.expr]:
@@ -39,18 +41,18 @@ def _unary(template: str) -> Callable[..., ast.expr]:
 
 
 for _name, _template in UNARY.items():
-    register_function(_name, _unary(_template), renames={"input": "X"})
+    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(_unary(_template))
 
 
-register_function("Rsqrt", _unary("torch.rsqrt(x)"), domain=DOMAIN)
+op("Rsqrt", domain=DOMAIN, traits=[ELEMENTWISE])(_unary("torch.rsqrt(x)"))
 
 
-@op("Abs")
+@op("Abs", traits=[ELEMENTWISE], least=0.0)
 def abs_(b: Builder, X: Arg) -> ast.expr:
     return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
 
 
-@op("Sign")
+@op("Sign", traits=[ELEMENTWISE])
 def sign(b: Builder, input: Arg) -> ast.expr:
     """torch's sign of NaN is 0."""
     if input.is_float:
@@ -84,7 +86,7 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
     return b("x - y", x=x, y=y.operand) if _is_negative(y) else b("x + y", x=x, y=y)
 
 
-@op("Add")
+@op("Add", traits=[BROADCASTS, KEEPS_SIGN])
 def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: _add(b, x, y), *aligned(b, A, B, axis))
 
@@ -104,10 +106,10 @@ ARITHMETIC = {
     "BitwiseXor": "x ^ y",
 }
 for _name, _template in ARITHMETIC.items():
-    register_function(_name, _arithmetic(_template))
+    op(_name, traits=[BROADCASTS, KEEPS_SIGN] if _name == "Mul" else [BROADCASTS])(_arithmetic(_template))
 
 
-@op("Div")
+@op("Div", traits=[BROADCASTS, KEEPS_SIGN])
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """Of integers: truncated toward zero."""
     if not is_integer(b, A):
@@ -118,7 +120,7 @@ def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: b("torch.div(x, y, rounding_mode='trunc')", x=x, y=y), A, y)
 
 
-@op("Mod")
+@op("Mod", traits=[BROADCASTS])
 def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     """The remainder has the divisor's sign, or the dividend's if `fmod`; they differ for signed numbers only."""
     if A.dtype == ir.DataType.UINT64:
@@ -128,7 +130,7 @@ def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), A, y)
 
 
-@op("Pow")
+@op("Pow", traits=[BROADCASTS])
 def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """The result has the base's type: an integer to a fractional power is cut off."""
     integer = is_integer(b, X)
@@ -148,7 +150,7 @@ def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = N
     return b("(x ** y).to(d)", x=wide, y=y, d=X.dtype)
 
 
-@op("BitShift")
+@op("BitShift", traits=[BROADCASTS])
 def bit_shift(b: Builder, X: Arg, Y: Arg, *, direction: str) -> ast.expr:
     if direction == "RIGHT" and X.dtype == ir.DataType.UINT64:
         return b("uint64_shift_right(x, y)", x=X, y=Y)
@@ -178,12 +180,12 @@ def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], a
     return made
 
 
-@op("Sum")
+@op("Sum", traits=[BROADCASTS, KEEPS_SIGN])
 def sum_(b: Builder, *data_0: Arg) -> ast.expr:
     return data_0[0].expr if len(data_0) == 1 else _sum(b, data_0)
 
 
-@op("Mean")
+@op("Mean", traits=[BROADCASTS, AVERAGES])
 def mean(b: Builder, *data_0: Arg) -> ast.expr:
     return data_0[0].expr if len(data_0) == 1 else b("x / n", x=_sum(b, data_0), n=len(data_0))
 
@@ -207,11 +209,11 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
     return lower
 
 
-register_function("Max", _extreme("maximum", "min"))
-register_function("Min", _extreme("minimum", "max"))
+op("Max", traits=[BROADCASTS, PICKS])(_extreme("maximum", "min"))
+op("Min", traits=[BROADCASTS, PICKS])(_extreme("minimum", "max"))
 
 
-@op("Clip")
+@op("Clip", traits=[RECTIFIER])
 def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
     """Where both bounds cross, `max` wins; where one is not given, infinities on that side stay.
 
@@ -281,8 +283,8 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
     return lower
 
 
-register_function("CumSum", _cumulative("cumsum"))
-register_function("CumProd", _cumulative("cumprod"))
+op("CumSum", traits=[KEEPS_SIGN])(_cumulative("cumsum"))
+op("CumProd", traits=[KEEPS_SIGN])(_cumulative("cumprod"))
 
 
 @op("Einsum")
@@ -315,12 +317,12 @@ def _countable(b: Builder, x: Arg) -> ast.expr:
     return b("x.float()", x=x) if x.dtype in FLOAT8 else x.expr
 
 
-@op("IsNaN")
+@op("IsNaN", traits=[ELEMENTWISE])
 def is_nan(b: Builder, X: Arg) -> ast.expr:
     return b("torch.isnan(x)", x=_countable(b, X))
 
 
-@op("IsInf")
+@op("IsInf", traits=[ELEMENTWISE])
 def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int = 1) -> ast.expr:
     if not detect_negative and not detect_positive:
         return b("torch.zeros_like(x, dtype=torch.bool)", x=X)

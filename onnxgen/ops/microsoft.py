@@ -62,7 +62,7 @@ def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_
 # ---- weights of few bits ---------------------------------------------------------------------------------------------
 
 
-@op("MatMulNBits", domain=MICROSOFT)
+@op("MatMulNBits", domain=MICROSOFT, still="B scales zero_points g_idx")
 def matmul_nbits(
     b: Builder, A: Arg, B: Arg, scales: Arg, zero_points: Arg | None = None, g_idx: Arg | None = None,
     bias: Arg | None = None, *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
@@ -82,7 +82,7 @@ def matmul_nbits(
     return b.call("F.linear", A, weight, OMIT if bias is None else bias)
 
 
-@op("MatMulBnb4", domain=MICROSOFT)
+@op("MatMulBnb4", domain=MICROSOFT, still="B absmax")
 def matmul_bnb4(
     b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,

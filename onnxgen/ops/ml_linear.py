@@ -50,7 +50,7 @@ def _functional(b: Builder, x: ast.expr, weight: ast.expr, bias: Arg | None, col
     return b.call("F.linear", x, weight, offset)
 
 
-@op("LinearRegressor", domain=ML)
+@op("LinearRegressor", domain=ML, weights="coefficients intercepts")
 def linear_regressor(
     b: Builder,
     X: Arg,
@@ -67,7 +67,7 @@ def linear_regressor(
     return transformed(b, scores, post_transform if targets > 1 or post_transform == "PROBIT" else "NONE")
 
 
-@op("LinearClassifier", domain=ML)
+@op("LinearClassifier", domain=ML, weights="coefficients intercepts")
 def linear_classifier(
     b: Builder,
     X: Arg,

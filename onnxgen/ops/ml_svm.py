@@ -39,7 +39,7 @@ def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params
     return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
 
 
-@op("SVMRegressor", domain=ML)
+@op("SVMRegressor", domain=ML, weights="coefficients support_vectors rho")
 def svm_regressor(
     b: Builder,
     X: Arg,
@@ -68,7 +68,7 @@ def svm_regressor(
     return b("torch.where(s > 0, 1.0, -1.0)", s=scores) if one_class else scores
 
 
-@op("SVMClassifier", domain=ML)
+@op("SVMClassifier", domain=ML, weights="coefficients support_vectors rho prob_a prob_b")
 def svm_classifier(
     b: Builder,
     X: Arg,

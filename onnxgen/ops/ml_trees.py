@@ -170,7 +170,7 @@ def _regressed(
     return as_dtype(b, scores, ensemble.dtype, out)
 
 
-@op("TreeEnsembleRegressor", domain=ML)
+@op("TreeEnsembleRegressor", domain=ML, weights="target_weights target_weights_as_tensor", still="X")
 def tree_ensemble_regressor(
     b: Builder,
     X: Arg,
@@ -206,7 +206,7 @@ def tree_ensemble_regressor(
     return _regressed(ensemble, base, aggregate_function, post_transform, FLOAT)
 
 
-@op("TreeEnsembleClassifier", domain=ML)
+@op("TreeEnsembleClassifier", domain=ML, weights="class_weights class_weights_as_tensor", still="X")
 def tree_ensemble_classifier(
     b: Builder,
     X: Arg,
@@ -255,7 +255,7 @@ def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int,
     return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
 
 
-@op("TreeEnsemble", since=5, domain=ML)
+@op("TreeEnsemble", since=5, domain=ML, weights="leaf_weights", still="X")
 def tree_ensemble(
     b: Builder,
     X: Arg,

@@ -25,7 +25,11 @@ Layer = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's 
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}
 
 
-@op("MoE", domain=MICROSOFT)
+@op(
+    "MoE", domain=MICROSOFT,
+    weights="fc1_experts_weights fc1_experts_bias fc2_experts_weights fc2_experts_bias fc3_experts_weights "
+    "fc3_experts_bias",
+)  # fmt: skip
 def moe(
     b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_experts_bias: Arg | None,
     fc2_experts_weights: Arg, fc2_experts_bias: Arg | None = None, fc3_experts_weights: Arg | None = None,

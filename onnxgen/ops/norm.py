@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import MemberRef, shortest, unless
 from onnxgen.errors import CHECK
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAMPLES
 from onnxgen.lowering.arg import Arg
-from onnxgen.passes.idioms import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -34,6 +35,9 @@ def is_plain(scale: Arg, bias: Arg | None) -> bool:
 @op(
     "BatchNormalization",
     renames={"mean": "input_mean", "var": "input_var", "is_test": "_", "consumed_inputs": "_"},
+    traits=[NORM, SAMPLES],
+    weights="scale B",
+    still="input_mean input_var",
 )
 def batch_normalization(
     b: Builder,
@@ -130,7 +134,7 @@ def _batch_norm(
     return module
 
 
-@op("InstanceNormalization", renames={"consumed_inputs": "_"})
+@op("InstanceNormalization", renames={"consumed_inputs": "_"}, traits=[NORM, SAMPLES], weights="scale B")
 def instance_normalization(
     b: Builder, input: Arg, scale: Arg, B: Arg, *, epsilon: float = 1e-5, _: Any = None
 ) -> ast.expr:
@@ -156,7 +160,7 @@ def _of_single_elements(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
     return b("F.layer_norm(x, s) * w + b", x=x, s=ones, w=weights[0], b=weights[1])
 
 
-@op("GroupNormalization", since=18)
+@op("GroupNormalization", since=18, traits=[NORM, SAMPLES], weights="scale bias")
 def group_normalization(
     b: Builder, X: Arg, scale: Arg, bias: Arg, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> ast.expr:
@@ -179,7 +183,7 @@ def group_normalization(
     return b.call("F.group_norm", X, num_groups, scale, bias, eps=eps)
 
 
-@op("LayerNormalization", since=1)
+@op("LayerNormalization", since=1, traits=[NORM], weights="Scale B")
 def layer_normalization(
     b: Builder,
     X: Arg,
@@ -263,7 +267,7 @@ def _own(b: Builder, weight: Arg, shape: Any) -> ast.expr:
     return b.parameter(weight, shape=(shape[-1],))
 
 
-@op("Dropout", renames={"is_test": "_"})
+@op("Dropout", renames={"is_test": "_"}, traits=[ELEMENTWISE, KEEPS_SIGN], still="ratio training_mode")
 def dropout(
     b: Builder,
     data: Arg,
@@ -289,7 +293,7 @@ def dropout(
     return [y, b(f"torch.{'ones' if b.opset >= 12 else 'zeros'}_like(x, dtype=torch.bool)", x=data)]
 
 
-@op("RMSNormalization", since=1)
+@op("RMSNormalization", since=1, traits=[NORM], weights="scale")
 def rms_normalization(
     b: Builder, X: Arg, scale: Arg, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> ast.expr:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import FILLS
 from onnxgen.lowering.arg import Arg
 from onnxgen.shapes.dims import Dim
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
-@op("Pad", renames={"paddings": "pads", "value": "constant_value"})
+@op(
+    "Pad", renames={"paddings": "pads", "value": "constant_value"}, traits=[FILLS], data="data constant_value",
+    still="pads constant_value axes",
+)  # fmt: skip
 def pad(
     b: Builder,
     data: Arg,
@@ -96,7 +100,7 @@ def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | N
     return first
 
 
-@op("CenterCropPad")
+@op("CenterCropPad", traits=[FILLS])
 def center_crop_pad(b: Builder, input_data: Arg, shape: Arg, *, axes: list[int] | None = None) -> ast.expr:
     given = OMIT if axes is None else literal(tuple(axes))
     return b.call("center_crop_pad", input_data, shape.as_ints(), given)

@@ -26,7 +26,10 @@ FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as 
 MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for source in ("main", "auxiliary")}
 
 
-@op("PagedAttention", domain=MICROSOFT)
+@op(
+    "PagedAttention", domain=MICROSOFT,
+    still="cumulative_sequence_length past_seqlens block_table cos_cache sin_cache slot_mapping attention_metadata",
+)  # fmt: skip
 def paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg | None,
     cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, cos_cache: Arg | None = None,
@@ -62,7 +65,11 @@ def paged_attention(
     return [b(FLAT, y=y), *pages]
 
 
-@op("SparsePagedAttention", domain=MICROSOFT)
+@op(
+    "SparsePagedAttention", domain=MICROSOFT,
+    still="cumulative_sequence_length past_seqlens block_table slot_mapping selected_indices selected_counts "
+    "auxiliary_lengths cos_cache sin_cache attention_metadata",
+)  # fmt: skip
 def sparse_paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
     cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, slot_mapping: Arg | None,
@@ -195,7 +202,11 @@ def _shown(
     return b.call("shown_attention", *operands, b.let(shown, "mask"), **options)
 
 
-@op("DynamicSparseAttention", domain=MICROSOFT)
+@op(
+    "DynamicSparseAttention", domain=MICROSOFT,
+    still="selected_indices selected_counts seqlens_k total_sequence_length cos_cache sin_cache position_ids "
+    "committed_length",
+)  # fmt: skip
 def dynamic_sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
     auxiliary_key: Arg | None, auxiliary_value: Arg | None, selected_indices: Arg, selected_counts: Arg,

@@ -10,12 +10,13 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import AVERAGES, GLOBAL_POOL, PICKS, POOL
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.pads import resolve_pads
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 
@@ -166,7 +167,7 @@ def _spatial(b: Builder, n: int) -> int:
 # ---------------------------------------------------------------------------------------------------------- max
 
 
-@op("MaxPool")
+@op("MaxPool", traits=[POOL, PICKS])
 def max_pool(
     b: Builder,
     X: Arg,
@@ -261,7 +262,7 @@ def _counts_in(index: Arg, shape: list[Dim] | None, sizes: list[Dim]) -> bool:
 # ------------------------------------------------------------------------------------------------- average and Lp
 
 
-@op("AveragePool")
+@op("AveragePool", traits=[POOL, AVERAGES])
 def average_pool(
     b: Builder,
     X: Arg,
@@ -296,7 +297,7 @@ def average_pool(
     )  # fmt: skip
 
 
-@op("SummedPool", domain=DOMAIN)
+@op("SummedPool", domain=DOMAIN, traits=[POOL])
 def summed_pool(
     b: Builder, X: Arg, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: list[int],
@@ -312,7 +313,7 @@ def summed_pool(
     )  # fmt: skip
 
 
-@op("LpPool")
+@op("LpPool", traits=[POOL])
 def lp_pool(
     b: Builder,
     X: Arg,
@@ -342,7 +343,7 @@ def _axes(X: Arg) -> tuple[int, ...]:
     return tuple(range(2, X.known_rank))
 
 
-@op("GlobalAveragePool")
+@op("GlobalAveragePool", traits=[GLOBAL_POOL, AVERAGES])
 def global_average_pool(b: Builder, X: Arg) -> ast.expr:
     n = X.known_rank - 2
     if 1 <= n <= 3:
@@ -350,7 +351,7 @@ def global_average_pool(b: Builder, X: Arg) -> ast.expr:
     return b("x.mean(axes, keepdim=True)", x=X, axes=_axes(X)) if n > 0 else X.expr
 
 
-@op("GlobalMaxPool")
+@op("GlobalMaxPool", traits=[GLOBAL_POOL, PICKS])
 def global_max_pool(b: Builder, X: Arg) -> ast.expr:
     n = X.known_rank - 2
     if 1 <= n <= 3:
@@ -358,7 +359,7 @@ def global_max_pool(b: Builder, X: Arg) -> ast.expr:
     return b("x.amax(axes, keepdim=True)", x=X, axes=_axes(X)) if n > 0 else X.expr
 
 
-@op("GlobalLpPool")
+@op("GlobalLpPool", traits=[GLOBAL_POOL])
 def global_lp_pool(b: Builder, X: Arg, *, p: float = 2) -> ast.expr:
     power = int(p) if p == int(p) else p
     norm = "torch.linalg.vector_norm(x, p, dim=axes, keepdim=True)"

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, literal, shortest, unless
 from onnxgen.errors import CHECK, INFER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import CONVOLUTION, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Unpack
 from onnxgen.ops.cast import converted
@@ -93,7 +94,7 @@ def quantize_linear(
     return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
 
 
-@op("DequantizeLinear")
+@op("DequantizeLinear", still="x_scale x_zero_point")
 def dequantize_linear(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0,
@@ -111,7 +112,7 @@ def dequantize_linear(
     return converted(b, made, T.FLOAT, target)
 
 
-@op("DynamicQuantizeLinear")
+@op("DynamicQuantizeLinear", still="x")
 def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
     return b.unpack(b("dynamic_quantize(x)", x=x), 3)
 
@@ -129,7 +130,7 @@ def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
     return b("z.double()", z=zero)
 
 
-@op("MatMulInteger")
+@op("MatMulInteger", matrix="B")
 def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
@@ -149,7 +150,7 @@ def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg 
     return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
 
 
-@op("QLinearMatMul")
+@op("QLinearMatMul", matrix="b")
 def qlinear_matmul(
     builder: Builder, a: Arg, a_scale: Arg, a_zero_point: Arg, b: Arg, b_scale: Arg, b_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg,
@@ -194,7 +195,7 @@ def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shap
     return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
 
 
-@op("ConvInteger")
+@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w")
 def conv_integer(
     b: Builder, x: Arg, w: Arg, x_zero_point: Arg | None = None, w_zero_point: Arg | None = None, *,
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
@@ -207,7 +208,7 @@ def conv_integer(
     return b("x.long().int()", x=total)
 
 
-@op("QLinearConv")
+@op("QLinearConv", traits=[CONVOLUTION, SAMPLES], matrix="w")
 def qlinear_conv(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg, w: Arg, w_scale: Arg, w_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg, B: Arg | None = None, *,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 USUAL = ["Sigmoid", "Tanh", "Tanh"]
 
 
-@op("DynamicQuantizeLSTM", domain="com.microsoft")
+@op("DynamicQuantizeLSTM", domain="com.microsoft", traits=[RECURRENT])
 def dynamic_quantize_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, W_scale: Arg, W_zero_point: Arg, R_scale: Arg, R_zero_point: Arg, *,

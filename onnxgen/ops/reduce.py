@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
-from onnxgen.graph.operators import op, register_function
+from onnxgen.graph.operators import op
+from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Unpack
 from onnxgen.ops.wide import WIDER, computed, is_integer
@@ -120,8 +121,14 @@ def _reduce(name: str) -> Callable[..., ast.expr]:
     return lower
 
 
+LEAST = dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), 0.0)
+KEPT = {
+    "ReduceMean": AVERAGES, "ReduceMax": PICKS, "ReduceMin": PICKS,
+    **dict.fromkeys(("ReduceSum", "ReduceProd"), KEEPS_SIGN),
+}  # fmt: skip
+
 for _name in STEPS:
-    register_function(_name, _reduce(_name))
+    op(_name, traits=[REDUCTION, KEPT.get(_name, REDUCTION)], least=LEAST.get(_name))(_reduce(_name))
 
 
 def _reduces_nothing(axes: Arg | None, noop: int) -> bool | None:
@@ -210,8 +217,8 @@ def _place(function: str) -> Callable[..., ast.expr]:
     return lower
 
 
-register_function("ArgMax", _place("argmax"))
-register_function("ArgMin", _place("argmin"))
+op("ArgMax", least=0.0)(_place("argmax"))
+op("ArgMin", least=0.0)(_place("argmin"))
 
 
 @op("Hardmax", since=13)
@@ -241,14 +248,14 @@ def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
 TINY = {ir.DataType.FLOAT16: 6e-8, ir.DataType.BFLOAT16: 1e-40, ir.DataType.DOUBLE: 5e-324}
 
 
-@op("LpNormalization")
+@op("LpNormalization", traits=[NORMALISES])
 def lp_normalization(b: Builder, input: Arg, *, axis: int = -1, p: int = 2) -> ast.expr:
     """Divided by the norm along the axis; zeros stay zeros."""
     eps = TINY.get(input.dtype or ir.DataType.FLOAT, 1e-45)
     return b.call("F.normalize", input, p=unless(p, 2), dim=unless(axis, 1), eps=eps)
 
 
-@op("MeanVarianceNormalization")
+@op("MeanVarianceNormalization", traits=[NORMALISES])
 def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[int, ...] = (0, 2, 3)) -> ast.expr:
     """`(x - mean) / (deviation + 1e-9)`: the function body of the operator."""
     return b(
@@ -274,7 +281,7 @@ def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorte
     return [b(template, x=b("p[0]", p=both), d=X.dtype), b("p[1]", p=both)]
 
 
-@op("Unique")
+@op("Unique", still="X")
 def unique(b: Builder, X: Arg, *, axis: int | None = None, sorted: int = 1) -> Unpack:
     """The distinct elements (or slices along the axis), where each occurs first, which one each is, and how often."""
     return b.unpack(b.call("distinct", X, dim=unless(axis, None), sorted=unless(bool(sorted), True)), 4)

@@ -45,7 +45,7 @@ class Request:
     whole: bool = True
 
 
-@op("Resize", since=11)
+@op("Resize", since=11, still="roi scales sizes")
 def resize(
     b: Builder,
     X: Arg,

@@ -10,10 +10,11 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
 from onnxgen.errors import BUG, CHECK, counted
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Unpack
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.weights.provenance import Source, concat
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
 # ------------------------------------------------------------------------------------------------- torch's layers
 
 
-@op("LSTM", domain=DOMAIN)
+@op("LSTM", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
 def torch_lstm(
     b: Builder, X: Arg, h: Arg | None = None, c: Arg | None = None, *weights: Arg | None,
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
@@ -56,7 +57,7 @@ def torch_lstm(
     return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
-@op("GRU", domain=DOMAIN)
+@op("GRU", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
 def torch_gru(
     b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
@@ -65,7 +66,7 @@ def torch_gru(
     return _layer(b, "GRU", X, h, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
 
 
-@op("RNN", domain=DOMAIN)
+@op("RNN", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
 def torch_rnn(
     b: Builder, X: Arg, h: Arg | None = None, *weights: Arg | None,
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
@@ -178,7 +179,7 @@ def _spelled_out(
 # ------------------------------------------------------------------------------------------------- ONNX's own
 
 
-@op("LSTM", renames={"output_sequence": "_"})
+@op("LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P")
 def lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, initial_c: Arg | None = None, P: Arg | None = None, *,
@@ -199,7 +200,7 @@ def lstm(
     return b.unpack(made, 3)
 
 
-@op("GRU", renames={"output_sequence": "_"})
+@op("GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
 def gru(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,
@@ -220,7 +221,7 @@ def gru(
     return b.unpack(made, 2)
 
 
-@op("RNN", renames={"output_sequence": "_"})
+@op("RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
 def rnn(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,
@@ -240,7 +241,7 @@ def rnn(
     return b.unpack(made, 2)
 
 
-@op("AttnLSTM", domain="com.microsoft")
+@op("AttnLSTM", domain="com.microsoft", traits=[RECURRENT], weights="W R B P QW MW V AW")
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,

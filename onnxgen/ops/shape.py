@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import unless
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import ELEMENTWISE, MOVES, PASSES_ON, RESHAPE, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.subscript import subscript
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.infer_layout import equal_parts
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 
-@op("Identity")
+@op("Identity", traits=[VIEW, ELEMENTWISE])
 def identity(b: Builder, input: Arg) -> ast.expr:
     """Nothing; but where it gives a stored tensor the name of another parameter, that is a parameter of its own."""
     output = b.node.outputs[0]
@@ -27,7 +28,7 @@ def identity(b: Builder, input: Arg) -> ast.expr:
     return input.expr
 
 
-@op("Flatten")
+@op("Flatten", traits=[RESHAPE])
 def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     """To rank 2: the axes before `axis`, and the rest."""
     rank = input.known_rank
@@ -41,7 +42,7 @@ def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     return b("x.flatten(axis).flatten(0, last)", x=input, axis=axis, last=axis - 1)
 
 
-@op("Reshape", renames={"consumed_inputs": "_"})
+@op("Reshape", renames={"consumed_inputs": "_"}, traits=[RESHAPE])
 def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0, _: Any = None) -> ast.expr:
     wanted = shape.ints
     if wanted is None:
@@ -141,7 +142,7 @@ def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
     return list(out)
 
 
-@op("Transpose")
+@op("Transpose", traits=[VIEW])
 def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.expr:
     if perm is None and data.rank is None:
         return b("x.permute(*reversed(range(x.dim())))", x=data)
@@ -160,7 +161,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
     return b.call(ast.Attribute(data.expr, "permute", ast.Load()), *order)
 
 
-@op("Unsqueeze")
+@op("Unsqueeze", traits=[RESHAPE])
 def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
     if axes.constant is None or data.rank is None:
         return b("unsqueeze_at(x, axes)", x=data, axes=axes.as_ints())
@@ -169,7 +170,7 @@ def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
     return with_axes(b, data, sorted(a % rank for a in known), rank) if known else data.expr
 
 
-@op("Squeeze")
+@op("Squeeze", traits=[RESHAPE])
 def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
     if axes is None:
         if data.shape is not None and all(isinstance(d, int) for d in data.shape):
@@ -184,14 +185,14 @@ def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
     return b("x.squeeze(i)", x=data, i=known[0] if len(known) == 1 else tuple(known))
 
 
-@op("Concat", since=1)
+@op("Concat", since=1, traits=[MOVES, PASSES_ON], data="inputs")
 def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
     if len(inputs) == 1:
         return inputs[0].expr
     return b.call("torch.cat", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Split", renames={"num_outputs": "num_outputs"})
+@op("Split", renames={"num_outputs": "num_outputs"}, traits=[MOVES, PASSES_ON])
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
     """Into the given sizes, or into parts of one size of which the last ones may be smaller (opset 18).
 
@@ -220,13 +221,13 @@ def _from_end(x: Arg, axis: int) -> int:
     return -1 if x.rank is not None and x.rank > 1 and axis % x.rank == x.rank - 1 else axis
 
 
-@op("Unbind", domain=DOMAIN)
+@op("Unbind", domain=DOMAIN, traits=[MOVES])
 def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
     """Every element of an axis; it has as many as the node has outputs."""
     return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
 
 
-@op("Expand")
+@op("Expand", traits=[MOVES, PASSES_ON])
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
     """Broadcast in both directions: an axis of the input may also be larger than what is asked for."""
     out, asked = b.out().shape, shape.ints
@@ -245,20 +246,20 @@ def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:
     )
 
 
-@op("Stack", domain=DOMAIN)
+@op("Stack", domain=DOMAIN, traits=[MOVES], data="inputs")
 def stack(b: Builder, *inputs: Arg, axis: int = 0) -> ast.expr:
     axis = -1 if axis and axis == inputs[0].rank else axis
     return b.call("torch.stack", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Roll", domain=DOMAIN)
+@op("Roll", domain=DOMAIN, traits=[MOVES])
 def roll(b: Builder, x: Arg, *, shifts: list[int], axes: list[int]) -> ast.expr:
     if len(axes) == 1:
         return b.call("torch.roll", x, shifts[0], axes[0])
     return b.call("torch.roll", x, tuple(shifts), tuple(axes))
 
 
-@op("RepeatInterleave", domain=DOMAIN)
+@op("RepeatInterleave", domain=DOMAIN, traits=[MOVES])
 def repeat_interleave(b: Builder, x: Arg, *, repeats: int, axis: int) -> ast.expr:
     return b("x.repeat_interleave(n, dim=axis)", x=x, n=repeats, axis=axis)
 

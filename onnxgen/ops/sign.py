@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import KEEPS_SIGN, MOVES
 from onnxgen.shapes.dims import nonnegative
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-# operators that only move their first input's elements
-MOVES = frozenset({
-    "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split",
-    "Squeeze", "Tile", "Transpose", "Unsqueeze", "ReduceMax", "ReduceMin", "ReduceSum", "CumSum",
-})  # fmt: skip
-# never negative if none of their inputs is
-CLOSED = frozenset({"Add", "Concat", "Max", "Min", "Mul", "Sum", "Div"})
-POSITIVE = frozenset({"Abs", "ArgMax", "ArgMin", "NonZero", "Shape", "Size", "Relu", "OneHot"})
 DEPTH = 32
 
 
@@ -39,17 +34,14 @@ def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: in
         return trust_inputs and value.is_graph_input()
     if node.domain not in ("", "ai.onnx"):
         return False
-    inputs = [i for i in node.inputs if i is not None]
-    if node.op_type in POSITIVE or (node.op_type == "TopK" and value is node.outputs[1]):
+    facts = known(node)
+    if node.op_type == "TopK" and value is node.outputs[1]:
         return True
-    if node.op_type in MOVES:
-        return never_negative(inputs[0], trust_inputs, depth - 1)
-    if node.op_type == "Where":
-        inputs = inputs[1:]
-    elif node.op_type == "Clip":
-        inputs = inputs[1:2]
-    elif node.op_type == "Range":
-        inputs = [inputs[0], inputs[2]]
-    elif node.op_type not in CLOSED:
-        return False
+    if value is node.outputs[0] and facts.least is not None and facts.least >= 0:
+        return True
+    places: Collection[int] = {"Clip": (1,), "Range": (0, 2)}.get(node.op_type, facts.data)
+    if node.op_type not in ("Clip", "Range"):
+        if not is_a(node, MOVES) and not (value is node.outputs[0] and is_a(node, KEEPS_SIGN)):
+            return False
+    inputs = [v for i, v in enumerate(node.inputs) if i in places and v is not None]
     return bool(inputs) and all(never_negative(i, trust_inputs, depth - 1) for i in inputs)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 
-@op("DFT")
+@op("DFT", still="dft_length axis")
 def dft(
     b: Builder,
     input: Arg,
@@ -37,7 +37,7 @@ def dft(
     )
 
 
-@op("STFT")
+@op("STFT", still="frame_step window frame_length")
 def stft(
     b: Builder,
     signal: Arg,

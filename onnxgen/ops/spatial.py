@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.wide import BITS
@@ -53,7 +54,7 @@ def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) ->
     return b("F.affine_grid(t, size, align_corners=a)", t=theta, size=size.as_ints(), a=bool(align_corners))
 
 
-@op("DepthToSpace")
+@op("DepthToSpace", traits=[MOVES, SAMPLES])
 def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """`F.pixel_shuffle` is the mode CRD; DCR has the block's position before the channel instead of after it."""
     x = _shuffled(b, input)
@@ -63,7 +64,7 @@ def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     return b("y.view(d)", y=made, d=input.dtype) if input.dtype in BITS else made
 
 
-@op("SpaceToDepth")
+@op("SpaceToDepth", traits=[MOVES, SAMPLES])
 def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """The way back from `depth_to_space`."""
     made = b("F.pixel_unshuffle(x, n)", x=_shuffled(b, input), n=blocksize)
@@ -77,7 +78,7 @@ def _shuffled(b: Builder, x: Arg) -> ast.expr:
     return b("x.view(d)", x=x, d=BITS[x.dtype]) if x.dtype in BITS else x.expr
 
 
-@op("Tile", since=6)
+@op("Tile", since=6, traits=[MOVES])
 def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
     known = repeats.ints
     if known is None:
@@ -98,7 +99,7 @@ def tile_1(b: Builder, input: Arg, tiles: Arg, axis: Arg) -> ast.expr:
     return call(ast.Attribute(input.expr, "repeat", ast.Load()), *counts)
 
 
-@op("LRN")
+@op("LRN", traits=[NORMALISES, SAMPLES])
 def lrn(b: Builder, X: Arg, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0) -> ast.expr:
     """Of an even window torch has the longer side before, ONNX after."""
     alpha, beta, bias = shortest(alpha), shortest(beta), shortest(bias)
@@ -140,7 +141,7 @@ def col2im(
     )  # fmt: skip
 
 
-@op("DeformConv")
+@op("DeformConv", traits=[CONVOLUTION], matrix="W", weights="W B")
 def deform_conv(
     b: Builder,
     X: Arg,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.code.quote import DeviceOf, unless
 from onnxgen.errors import WRITER
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.re2 import NotRe, as_python, as_searches
-from onnxgen.passes.linear import DOMAIN
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder

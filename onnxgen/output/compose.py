@@ -46,9 +46,10 @@ Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # in the sidecar's metadata
 EMBED_LIMIT = 64 << 20  # bytes; base85 in a source file is no place for more
 _DEFAULTS = Options()
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)  # `nn.Module.to(dtype)` would change them, too
 # what they change is in the code, if anything
 _NO_MATTER = ("weights", "limits", "templates", "annotate", "plugins", "allow_unsupported", "paranoid")
-CODE_LINE, BUILD_LINE = "Code", "Build"
+BUILD_LINE = "Build"
 
 
 @dataclass
@@ -154,7 +155,7 @@ def compose(
     source, tree = render(frame, classes, module.own, report.notes, options.templates)
     digest = tree_digest(tree)
     fingerprint = _fingerprint(digest, tensors, options)
-    source = with_fingerprint(source, fingerprint).replace(f"{CODE_LINE:<10}{'?' * 16}", f"{CODE_LINE:<10}{digest}", 1)
+    source = with_fingerprint(source, fingerprint)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
     reads = frozenset({path, *model.meta.get("data files", ())})
@@ -224,7 +225,7 @@ def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
     """The one dtype that all floating-point entries of the state dict have; "" if there are several."""
     found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
-    floats = {dtype for dtype in found if dtype.is_floating_point()} or {ir.DataType.FLOAT}
+    floats = {dtype for dtype in found if dtype.is_floating_point() or dtype in _COMPLEX} or {ir.DataType.FLOAT}
     return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
@@ -235,14 +236,15 @@ def _nbytes(tensor: Source | NDArray[Any]) -> int:
 def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
     """What ties a module to its sidecar: code, keys, shapes, dtypes and options, but no weight bytes.
 
+    It begins with the code's digest, by which an edit is noticed.
     Nor the way back, which only the sidecar has: two files of one network that name their tensors differently give the
     very same module, which either sidecar fits.
     """
     layout = {k: [list(t.shape), str(t.dtype)] for k, t in tensors.items()}
     asked = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NO_MATTER}
     chosen = {name: str(value) for name, value in asked.items() if value != getattr(_DEFAULTS, name)}
-    text = json.dumps([__version__, digest, layout, chosen], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    text = json.dumps([__version__, layout, chosen], sort_keys=True)
+    return digest + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassTree]) -> None:
@@ -277,8 +279,8 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     inputs = [v for v in model.graph.inputs if v.name not in stored_inputs]
     rows = {"Inputs": [_row(v) for v in inputs], "Outputs": [_row(v) for v in model.graph.outputs]}
     summary = aligned(rows)
-    place = printable(weights.name) if weights is not None else "in this file"
-    summary += [f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}", f"{CODE_LINE:<10}{'?' * 16}"]
+    place = printable(weights.name, 60) if weights is not None else "in this file"
+    summary.append(f"{'Weights':<10}{place}, {counted(report.parameters, 'parameter')}")
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if not is_quotable(relative):
         what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
@@ -286,7 +288,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     opset = model.graph.opset_imports.get("", 1)
     return Frame(
         module.name,
-        printable(path.name),
+        printable(path.name, 80),
         opset,
         summary,
         relative,

@@ -13,12 +13,11 @@ from onnxgen.code.render import code_digest
 from onnxgen.common.atomic import is_same_file, tidy
 from onnxgen.errors import EditedError, OnnxgenError, Problem
 from onnxgen.options import Options
-from onnxgen.output.compose import BUILD_LINE, CODE_LINE, DATA, Generated
+from onnxgen.output.compose import BUILD_LINE, DATA, Generated
 from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
 from onnxgen.weights.streamed import read_header
 
 _BUILD = re.compile(rf"^{BUILD_LINE} +[0-9a-f]+$", re.MULTILINE)
-_RECORDED = re.compile(rf"^{CODE_LINE} +([0-9a-f]{{16}})$", re.MULTILINE)
 
 
 class Output:
@@ -50,9 +49,9 @@ class Output:
 
     def is_edited(self, text: str) -> bool:
         """Whether a person changed what the module does: its AST without docstrings is not what was generated."""
-        recorded = _RECORDED.search(text)
+        recorded = _fingerprint(text)
         try:
-            return recorded is None or code_digest(text) != recorded.group(1)
+            return recorded is None or not recorded.startswith(code_digest(text))
         except (SyntaxError, ValueError):
             return True
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
@@ -36,7 +37,7 @@ from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Broken, Refused, Region, Regions, Unable, Untold, digest
 from onnxgen.paranoid.run import Side
-from onnxgen.paranoid.single import MOVES, Single
+from onnxgen.paranoid.single import Single, copies
 from onnxgen.paranoid.training import ADDS, untrue
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
@@ -221,7 +222,7 @@ class Comparison:
         self.exact = all(_moves(step) for step in steps)
         # kernels outside the standard take positions and lengths on trust: those that are drawn must be small; bytes
         # are no positions
-        self.trusts = any(step.domain not in ("", "onnxgen") for step in steps)
+        self.trusts = any(step.domain not in ("", DOMAIN) for step in steps)
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
         self.more = list(more)
@@ -307,7 +308,7 @@ class Comparison:
         the inputs.
         """
         before = self.region.before
-        if any(step.domain not in ("", "onnxgen") for step in before.steps):
+        if any(step.domain not in ("", DOMAIN) for step in before.steps):
             return
         side = Side(before.picture, Single(second=True), numbers, wide)
         try:
@@ -382,7 +383,7 @@ def _nodes(regions: Regions, claim: Claim) -> str:
 
 
 def _moves(step: Made) -> bool:
-    return step.op in MOVES and step.domain in ("", "onnxgen")
+    return copies(step) and step.domain in ("", DOMAIN)
 
 
 def _name(step: Pass) -> str:

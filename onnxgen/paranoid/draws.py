@@ -27,7 +27,7 @@ MAX_DRAWN_ELEMENTS = 1_000_003  # number of drawn elements; a larger tensor repe
 
 @dataclass(frozen=True)
 class Style:
-    """How elements are drawn: floats of a size, perhaps all positive, some of them 0; integers from a range.
+    """A way to draw elements: floats of a size, perhaps all positive, some of them 0; integers from a range.
 
     `bytes`: the range of integers of 8 bits, if it is another one.
     `even`: floats up to `scale` and no further: what is past it, kernels of `exp` round as they like.

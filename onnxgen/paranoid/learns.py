@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
-from onnxgen.paranoid.run import DOMAIN
-from onnxgen.paranoid.stands import CARRIES, roots
+from onnxgen.paranoid.stands import carries, roots
 
 # operators that pass a gradient on to each of their float inputs
 SMOOTH = frozenset(
@@ -25,7 +26,6 @@ SMOOTH = frozenset(
     "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
     "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
 )
-ALIKE = VIEWS | {"FakeQuantize"}
 WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 # positions of integer tensors and their scales in the inputs of operators; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -109,7 +109,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 if root in before.maker and before.maker[root][0].op != "Constant":
                     scales[before.names[root]].add(scale)
                     unsure |= {scale} if before.maker[root][0].op not in OPERANDS else set()
-        if made.op not in OPERANDS and made.op not in CARRIES:
+        if made.op not in OPERANDS and not carries(made):
             unsure |= _of_integers(before, made)
     for value, tensor in held.weights():
         for made in held.after.nodes.values():
@@ -154,6 +154,7 @@ def _as_weights(picture: Picture) -> set[ir.Value]:
         if (v := made.inputs[i]) is not None
     }  # fmt: skip
     for made in reversed(picture.nodes.values()):
-        if made.op in ALIKE and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
+        is_alike = is_a(made.node, VIEW) or made.op == "FakeQuantize"
+        if is_alike and made.inputs[0] is not None and not found.isdisjoint(made.outputs):
             found.add(made.inputs[0])
     return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import Info, info
@@ -146,6 +147,6 @@ def _moves(picture: Picture, made: Made) -> bool:
     if made.op in SIZE_OPERATORS and not made.domain:
         return False
     trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
-    if trained or made.op in RANDOM or made.bodies:
+    if trained or is_a(made.node, RANDOM) or made.bodies:
         return True
     return any(v in picture.moving for v in made.inputs if v is not None)

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import find
+from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
 from onnxgen.paranoid.freed import FREED, misplaced, mixed_samples
 from onnxgen.paranoid.picture import Picture
@@ -15,11 +17,7 @@ from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
 from onnxgen.shapes.info import info
 
-# torch has no text tensors: these operators work on codes of the text
-MOVERS = frozenset(
-    "Compress Concat Equal Expand Flatten Gather GatherElements GatherND Pad Reshape Scatter ScatterElements ScatterND "
-    "Slice Split Squeeze Tile Transpose Unique Unsqueeze Where".split()
-)
+COMPARE = ("Equal", "Unique")  # text that stands for numbers, too
 FLAGS = frozenset(
     "keepdims ceil_mode count_include_pad exclusive reverse transA transB allowzero select_last_index largest sorted "
     "is_causal noop_with_empty_axes layout align_corners exclude_outside center_point_box".split()
@@ -55,7 +53,8 @@ def broken(
 def _text_that_is_moved(after: Picture) -> Iterator[str]:
     for made in after.nodes.values():
         texts = [after.facts[v].dtype == ir.DataType.STRING for v in made.inputs if v is not None]
-        if made.op in MOVERS and not made.domain and any(texts):
+        moves = is_a(made.node, MOVES) and made.op != "Identity" or made.op in COMPARE
+        if moves and not made.domain and any(texts):
             yield f"{made.op} {made.name} is given text"
         elif made.op == "TextCodes" and not all(texts):
             yield f"{made.name} makes numbers of what is no text"

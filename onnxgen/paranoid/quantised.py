@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
 from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
 from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
@@ -22,7 +23,6 @@ from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.own import OWN
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
-from onnxgen.paranoid.run import DOMAIN
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.stands import STANDS_RULES, Stands, attribute, spread
 from onnxgen.shapes.dims import symbols

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import RANDOM
 from onnxgen.paranoid import own_layers, stand_ins  # noqa: F401  # the first registers its operators
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
@@ -18,7 +20,6 @@ from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes.dims import evaluate
 
-DOMAIN = "onnxgen"
 MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
 Values = dict[ir.Value, Any]
 
@@ -82,6 +83,8 @@ class Side:
             return _own(step, inputs)
         if step.domain == "" and step.op in SPECIAL:
             return SPECIAL[step.op](self, step, inputs)
+        if is_a(step.node, RANDOM):
+            raise Untold(f"{step.op} draws random numbers")
         if step.domain == "" and step.op in CONTROL:
             return CONTROL[step.op](self, step, inputs, values)
         if step.bodies:
@@ -187,12 +190,7 @@ def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     return [None if y is None else y.transpose(2, 0, 1, 3), *(s if s is None else s.swapaxes(0, 1) for s in states)]
 
 
-def _random(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
-    raise Untold(f"{step.op} draws random numbers")
-
-
 SPECIAL = {
-    **dict.fromkeys(RANDOM, _random),
     "Constant": _constant,
     "Dropout": _dropout,
     "LayerNormalization": _affine,

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import MOVES
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
@@ -19,11 +21,10 @@ NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.B
 # the evaluator computes the newest version of these, whatever the opset
 BY_NEWEST = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 IR_VERSION = 10
-# Operators that only move elements: results must be equal bit for bit.
-MOVES = frozenset(
-    "Constant ConstantOfShape Identity Reshape Flatten Transpose Squeeze Unsqueeze Slice Concat Split Gather GatherND "
-    "GatherElements Expand Tile Shape Size Range Where Pad DepthToSpace SpaceToDepth SequenceAt SplitToSequence "
-    "ConcatFromSequence SequenceConstruct Unbind Stack Roll RepeatInterleave TextCodes TextAt".split()
+# what makes elements or lists without computing, beside what moves elements
+MAKES = frozenset(
+    "Constant ConstantOfShape Shape Size Range SequenceAt SplitToSequence ConcatFromSequence SequenceConstruct "
+    "TextCodes TextAt".split()
 )
 # in what onnxruntime says of an operator that it cannot judge, the last of an opset that is newer than it is
 UNKNOWN = ("NOT_IMPLEMENTED", "not a registered", "a crash", "model_load_utils")
@@ -32,6 +33,11 @@ PLAIN = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16}
 
 
 Key = tuple[object, ...]  # nodes with equal keys share a session
+
+
+def copies(made: Made) -> bool:
+    """Return True if it computes nothing: elements are the same ones, bit for bit."""
+    return is_a(made.node, MOVES) or made.op in MAKES
 
 
 class Single:
@@ -71,7 +77,7 @@ class Single:
                     raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
             raise (Broken if known else Unable)(f"{made.op}: {why}")
-        if known and made.op in MOVES and "[ONNXRuntimeError]" in why:
+        if known and copies(made) and "[ONNXRuntimeError]" in why:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
             return self._with_onnx(key, made, attributes, inputs)

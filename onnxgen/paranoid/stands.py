@@ -20,23 +20,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import MOVES, PICKS, VIEW
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
-from onnxgen.paranoid.run import CONTROL, DOMAIN, Side, Values
+from onnxgen.paranoid.run import CONTROL, Side, Values
 from onnxgen.paranoid.single import NARROW, Single
 
 WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 1/2 and 3/2
 SIX, NEAR_SIX = 6.0, 6e-3  # the bound of ReLU6, and its tolerance: 255 steps of a stored scale seldom end exactly at 6
-# operators that make the same elements, or some of the same; which inputs are their data (None: all)
-CARRIES: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        "Identity Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather GatherElements GatherND Split Expand Tile "
-        "DepthToSpace SpaceToDepth MaxPool GlobalMaxPool ReduceMax ReduceMin Resize Upsample".split(),
-        (0,),
-    ),
-    "Pad": (0, 2), "Where": (1, 2), "Concat": None, "Max": None, "Min": None,
-}  # fmt: skip
 WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # whole numbers stay whole under these
 # layers that quantisers fuse a ReLU into; the last ones are some of them and quantisation in one
 FUSES = frozenset(
@@ -159,7 +152,7 @@ class Stands(Side):
             return rule(self, step, inputs)
         kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
         if step.domain == "" and any(kinds) and not step.bodies:
-            if step.op in CARRIES:
+            if carries(step):
                 return self._carried(step, inputs, kinds)
             if step.op in WHOLE_SUMS and any(k is not None and k.dtype is not None for k in kinds):
                 self.kinds[step.outputs[0]] = Kind(next(k.dtype for k in kinds if k is not None and k.dtype))
@@ -180,10 +173,10 @@ class Stands(Side):
 
     def _carried(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any]:
         """Compute a node that moves elements or takes the largest: its output has the grid of its first data input."""
-        places = CARRIES[step.op] or range(len(inputs))
+        places = known(step.node).data
         if step.op == "Resize" and attribute(step, "mode", "nearest") != "nearest":
             return self.plain(step, [self._whole(v, kind) for v, kind in zip(inputs, kinds)])
-        data = [i for i in places if i < len(inputs) and inputs[i] is not None]
+        data = [i for i, v in enumerate(inputs) if i in places and v is not None]
         first = kinds[data[0]]
         integers = next((k.dtype for i in data if (k := kinds[i]) is not None and k.dtype is not None), None)
         grid = first.grid if first is not None and first.grid is not None and first.grid.is_single else None
@@ -267,7 +260,7 @@ class Stands(Side):
         """Return the operator that computes a value, looking through reshapes."""
         while value is not None and value in self.picture.maker:
             step = self.picture.maker[value][0]
-            if step.op not in VIEWS or step.domain:
+            if not is_a(step.node, VIEW):
                 return step.op
             value = step.inputs[0]
         return ""
@@ -302,6 +295,11 @@ class Stands(Side):
         return LIKE if x is None else ir.DataType.from_numpy(x.dtype)
 
 
+def carries(made: Made) -> bool:
+    """Return True if the results have elements of the data, and no others but zeros."""
+    return not made.domain and (is_a(made.node, MOVES, PICKS) or made.op in ("Resize", "Upsample"))
+
+
 def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
     """Return the tensors that the elements of a value come from."""
     found, stack, seen = [], [value], set()
@@ -311,11 +309,11 @@ def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
         if one in seen:
             continue
         seen.add(one)
-        if maker is None or maker[0].op not in CARRIES or maker[0].domain:
+        if maker is None or not carries(maker[0]):
             found.append(one)
             continue
-        places = CARRIES[maker[0].op] or range(len(maker[0].inputs))
-        stack += [v for i in places if i < len(maker[0].inputs) and (v := maker[0].inputs[i]) is not None]
+        places = known(maker[0].node).data
+        stack += [v for i, v in enumerate(maker[0].inputs) if i in places and v is not None]
     return found
 
 

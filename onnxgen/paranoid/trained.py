@@ -13,10 +13,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.gradients import NOWHERE
-from onnxgen.graph.traits import NORMS, PASSES_ON
+from onnxgen.graph.gradients import reason
+from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import STANDARD
 from onnxgen.scopes.origin import param_path
@@ -25,29 +26,6 @@ from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 STILL, BLOCKED, ROOT = "still", "blocked", "root"  # keys in `meta` that earlier passes set
-# positions of layers' own tensors in a node's inputs
-LAYERS = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization"), (1, 2)),
-    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (1, 2)), "RMSNormalization": (1,), "PRelu": (1,),
-    "Gemm": (0, 1, 2), "DeformConv": (1, 3), "LSTM": (1, 2, 3, 7),
-    "AttnLSTM": (1, 2, 3, 7, 8, 9, 10, 13), **dict.fromkeys(("GRU", "RNN"), (1, 2, 3)),
-    **dict.fromkeys(("LinearRegressor", "LinearClassifier", "Scaler"), (1, 2)), "SVMRegressor": (1, 2, 3),
-    "SVMClassifier": (1, 2, 3, 4, 5), "TreeEnsemble": (1,), "FakeQuantize": (1,),
-    **dict.fromkeys(("TreeEnsembleRegressor", "TreeEnsembleClassifier"), (1, 2)),
-}  # fmt: skip
-# statistics and fixed settings of layers; gradients are not followed there
-SET = {
-    "BatchNormalization": (3, 4), "DequantizeLinear": (1, 2), "FakeQuantize": (1, 2), "Resize": (1, 2, 3),
-    "Upsample": (1,), "Pad": (1, 2, 3), "Dropout": (1, 2), "DFT": (1, 2), "STFT": (1, 2, 3), "Where": (0,), "If": (0,),
-    "RotaryEmbedding": (1, 2, 3), "GroupQueryAttention": (5, 6, 7, 8, 9, 16),
-    "SparseAttention": (5, 6, 7, 8, 9, 10), "PagedAttention": (5, 6, 7, 8, 9, 10, 16),
-    "SparsePagedAttention": (5, 6, 7, 8, 9, 10, 13, 14, 15, 21),
-    "DynamicSparseAttention": (7, 8, 9, 10, 11, 12, 13, 17), "MatMulNBits": (1, 2, 3, 4),
-    "MatMulBnb4": (1, 2), "MaxRoiPool": (1,),
-    **dict.fromkeys(("TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"), (0,)),
-}  # fmt: skip
-BARRIERS = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
-TOUCHES = frozenset("Cast Transpose Unsqueeze Reshape Sub Div Identity".split())  # on an input, before any layer
 MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
@@ -68,7 +46,7 @@ class Reach:
 
     def _through(self, node: ir.Node) -> None:
         op = _op(node)
-        blocked = node.meta.get(BLOCKED, SET.get(op, ()))
+        blocked = node.meta.get(BLOCKED, known(node).still)
         is_sure = bool(op) and not self.sure.isdisjoint(node.outputs)
         for i, value in enumerate(node.inputs):
             if value is None or i in blocked:
@@ -92,7 +70,7 @@ def _op(node: ir.Node) -> str:
 
 def _is_barrier(node: ir.Node) -> bool:
     to = node.attributes.get("to") if _op(node) == "Cast" and node.domain in STANDARD else None
-    return _op(node) in BARRIERS or to is not None and to.value not in FLOATS
+    return reason(node.domain, node.op_type) is not None or to is not None and to.value not in FLOATS
 
 
 def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
@@ -154,17 +132,18 @@ class Rules:
             return False
         if self.has_state and value.producer() is not None:
             return False
-        if any(i in LAYERS.get(op, ()) for op, i in uses):
+        if any(i in known(node).weights for node, i in uses):
             return True
         if kind == "BUFFER":
             return False
         return self._by_elements(value, tensor, path)
 
-    def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[str, int]]) -> bool:
+    def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
         """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""
-        norms = NORMS if self.by_pytorch else {"InstanceNormalization"}
-        uses = [(op, i) for op, i in uses if op not in PASSES_ON]
-        if not uses or any(op not in norms or i not in (1, 2) for op, i in uses):
+        uses = [(node, i) for node, i in uses if not is_a(node, PASSES_ON)]
+        if not uses or any(not is_a(node, NORM) or i not in (1, 2) for node, i in uses):
+            return False
+        if not self.by_pytorch and any(node.op_type != "InstanceNormalization" for node, _ in uses):
             return False
         numbers = set(np.unique(tensor.numpy()).tolist())
         return all(numbers == {2.0 - i} for _, i in uses)
@@ -183,10 +162,10 @@ class Rules:
         return True if fresh else not _follows(tensor)
 
 
-def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
+def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
     for use in value.uses():
-        yield _op(use.node), use.idx
-        if _op(use.node) in PASSES_ON and depth < 8:
+        yield use.node, use.idx
+        if is_a(use.node, PASSES_ON) and depth < 8:
             for output in use.node.outputs:
                 yield from _uses(output, depth + 1)
 
@@ -209,7 +188,7 @@ def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: 
     data = node.inputs[0]
     while data is not None and data not in inputs and depth:
         maker, depth = data.producer(), depth - 1
-        if maker is None or _op(maker) not in TOUCHES:
+        if maker is None or not (is_a(maker, VIEW) or _op(maker) in ("Cast", "Sub", "Div")):
             return False
         data = maker.inputs[0]
     return data in inputs

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.traits import RANDOM, RECTIFIERS, VIEWS
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
@@ -26,8 +27,6 @@ EPSILON = 1e-5
 # names that exporters give to folded tensors
 FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
 NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
-LAYERS = frozenset("Conv ConvTranspose Gemm Linear MatMul LSTM GRU RNN DeformConv".split())
-PASSED = VIEWS | {"Add", "Cast"}
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 # parameters of an identity norm; its bias is the layer's
@@ -61,7 +60,7 @@ def _kinds(picture: Picture) -> Iterator[str]:
         live.update(v for v in made.inputs if v is not None)
         if made.op == NORM:
             yield NORM
-        elif made.op in RANDOM or _drops(picture, made):
+        elif is_a(made.node, RANDOM) or _drops(picture, made):
             yield "drop"
 
 
@@ -162,9 +161,10 @@ def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
     while todo:
         made, is_near = todo.pop()
         for user in (user for value in made.outputs for user in users.get(value, ())):
-            if user.op in LAYERS or is_near and user.op in RECTIFIERS:
+            is_layer = known(user.node).matrix is not None and user.op != "Gather"
+            if is_layer or is_near and is_a(user.node, RECTIFIER):
                 return True
-            passes = is_near and user.op in PASSED
+            passes = is_near and (is_a(user.node, VIEW) or user.op in ("Add", "Cast"))
             seen = near if passes else far
             if user.node not in seen:
                 seen.add(user.node)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
-from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
+from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.match import is_close
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.shapes.info import info

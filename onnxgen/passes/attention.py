@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
@@ -34,7 +35,6 @@ from onnxgen.passes.attention_operands import (
     without_number,
 )
 from onnxgen.passes.causal import Causal, causal, uniform
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.match import dropout_ratio, scalar
 from onnxgen.passes.rewrite import beside, only_user
 from onnxgen.passes.steps import insert

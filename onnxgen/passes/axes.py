@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems
+from onnxgen.graph.catalogue import known
+from onnxgen.graph.nodes import told
 from onnxgen.options import Options
 from onnxgen.shapes.info import Info, info
 
 NAMES = ("axis", "axes")
-INPUTS = {"CumSum": 1, "CumProd": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 3, "Pad": 3}  # the input that holds axes
 BODIES = ("Loop", "Scan")
 ONE_SCALE = ("QuantizeLinear", "DequantizeLinear")  # where one scale is for the whole tensor, axis means nothing
 
@@ -70,7 +70,8 @@ def _axes(node: ir.Node) -> list[int]:
         attribute = node.attributes.get(name)
         if attribute is not None and attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
             found += np.atleast_1d(np.asarray(attribute.value, np.int64)).tolist()
-    data = _facts(node, INPUTS.get(node.op_type, 1 if node.op_type.startswith("Reduce") else -1)).data
+    place = known(node).axes
+    data = None if place is None else _facts(node, place).data
     return found + [int(d) for d in data.flat if isinstance(d, (int, np.integer))] if data is not None else found
 
 
@@ -81,4 +82,4 @@ def _facts(node: ir.Node, i: int) -> Info:
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:
     opset = node.version or model.graph.opset_imports.get(node.domain, 1)
-    return Problem(what, printable(node.name or ""), node.op_type, opset, CHECK)
+    return Problem(what, told(node), node.op_type, opset, CHECK)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import BROADCASTING
+from onnxgen.graph.traits import BROADCASTS
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import drop
 from onnxgen.shapes.info import info
@@ -32,6 +33,6 @@ def broadcasts(model: ir.Model, options: Options) -> None:
 def _broadcasts(node: ir.Node, expanded: ir.Value) -> bool:
     """Whether an operand other than the expanded one has the shape of the node's result."""
     shape = info(expanded).shape
-    if node.op_type not in BROADCASTING or node.domain != "" or shape is None or info(node.outputs[0]).shape != shape:
+    if not is_a(node, BROADCASTS) or shape is None or info(node.outputs[0]).shape != shape:
         return False
     return any(i is not None and i is not expanded and info(i).shape == shape for i in node.inputs)

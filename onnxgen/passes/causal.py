@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.passes.match import scalar
 from onnxgen.passes.trainable import KEPT
 from onnxgen.shapes.dims import Dim, product
@@ -42,7 +44,6 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Mul": operator.mul,
     "Div": operator.truediv,
 }
-ARRANGED = ("Unsqueeze", "Squeeze", "Reshape", "Expand", "Identity")
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,16 @@ def _of_array(array: np.ndarray[Any, Any]) -> Causal | None:
     return Causal(rows, columns, float(inside), float(outside))
 
 
+def _arranges(node: ir.Node) -> bool:
+    return is_a(node, RESHAPE) or node.op_type in ("Expand", "Identity")
+
+
 def _made(node: ir.Node, depth: int) -> Causal | None:
     """The two values that a node makes (its sizes are not looked at)."""
     name = node.op_type
     if name == "Trilu":
         return _of_trilu(node)
-    if name in ARRANGED or name == "Slice":
+    if _arranges(node) or name == "Slice":
         return _arranged(node, depth)
     if name == "Where":
         choice, (first, second) = causal(node.inputs[0], depth), (uniform(i) for i in node.inputs[1:3])
@@ -205,8 +210,8 @@ def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
         counts = array.ndim == 1 and array.dtype.kind in "iuf" and len(array) > 1
         first = int(array[0]) if counts else 0
         return (-1, first) if counts and np.array_equal(array, np.arange(first, first + len(array))) else None
-    node = made_by(value, "Range", "Cast", "Add", *ARRANGED)
-    if node is None:
+    node = None if value is None else value.producer()
+    if node is None or not (made_by(value, "Range", "Cast", "Add") or _arranges(node)):
         return None
     if node.op_type == "Range":
         start, step = scalar(node.inputs[0]), scalar(node.inputs[2])
@@ -223,7 +228,7 @@ def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
     if found is None or not before or offset != int(offset):
         return None
     axis, length = found[0], before[found[0]]
-    if node.op_type in ARRANGED:
+    if _arranges(node):
         axis = next((a for a in (-1, -2) if len(shape) >= -a and shape[a] == length and length != 1), 0)
         others = product(shape) == length or node.op_type == "Expand"
         axis = axis if others and (node.op_type != "Expand" or axis == found[0]) else 0

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
-from onnxgen.passes.idioms import DOMAIN, Idiom, Table
+from onnxgen.passes.idioms import Idiom, Table
 from onnxgen.passes.match import is_close
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.shapes.dims import Dim, product

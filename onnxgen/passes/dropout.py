@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.options import Options
-from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
+from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.shapes.info import Info, info, set_info
 

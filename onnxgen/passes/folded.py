@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import NORMS, RECTIFIERS, VIEWS
+from onnxgen.graph.traits import NORM, RECTIFIER, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.steps import input_at
 from onnxgen.reader import param_path
@@ -32,9 +33,6 @@ CONVOLUTIONS = {"Conv", "ConvTranspose"}
 EPSILON = 1e-5
 RESTORED = "restored"  # in `model.meta`: the `Restored`, in order
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
-# RECTIFIERS follow a layer inside of a network, and not its last one
-_LOOKED_THROUGH = VIEWS | {"Add", "Cast", *RECTIFIERS}
-_LAYERS = {*WEIGHTED, "MatMul", "LSTM", "GRU", "RNN", "DeformConv"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """
     if not options.restore_batchnorm:
         return
-    known = set(folded_layers(model))
-    leads_on = set() if known else _leading_to_layers(model.graph)
+    told = set(folded_layers(model))
+    leads_on = set() if told else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
     for node in all_nodes(model.graph):
         if node.op_type in CONVOLUTIONS and node.domain == "" and node.inputs[1] is not None:
@@ -116,12 +114,12 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}
     paths, restored = _Paths(model), []
     for weight, nodes in groups.items():
-        if known and not known.intersection(nodes):
+        if told and not told.intersection(nodes):
             continue
-        if not known and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
+        if not told and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
             continue
         if _is_own(weight, nodes):  # one module that is called several times is still one
-            restored.append(_restore(model, nodes, paths, bool(known)))
+            restored.append(_restore(model, nodes, paths, bool(told)))
     model.meta[RESTORED] = restored
 
 
@@ -142,17 +140,21 @@ def _leading_to_layers(graph: ir.Graph) -> set[ir.Value]:
     """The values from which a later layer with weights is reached."""
     found: set[ir.Value] = set()
     for node in reversed(graph):
-        if node.op_type in _LAYERS or found.intersection(node.outputs):
+        if _is_layer(node) or found.intersection(node.outputs):
             found.update(value for value in node.inputs if value is not None)
     return found
+
+
+def _is_layer(node: ir.Node) -> bool:
+    return known(node).matrix is not None and node.op_type != "Gather"
 
 
 def _lacks_norm(node: ir.Node, leads_on: set[ir.Value]) -> bool:
     """Whether no norm follows a convolution, and it is not the last layer on its way (a head never had one)."""
     following = list(_following(node))
-    if any(n.op_type in NORMS for n in following):
+    if any(is_a(n, NORM) for n in following):
         return False
-    return node.outputs[0] in leads_on or any(n.op_type in RECTIFIERS for n in following)
+    return node.outputs[0] in leads_on or any(is_a(n, RECTIFIER) for n in following)
 
 
 def _following(node: ir.Node) -> Iterator[ir.Node]:
@@ -165,7 +167,7 @@ def _following(node: ir.Node) -> Iterator[ir.Node]:
             if use.node not in seen:
                 seen.add(use.node)
                 yield use.node
-                if use.node.op_type in _LOOKED_THROUGH:
+                if is_a(use.node, VIEW, RECTIFIER) or use.node.op_type in ("Add", "Cast"):
                     todo.append(use.node)
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import WRITER, OnnxgenError, Problem
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.options import Options
 from onnxgen.shapes.bodies import TRAINING
 
@@ -124,4 +124,4 @@ def _named(node: ir.Node, name: str, graphs: list[ir.Graph]) -> ir.Value:
 
 
 def _error(node: ir.Node, what: str) -> OnnxgenError:
-    return OnnxgenError(Problem(what, printable(node.name or ""), f"{TRAINING}.Gradient", 1, WRITER))
+    return OnnxgenError(Problem(what, told(node), f"{TRAINING}.Gradient", 1, WRITER))

@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.passes.pattern import DOMAIN, Match, Pattern, present
+from onnxgen.passes.pattern import Match, Pattern, present
 from onnxgen.passes.rewrite import replace
 from onnxgen.shapes.info import info
 
-__all__ = ["DOMAIN", "Idiom", "Table", "same_as"]
+__all__ = ["Idiom", "Table", "same_as"]
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,19 @@
 """MatMul with a stored matrix, and the Add of a stored vector after it, are one `nn.Linear`.
 
 ONNX has no N-dimensional linear operator (Gemm is of rank 2 only), so the pass writes `onnxgen.Linear(x, weight,
-bias)`, `weight` as [in, out]: the one operator of our own, lowered in `ops/linear.py`.
+bias)`, `weight` as [in, out], lowered in `ops/linear.py`.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views
-
-DOMAIN = "onnxgen"
 
 
 def _is_float(value: ir.Value | None) -> bool:

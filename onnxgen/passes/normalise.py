@@ -15,8 +15,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.options import Options
-from onnxgen.passes.idioms import DOMAIN, Idiom, Table, same_as
+from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
 from onnxgen.shapes.info import info
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.pattern import Match, Pattern
@@ -22,7 +24,7 @@ from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.steps import filled, flattened, insert, permuted, transposed
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
-from onnxgen.weights.stored import SAME_ORDER, folded_from, stored
+from onnxgen.weights.stored import folded_from, stored
 
 CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"
@@ -147,7 +149,7 @@ def _parameter(value: ir.Value | None) -> ir.Value | None:
     """The trained tensor that a value is, seen with other axes of size 1 or not at all."""
     while value is not None and stored(value) is None:
         node = value.producer()
-        value = node.inputs[0] if node is not None and node.op_type in SAME_ORDER else None
+        value = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
     return value if value is not None and value.meta.get("trainable", (False,))[0] else None
 
 

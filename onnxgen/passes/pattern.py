@@ -22,11 +22,12 @@ from itertools import permutations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.algebra import as_clamp, as_product, as_sum
 from onnxgen.passes.match import is_close, reduction, scalar
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
-DOMAIN, OWN = "onnxgen", "onnxgen_"  # the domain of what torch has and ONNX has not
+OWN = f"{DOMAIN}_"
 COMMUTATIVE = ("Max", "Min")
 ROOTS = {
     "product": ("Mul", "Div", "Neg", "Reciprocal", "Sqrt", "Pow"),

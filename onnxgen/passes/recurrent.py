@@ -14,9 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.recurrent_stack import SWAP, Layer, layer_above, make_batch_first, merged
 from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses, transposed
@@ -163,10 +165,10 @@ def _is_zero(value: ir.Value | None, depth: int = 0) -> bool:
         return False
     if node.op_type == "ConstantOfShape":
         return "value" not in node.attributes or not node.attributes["value"].as_tensor().numpy().any()
-    if node.op_type == "Concat":
-        return all(_is_zero(i, depth + 1) for i in node.inputs)
-    moves = ("Expand", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Identity", "Cast", "Tile")
-    return node.op_type in moves and _is_zero(node.inputs[0], depth + 1)
+    if not is_a(node, MOVES) and node.op_type != "Cast":
+        return False
+    data = known(node).data
+    return all(_is_zero(v, depth + 1) for i, v in enumerate(node.inputs) if i in data and v is not None)
 
 
 def _plain_output(layer: Layer, old: ir.Value, y: ir.Value, batched: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.linear import DOMAIN
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.match import dropout_ratio
 from onnxgen.passes.rewrite import beside, drop, only_user
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses

@@ -14,9 +14,10 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes, subgraphs, told
+from onnxgen.graph.traits import BROADCASTS
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
@@ -29,10 +30,6 @@ DTYPES = {
 KEY = "dtype"  # in the sidecar's metadata: the type's name
 FLOATS = tuple(DTYPES.values())
 TYPED = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that name the type of a result
-BESIDE_TENSORS = (  # operators of which torch takes a single number beside a tensor
-    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Mod", "Less", "Greater", "Equal",
-    "Dropout", "Pad",
-)  # fmt: skip
 UNTYPED = ("RandomNormal", "RandomUniform")  # what makes float32 where such an attribute is missing
 
 
@@ -85,7 +82,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
     for node in all_nodes(graph):
         values = (*node.inputs, *node.outputs)
         if node.domain == "ai.onnx.ml" and any(v is not None and info(v).dtype in FLOATS for v in values):
-            name, op = printable(node.name or ""), f"{node.domain}.{node.op_type}"
+            name, op = told(node), f"{node.domain}.{node.op_type}"
             problems.add(Problem("operators of ai.onnx.ml compute in float32 only", name, op, help="leave --dtype out"))
     problems.raise_if_any()
 
@@ -96,9 +93,12 @@ def _is_number(value: ir.Value) -> bool:
     if tensor is None or tensor.size != 1 or value.is_graph_output() or value.meta.get("trainable", (False,))[0]:
         return False
     rank = len(tensor.shape)
-    return all(
-        use.node.op_type in BESIDE_TENSORS and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses()
-    )
+    return all(_takes_numbers(use.node) and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses())
+
+
+def _takes_numbers(node: ir.Node) -> bool:
+    """Whether torch's function takes a single number beside a tensor."""
+    return is_a(node, BROADCASTS) and node.op_type not in ("Sum", "Mean") or node.op_type in ("Clip", "Dropout", "Pad")
 
 
 def _is_wide(value: ir.Value | None, rank: int) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import Cut, cuts, taken
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import replace, together
 from onnxgen.passes.steps import stored_views
 from onnxgen.shapes.dims import Dim, nonnegative

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts, taken
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.shapes.info import info
 

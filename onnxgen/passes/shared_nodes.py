@@ -14,12 +14,11 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
-from onnxgen.graph.traits import VIEWS
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
+from onnxgen.passes.views import arranges
 from onnxgen.shapes.info import info, set_info
 
-ARRANGES = VIEWS - {"Identity"} | {"Expand"}
 ARITHMETIC = frozenset(
     "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where".split()
 )
@@ -31,7 +30,7 @@ def shared_nodes(model: ir.Model, options: Options) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         layers = _Layers(graph)
         for node in reversed(list(graph)):
-            if node.meta.get("scope") and (node in layers.given or node.domain == "" and node.op_type in ARRANGES):
+            if node.meta.get("scope") and (node in layers.given or _arranges(node)):
                 layers.share_out(node)
 
 
@@ -94,12 +93,16 @@ def _layer(user: ir.Node, scope: Path) -> Path:
     return place[: len(scope)]
 
 
+def _arranges(node: ir.Node) -> bool:
+    return arranges(node) or node.op_type == "Expand"
+
+
 def _given(graph: ir.Graph) -> set[ir.Node]:
     """The nodes that compute with the graph's inputs and constants alone, by arithmetic and views."""
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        if node.domain == "" and node.op_type in ARRANGES | ARITHMETIC | {"Constant"}:
+        if node.domain == "" and (_arranges(node) or node.op_type in ARITHMETIC | {"Constant"}):
             if all(v is None or v in known or _is_constant(v) for v in node.inputs):
                 known.update(v for v in node.outputs if not _is_trained(v))
                 found.add(node)

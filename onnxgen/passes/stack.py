@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import stored_views
 from onnxgen.shapes.info import info

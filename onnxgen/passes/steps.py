@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
-from onnxgen.weights.stored import SAME_ORDER, VIEWS
+from onnxgen.weights.stored import VIEWS
 
 MOVED = {*VIEWS, "Concat", "Split"}
 
@@ -77,7 +79,7 @@ def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
         if info(before_views).rank == 1:
             return before_views
         node = before_views.producer()
-        before_views = node.inputs[0] if node is not None and node.op_type in SAME_ORDER else None
+        before_views = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
     size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
     node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
     node.meta["scope"] = before.meta.get("scope", ())

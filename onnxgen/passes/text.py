@@ -13,25 +13,22 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.traits import FILLS, MOVES
 from onnxgen.options import Options
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside
 from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING
-BY_CODES = frozenset(
-    "Compress Concat DepthToSpace Equal Expand Flatten Gather GatherElements GatherND OneHot Pad Reshape "
-    "ReverseSequence Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze TensorScatter Tile Transpose "
-    "Trilu Unique Unsqueeze Where".split()
-)
+COMPARE = ("Equal", "Unique")  # by what the elements are, not by what they mean
 # what hands on values of any kind, or is about text itself
 NATIVE = frozenset(
     "Cast CastLike Identity If Loop Optional OptionalGetElement OptionalHasElement RegexFullMatch "
     "SequenceConstruct SequenceInsert SequenceMap Shape Size StringConcat StringNormalizer StringSplit "
     "TfIdfVectorizer".split()
 )
-ZEROS = frozenset({"Pad", "Trilu"})  # what puts zeros between the elements; a number for text is no empty string
 
 
 def text(model: ir.Model, options: Options) -> None:
@@ -45,10 +42,10 @@ def text(model: ir.Model, options: Options) -> None:
         texts = [value for value in node.inputs if value is not None and _is_text(value)]
         if not texts or node.domain not in ("", "ai.onnx") or node.op_type in NATIVE:
             continue
-        if node.op_type in BY_CODES and not _puts_zeros(node):
+        if (is_a(node, MOVES) or node.op_type in COMPARE) and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
-            name, operator = printable(node.name or ""), printable(node.op_type)
+            name, operator = told(node), printable(node.op_type)
             problems.add(
                 Problem("the operator does not take strings", name, operator, help="do it before or after the network")
             )
@@ -61,9 +58,10 @@ def _is_text(value: ir.Value) -> bool:
 
 
 def _puts_zeros(node: ir.Node) -> bool:
+    """Between its elements: a number for text is no empty string."""
     given = len(node.inputs) > 2 and node.inputs[2] is not None
     mode = node.attributes.get("mode")
-    return node.op_type in ZEROS and not given and (mode is None or mode.as_string() == "constant")
+    return is_a(node, FILLS) and not given and (mode is None or mode.as_string() == "constant")
 
 
 def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:

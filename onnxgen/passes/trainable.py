@@ -18,11 +18,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.gradients import NOWHERE
+from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
-from onnxgen.graph.traits import NORMS, PASSES_ON
+from onnxgen.graph.traits import NORM, PASSES_ON, VIEW
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.infer import STANDARD
@@ -32,64 +33,6 @@ from onnxgen.weights.stored import folded_from, is_uniform, leading, stored
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
-# nothing that training should follow flows through these, by name in whatever domain
-FLAT = {name.rpartition(".")[2] for name in NOWHERE} | {"OneHot", "Unique", "Range", "DynamicQuantizeLinear"}
-
-# inputs that carry no gradient, or none that training should follow
-FLAT_INPUTS = {
-    "BatchNormalization": {3, 4},
-    "DequantizeLinear": {1, 2},
-    "FakeQuantize": {1, 2},
-    "Dropout": {1, 2},
-    "Resize": {1, 2, 3},
-    "Upsample": {1},
-    "Pad": {1, 2, 3},
-    "DFT": {1, 2},
-    "STFT": {1, 2, 3},
-    "Where": {0},
-    "If": {0},
-    "RotaryEmbedding": {1, 2, 3},
-    "GroupQueryAttention": {5, 6, 7, 8, 9, 16},
-    "SparseAttention": {5, 6, 7, 8, 9, 10},
-    "PagedAttention": {5, 6, 7, 8, 9, 10, 16},
-    "SparsePagedAttention": {5, 6, 7, 8, 9, 10, 13, 14, 15, 21},
-    "DynamicSparseAttention": {7, 8, 9, 10, 11, 12, 13, 17},
-    "MatMulNBits": {1, 2, 3, 4},
-    "MatMulBnb4": {1, 2},
-    "TreeEnsemble": {0},
-    "TreeEnsembleRegressor": {0},
-    "TreeEnsembleClassifier": {0},
-}
-
-# where a stored tensor is a weight, whatever its name, size and values
-WEIGHT_INPUTS = {
-    "Conv": {1, 2},
-    "ConvTranspose": {1, 2},
-    "DeformConv": {1, 3},
-    "Gemm": {0, 1, 2},
-    "BatchNormalization": {1, 2},
-    "InstanceNormalization": {1, 2},
-    "LayerNormalization": {1, 2},
-    "GroupNormalization": {1, 2},
-    "RMSNormalization": {1},
-    "LSTM": {1, 2, 3, 7},
-    "AttnLSTM": {1, 2, 3, 7, 8, 9, 10, 13},
-    "GRU": {1, 2, 3},
-    "RNN": {1, 2, 3},
-    "PRelu": {1},
-    "FakeQuantize": {1},
-    "GatedDeltaNet": {7, 8},
-    "MoE": {2, 3, 4, 5, 6, 7},
-    "VarlenCausalConvWithState": {1, 3},
-    "LinearRegressor": {1, 2},
-    "LinearClassifier": {1, 2},
-    "SVMRegressor": {1, 2, 3},
-    "SVMClassifier": {1, 2, 3, 4, 5},
-    "Scaler": {1, 2},
-    "TreeEnsemble": {1},
-    "TreeEnsembleRegressor": {1, 2},
-    "TreeEnsembleClassifier": {1, 2},
-}
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
 ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
@@ -137,7 +80,7 @@ def _note_kept(graph: ir.Graph) -> None:
         if named and value.metadata_props.get(PERSISTENT) != "False":
             value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
     for node in all_nodes(graph):
-        if _op(node) in PASSES_ON and node.inputs and node.inputs[0] is not None:
+        if is_a(node, PASSES_ON) and node.inputs and node.inputs[0] is not None:
             for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
                 output.meta[KEPT] = True
 
@@ -187,12 +130,11 @@ def differentiable(graph: ir.Graph) -> set[ir.Value]:
 
 def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
-        op = _op(node)
-        if op in FLAT or not any(o in reached for o in node.outputs):
+        if reason(node.domain, node.op_type) is not None or not any(o in reached for o in node.outputs):
             continue
-        if op == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
+        if node.op_type == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
             continue
-        blocked: Collection[int] = node.meta.get(BLOCKED, FLAT_INPUTS.get(op, ()))
+        blocked: Collection[int] = node.meta.get(BLOCKED, known(node).still)
         reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked and not _counts(v))
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
@@ -235,8 +177,7 @@ def _decide(
     keeps_state = bool(graph.meta.get("state"))
     if keeps_state and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
-    slots = list(_slots(value))
-    role = next((f"{op} weight" for op, i in slots if i in WEIGHT_INPUTS.get(op, ())), None)
+    role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
     if kind == "BUFFER":
@@ -266,9 +207,10 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
         return False
     by_pytorch = graph.meta.get("producer") == "pytorch"
-    norms = NORMS if by_pytorch else {"InstanceNormalization"}
-    slots = [(op, index) for op, index in _slots(value) if op not in PASSES_ON]
-    if not slots or not all(op in norms and index in (1, 2) for op, index in slots):
+    slots = [(node, index) for node, index in _slots(value) if not is_a(node, PASSES_ON)]
+    if not slots or not all(is_a(node, NORM) and index in (1, 2) for node, index in slots):
+        return False
+    if not by_pytorch and any(node.op_type != "InstanceNormalization" for node, _ in slots):
         return False
     return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in slots)
 
@@ -283,11 +225,11 @@ def _is_bias(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and not _form(matrix)
 
 
-def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """(operator, input index) of every use of a tensor, also behind views of it."""
+def _slots(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
+    """(node, input index) of every use of a tensor, also behind views of it."""
     for use in value.uses():
-        yield _op(use.node), use.idx
-        if _op(use.node) in PASSES_ON and depth < 8:
+        yield use.node, use.idx
+        if is_a(use.node, PASSES_ON) and depth < 8:
             for output in use.node.outputs:
                 yield from _slots(output, depth + 1)
 
@@ -299,15 +241,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
         if data is None or data in inputs:
             return data is not None
         producer = data.producer()
-        if producer is None or _op(producer) not in (
-            "Cast",
-            "Transpose",
-            "Unsqueeze",
-            "Reshape",
-            "Sub",
-            "Div",
-            "Identity",
-        ):
+        if producer is None or not (is_a(producer, VIEW) or _op(producer) in ("Cast", "Sub", "Div")):
             return False
         data = producer.inputs[0]
     return False

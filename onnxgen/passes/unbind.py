@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.cuts import cuts
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.passes.rewrite import beside, drop, only_user, together
 from onnxgen.passes.steps import known_ints, stored_views
 from onnxgen.shapes.info import info, set_info

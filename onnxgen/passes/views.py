@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, drop, only_user, replace, together
 from onnxgen.passes.steps import insert, known_ints, stored_views
 from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
 from onnxgen.shapes.info import Info, Shape, info, set_info
 
-CHAINED = VIEWS - {"Identity"}
 LONGEST = 16  # nodes of one chain
 
 
@@ -51,8 +51,13 @@ def views(model: ir.Model, options: Options) -> None:
                 _rewrite(node, weights)
 
 
+def arranges(node: ir.Node) -> bool:
+    """Whether a node is a view, and not the same tensor."""
+    return is_a(node, VIEW) and node.op_type != "Identity"
+
+
 def _is_view(node: ir.Node) -> bool:
-    return node.op_type in CHAINED and node.domain == "" and info(node.outputs[0]).data is None
+    return arranges(node) and info(node.outputs[0]).data is None
 
 
 def _continues(node: ir.Node, before: ir.Node) -> bool:

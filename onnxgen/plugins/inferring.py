@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.nodes import told
 from onnxgen.plugins.saying import why
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.info import UNKNOWN, Info
@@ -31,5 +32,5 @@ def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
         return []
     except Exception as error:
         what = f"plugin {plugin.name}: the infer rule fails: {why(error)}"
-        raise OnnxgenError(Problem(printable(what, 400), printable(n.node.name or ""), op, n.opset)) from error
+        raise OnnxgenError(Problem(printable(what, 400), told(n.node), op, n.opset)) from error
     return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in found]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,7 +71,7 @@ def _module(module: ModuleType) -> ModuleType:
         trial.__dict__.update(__file__=file, __package__=module.__package__, __spec__=spec)
         exec(code, vars(trial))
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         way_out = "generate it again; the imported module is unchanged"
         raise OnnxgenError(
             Problem(f"{name} can't be reloaded: {type(error).__name__}: {reason}", help=way_out)
@@ -141,7 +141,7 @@ def _model(model: nn.Module) -> nn.Module:
             device=None if first is None else first.device, dtype=dtypes.pop() if len(dtypes) == 1 else None
         )
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise OnnxgenError(
             Problem(f"the weights of {module.__name__} can't be loaded: {reason}", help="generate it again")
         ) from error

@@ -11,21 +11,22 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, made_by
-from onnxgen.graph.traits import ACTIVATIONS
+from onnxgen.graph.traits import ACTIVATION
 from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
 Scope = tuple[str, ...]
 
-BESIDE = ACTIVATIONS | {"Dropout", "Identity"}
+JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
 
 
 def place_silent(model: ir.Model, options: Options) -> None:
     """Set `node.meta["scope"]` of every silent node.
 
-    What the scopes before and after it have in common, in general; but a skip connection is added where it began, and
-    an activation at the end of a numbered block is the block's own.
+    What the scopes before and after it have in common, in general; but a skip connection is added where it began,
+    branches of a module meet in it, and an activation at the end of a numbered block is the block's own.
     """
     nodes = [node for node in all_nodes(model.graph) if node.op_type != "Constant"]
     if all("scope" in node.meta for node in nodes):
@@ -69,15 +70,26 @@ class _Places:
             scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
         else:
             scope = self._module(common_scope([before, after]) or ())
-        ends = [end for end in (self._skip(node, producers), self._activation(node, before)) if end is not None]
+        found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
+        ends = [end for end in found if end is not None]
         return max([scope, *ends], key=len)
 
     def _skip(self, node: ir.Node, producers: list[ir.Node]) -> Scope | None:
         """The innermost module that one operand of a sum comes from and all others go into."""
-        if node.op_type not in ("Add", "Mul", "Concat", "Sub") or len(producers) < 2:
+        if node.op_type not in JOINS or len(producers) < 2:
             return None
         found = [module for last in producers if (module := self._began(node, last)) is not None]
         return max(found, key=len, default=None)
+
+    def _joined(self, node: ir.Node, producers: list[ir.Node], before: Scope | None) -> Scope | None:
+        """The module that makes all operands of a sum for nothing but this sum: its branches meet inside of it."""
+        if node.op_type not in JOINS or len(set(producers)) < 2 or not before or before in self.lists | self.layers:
+            return None
+        operands = [v for v in node.inputs if v is not None and stored(v) is None]
+        if any(v.is_graph_output() for v in operands):
+            return None
+        others = (use.node for v in operands for use in v.uses() if use.node is not node)
+        return before if all(self._is_in(other, before) for other in others) else None
 
     def _began(self, node: ir.Node, last: ir.Node) -> Scope | None:
         """The innermost module of the operand that `last` makes in which all others are used, too."""
@@ -92,7 +104,7 @@ class _Places:
 
     def _activation(self, node: ir.Node, before: Scope | None) -> Scope | None:
         """The numbered block that an activation ends."""
-        if node.op_type not in BESIDE or before is None:
+        if before is None or not (is_a(node, ACTIVATION) or node.op_type in ("Dropout", "Identity")):
             return None
         for end in range(len(before), 0, -1):
             if before[end - 1].isdigit() and before[:end] not in self.layers:

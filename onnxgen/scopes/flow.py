@@ -6,24 +6,12 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
-
-_MATRIX = {
-    "Conv": 1,
-    "ConvTranspose": 1,
-    "Gemm": 1,
-    "Linear": 1,
-    "MatMul": 1,
-    "LSTM": 1,
-    "GRU": 1,
-    "RNN": 1,
-    "Gather": 0,
-}
-_MATRIX |= {"ConvInteger": 1, "MatMulInteger": 1, "QLinearConv": 3, "QLinearMatMul": 3, "DeformConv": 1}
-_RANDOM = {"RandomNormal", "RandomUniform"}
 
 
 class Flow:
@@ -68,7 +56,7 @@ class Flow:
             self.thick[i] = self.thick[i] or any(self.thick[j] for j in before)
 
     def _has_matrix(self, node: ir.Node) -> bool:
-        at = _MATRIX.get(node.op_type)
+        at = known(node).matrix
         if at is not None:
             value = node.inputs[at] if at < len(node.inputs) else None
             is_table = node.op_type != "Gather" or (info(value).dtype in FLOATS and (info(value).rank or 0) > 1)
@@ -98,7 +86,7 @@ def taken(node: ir.Node) -> Iterator[ir.Value]:
 def _is_fixed(node: ir.Node, constant: set[ir.Value]) -> bool:
     if all(not o.name or info(o).data is not None or stored(o) is not None for o in node.outputs):
         return True
-    return bool(node.inputs) and node.op_type not in _RANDOM and all(v in constant for v in taken(node))
+    return bool(node.inputs) and not is_a(node, RANDOM) and all(v in constant for v in taken(node))
 
 
 def _is_matrix(value: ir.Value) -> bool:

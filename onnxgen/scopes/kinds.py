@@ -4,39 +4,52 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import known
+from onnxgen.graph.traits import (
+    ACTIVATION,
+    CONVOLUTION,
+    GLOBAL_POOL,
+    NORMALISES,
+    POOL,
+    RECURRENT,
+    REDUCTION,
+    VIEW,
+)
 from onnxgen.scopes.flow import Flow
 from onnxgen.shapes.info import info
 
 _KINDS = {
-    "norm": "BatchNormalization LayerNormalization InstanceNormalization GroupNormalization RMSNormalization "
-    "SimplifiedLayerNormalization LpNormalization MeanVarianceNormalization LRN",
-    "act": "Relu Gelu Sigmoid Tanh LeakyRelu PRelu Elu Selu Celu HardSigmoid HardSwish Mish Softplus Softsign Swish "
-    "ThresholdedRelu Clip Erf QuickGelu Silu",
-    "pool": "MaxPool AveragePool LpPool",
-    "squeeze": "GlobalAveragePool GlobalMaxPool GlobalLpPool",
-    "resize": "Resize Upsample DepthToSpace SpaceToDepth",
-    "attention": "Attention",
-    "recurrent": "LSTM GRU RNN",
-    "deconv": "ConvTranspose",
-    "drop": "Dropout",
-    "softmax": "Softmax LogSoftmax Hardmax",
-    "quant": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear",
-    "move": "Reshape Transpose Squeeze Unsqueeze Flatten Cast CastLike Identity Expand",
-    "reduce": "ReduceMean ReduceSum ReduceMax ReduceMin",
+    NORMALISES: "norm",
+    ACTIVATION: "act",
+    POOL: "pool",
+    GLOBAL_POOL: "squeeze",
+    RECURRENT: "recurrent",
+    REDUCTION: "reduce",
+    VIEW: "move",
 }
-_KIND = {op: kind for kind, ops in _KINDS.items() for op in ops.split()}
-_CONVS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
+_BY_NAME = {
+    **dict.fromkeys(("Erf", "QuickGelu", "Silu"), "act"),
+    "SimplifiedLayerNormalization": "norm",
+    **dict.fromkeys(("Resize", "Upsample", "DepthToSpace", "SpaceToDepth"), "resize"),
+    "Attention": "attention",
+    "ConvTranspose": "deconv",
+    "Dropout": "drop",
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), "softmax"),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), "quant"),
+    **dict.fromkeys(("Cast", "CastLike", "Expand"), "move"),
+}
 SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # what may be missing between two layers
 
 
 def kind(flow: Flow, i: int) -> str:
     """The kind of a vertex. Convolutions are "conv", "point" (a kernel of 1) or "depth" (each channel its own)."""
     node = flow.nodes[i]
-    if node.op_type in _CONVS:
-        return _conv(node, info(node.inputs[_CONVS[node.op_type]]).shape)
-    if node.op_type in _KIND:
-        known = _KIND[node.op_type]
-        return "squeeze" if known == "reduce" and _is_spatial(node) else known
+    facts = known(node)
+    if CONVOLUTION in facts.traits and facts.matrix is not None:
+        return _conv(node, info(node.inputs[facts.matrix]).shape)
+    named = next((kind for trait, kind in _KINDS.items() if trait in facts.traits), _BY_NAME.get(node.op_type))
+    if named is not None:
+        return "squeeze" if named == "reduce" and _is_spatial(node) else named
     if flow.weighs[i]:
         return {"Gather": "embedding", "Gemm": "linear", "Linear": "linear", "MatMul": "linear"}.get(
             node.op_type, f"own {node.op_type}"

@@ -23,8 +23,9 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.traits import VIEW
 from onnxgen.scopes.callnames import one_module
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
@@ -32,7 +33,7 @@ from onnxgen.weights.stored import folded_from
 Scope = tuple[str, ...]
 
 _MAX_PARTS = 64  # deeper paths are no module paths
-_PASSING = VIEWS | {"Cast", "QuantizeLinear", "DequantizeLinear"}
+_TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+")  # how Paddle numbers layers and their tensors: `conv2d_1.w_0`
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 
@@ -155,7 +156,7 @@ def _constants(node: ir.Node) -> list[list[str]]:
                 if producer is not None or value.is_initializer():
                     found.append([*names, folded_from(value)])
                 break
-            if producer.op_type not in _PASSING or not producer.inputs:
+            if not (is_a(producer, VIEW) or producer.op_type in _TYPES) or not producer.inputs:
                 break
             value = producer.inputs[0]
     return found

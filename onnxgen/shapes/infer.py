@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import of_plugins
 from onnxgen.shapes import (
     infer_conv,
@@ -33,7 +34,7 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
     "ai.onnx.ml": infer_ml.RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-    "onnxgen": {  # operators that passes create before the last propagation
+    DOMAIN: {  # operators that passes create before the last propagation
         "SummedPool": infer_conv.RULES["AveragePool"],
         **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
     },
@@ -47,7 +48,7 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    rule = RULES.get(n.op) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
+    rule = RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import known
+from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE
 from onnxgen.shapes.dims import Call, Dim, Sym, atoms, known_less
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
@@ -147,19 +149,13 @@ def _dynamic_quantize(n: NodeFacts) -> list[Info]:
     return [tensor(ir.DataType.UINT8, n.input(0).shape), tensor(FLOAT, ()), tensor(ir.DataType.UINT8, ())]
 
 
-ARITHMETIC = "Add Sub Mul Div Mod Min Max Sum Mean And Or Xor BitwiseAnd BitwiseOr BitwiseXor BitShift"
-COMPARISON = "Equal Less Greater LessOrEqual GreaterOrEqual"
-SAME = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Clip Cos Cosh CumSum CumProd Elu Erf Exp Floor Gelu"
-    " GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Log LogSoftmax"
-    " LpNormalization MeanVarianceNormalization Mish Neg Not PRelu RMSNormalization Reciprocal Relu ReverseSequence"
-    " RotaryEmbedding Round Scatter ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus"
-    " Softsign Sqrt Swish Tan Tanh TensorScatter ThresholdedRelu Trilu"
+SAME = (  # beside operators that are elementwise, as they say themselves
+    "CumSum CumProd GroupNormalization Hardmax InstanceNormalization LRN LogSoftmax LpNormalization"
+    " MeanVarianceNormalization RMSNormalization ReverseSequence RotaryEmbedding Scatter ScatterElements ScatterND"
+    " Shrink Softmax TensorScatter Trilu"
 )
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ARITHMETIC.split(), _arithmetic),
-    **dict.fromkeys(COMPARISON.split(), _comparison),
     **dict.fromkeys(SAME.split(), _same),
     **dict.fromkeys("EyeLike RandomNormalLike RandomUniformLike Bernoulli".split(), _like),
     "Pow": _power,
@@ -176,3 +172,11 @@ RULES: dict[str, Rule] = {
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _dynamic_quantize,
 }
+
+
+def of_kind(node: ir.Node) -> Rule | None:
+    """Return the rule of an operator that says that it is elementwise."""
+    traits = known(node).traits
+    if ELEMENTWISE not in traits:
+        return None
+    return _comparison if COMPARISON in traits else _arithmetic if BROADCASTS in traits else _same

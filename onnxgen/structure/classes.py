@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
+from onnxgen.code.annotations import note_twins
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.module_def import Assign, ModuleDef, Path, blocks
+from onnxgen.code.module_def import Assign, ModuleDef, Path, Statement, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
@@ -87,7 +88,10 @@ class Classes:
         equal: dict[str, list[Scope]] = {}
         for scope in level:
             alone = f"{scope.path} " if scope.path in self.plain else ""
-            equal.setdefault(alone + self.forms.make(scope, 0).exact, []).append(scope)
+            same = equal.setdefault(alone + self.forms.make(scope, 0).exact, [])
+            same.append(scope)
+            note_twins(same[0].nodes, scope.nodes)
+            _note_twins(same[0].body, scope.body)
         roles: dict[object, list[list[Scope]]] = {}
         for scopes in equal.values():
             own = scopes[0].path if scopes[0].path in self.plain else ()
@@ -272,3 +276,11 @@ def _bottom_up(scopes: list[Scope]) -> list[Scope]:
         stack.append((scope, True))
         stack.extend((child, False) for child in reversed(children[id(scope)]))
     return order
+
+
+def _note_twins(body: list[Statement], other: list[Statement]) -> None:
+    """Two equal scopes become one class: its statements do the work of the nodes of both."""
+    for mine, its in zip(body, other):
+        note_twins(mine.nodes, its.nodes)
+        for inner, twin in zip(blocks(mine), blocks(its)):
+            _note_twins(inner, twin)

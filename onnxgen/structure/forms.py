@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnxgen.code.annotations import note_twins
 from onnxgen.code.module_def import Assign, If, Member, Path, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
@@ -263,6 +264,8 @@ def add(form: Form, other: Form) -> None:
     for node, twin in zip([*form.nodes, form.returned], [*other.nodes, other.returned]):
         node.slots.add(twin.slots)
         node.only |= twin.only
+        if node.statement is not None and twin.statement is not None:
+            note_twins(node.statement.nodes, twin.statement.nodes)
     first = form.names[form.instances[0]]
     for instance in other.instances:
         theirs = other.names[instance]

@@ -20,9 +20,10 @@ _ROLE = re.compile(r"[a-z_][a-z0-9_]*")
 ACTIVATIONS = frozenset(
     "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
 )
+GATE, GATED = "gate", "probs"  # the result of a sigmoid that is multiplied with something, and of any other
 # what the results of functions are called
 RESULTS = {
-    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": "gate",
+    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
     "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
@@ -52,6 +53,7 @@ class Names:
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.joined = joined(scope, infos)
         self.parts = parts(scope)
+        self.factors = factors(scope)
         self.used = {name for s in scope.body for name in used(s)} | {r for o in scope.outputs for r in refs(o)}
 
     def run(self) -> dict[str, LocalName]:
@@ -197,7 +199,8 @@ class Names:
             names = SEVERAL.get(called(seen_through(statement.value))[0], ())
             at = statement.targets.index(value)
             return [*own, *names[at : at + 1]], []
-        return _of_expression(statement.value, own)
+        says, vague = _of_expression(statement.value, own)
+        return [GATED if name == GATE and value not in self.factors else name for name in says], vague
 
 
 def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:
@@ -223,7 +226,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
     if last in SHORTCUTS:
         return [*weak, "identity" if last.startswith("down") else last.removesuffix("_conv")], []
     word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last)
-    if not word or word.split("_")[-1] in VAGUE or len(last) > 24:
+    if len(word) < 2 or word.split("_")[-1] in VAGUE or len(last) > 24:
         return weak, [last] if re.search(r"[a-z]\d+$", last) and len(last) <= 24 else []
     return [*weak, last if last[-1].isdigit() else word], []
 
@@ -264,6 +267,18 @@ def parts(scope: Scope) -> dict[str, str]:
         if len(found) > 1:
             return {value: f"x{i}" for i, value in enumerate(found, 1)}
     return {}
+
+
+def factors(scope: Scope) -> frozenset[str]:
+    """Values that something is multiplied with, here or, for all that can be seen here, in a submodule."""
+    trees = [tree for statement in scope.body for tree in expressions(statement)] + scope.outputs
+    sides: list[ast.AST] = []
+    for node in (n for tree in trees for n in walk(tree)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            sides += [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and _is_own(node.func):
+            sides += node.args
+    return frozenset(side.value for side in map(seen_through, sides) if isinstance(side, Ref))
 
 
 def _changes(name: str, statement: Statement, infos: dict[str, Info]) -> bool:

@@ -13,6 +13,7 @@ import ast
 from collections import deque
 from collections.abc import Callable
 
+from onnxgen.code.annotations import note_twins
 from onnxgen.code.module_def import Assign, Member, Path, is_statistic
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, outline, parts, reachable
@@ -149,6 +150,8 @@ class _Match:
         for a, b in self.mine.items():
             a.slots.add(b.slots)
             a.only |= b.only
+            if a.statement is not None and b.statement is not None:
+                note_twins(a.statement.nodes, b.statement.nodes)
         for consumer, operand, value in self.rewired:
             consumer.operands[operand] = self._translated(value)
 

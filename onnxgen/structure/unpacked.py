@@ -17,6 +17,9 @@ from onnxgen.structure.scopes import Scope
 
 # axes of tensors of each rank, where the file has no names for the dims
 AXES = {2: "bn", 3: "bnc", 4: "bchw", 5: "bcdhw"}
+# the last three axes of rank 4 in attention; keys may be transposed, but the size of a head is a number in every file
+HEADS, PAIRS = ("heads", "length", "length"), ("heads", "queries", "keys")
+OF_ROLE = {**dict.fromkeys("qkv", HEADS), **dict.fromkeys(("scores", "mask", "bias"), PAIRS)}
 # what exporters call dims that have no name
 _NOISE = re.compile(r"^(s\d+|u\d+|unk.*|dim.*|.*dynamic_axes.*|dynamicdimension.*|.*_dim_\d+|d\d+|x_?\d*)$")
 
@@ -103,7 +106,7 @@ def _unpacking(
     """`batch, length, _ = x.shape`, or `length = x.shape[1]`; `names` gets the sizes' values."""
     shape = module.infos[value].shape or ()
     for axis in axes:
-        names[value, axis] = _fresh(module, f"{value}.shape[{axis}]", _name(shape, axis))
+        names[value, axis] = _fresh(module, f"{value}.shape[{axis}]", _name(shape, axis, module.roles.get(value, "")))
     if len(axes) == 1:
         one = quote("x.shape[i]", x=Ref(value), i=axes[0])
         return Assign((names[value, axes[0]],), one, scope.path)
@@ -125,12 +128,14 @@ def _fresh(module: ModuleDef, wanted: str, name: str) -> str:
     return value
 
 
-def _name(shape: tuple[Dim, ...], axis: int) -> str:
-    """The dim's name in the file, else the axis's letter by custom."""
+def _name(shape: tuple[Dim, ...], axis: int, role: str) -> str:
+    """The dim's name in the file, else what the axis is in a value of this role, else the axis's letter by custom."""
     dim = shape[axis]
     if isinstance(dim, Sym):
         names = list(symbols(dim))
         if len(names) == 1 and dim == symbol(names[0]) and not _NOISE.match(names[0].lower()):
             return identifier(names[0])
+    if role in OF_ROLE and len(shape) == 4 and axis > 0 and isinstance(dim, Sym):
+        return OF_ROLE[role][axis - 1]
     letters = AXES.get(len(shape))
     return letters[axis] if letters else f"size{axis}"

@@ -22,6 +22,7 @@ from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.tree import Place, tree
 
 Made = TypeVar("Made", bound=ast.stmt)
+ALIKE = 4  # elements of a tuple's type that are written out where they are all the same
 
 
 class ClassWriter:
@@ -106,6 +107,8 @@ class ClassWriter:
             kinds.append(annotation(facts))
         if len(kinds) == 1:
             return printer.annotation(kinds[0])
+        if len(kinds) > ALIKE and len(set(kinds)) == 1:
+            return printer.annotation(f"tuple[{kinds[0]}, ...]")
         return printer.annotation(f"tuple[{', '.join(kinds)}]" if kinds else "None")
 
     def _forward(self) -> list[ast.stmt]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 
@@ -85,7 +85,7 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
             try:
                 call(model, made)
             except Exception as error:  # the model's code may raise anything for a size that it does not accept
-                reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                reason = reason or typed(error, 200)
             else:
                 return made
     raise OnnxgenError(Problem(f"the model fails on a random input ({reason})", help=way_out))

@@ -12,7 +12,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.example import Example, example_for, output_names
 from onnxgen.surgery.owners import NORMS as NORM_LAYERS
 from onnxgen.surgery.owners import Owner, near
@@ -102,7 +102,7 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     try:
         traced = trace(model, example)
     except Exception as error:  # the model's code may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = typed(error, 200)
         raise OnnxgenError(
             Problem(f"the model fails on the example ({reason})", help="give another example=")
         ) from error

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.surgery.head import Found, find
@@ -178,7 +178,7 @@ def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], fo
     try:
         after = _shapes(model, example)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = typed(error, 200)
         what = f"the model fails with {classes} classes in {head.path} ({reason})"
         raise OnnxgenError(Problem(what, help=way_out)) from error
     old, new = before[head.output], after[head.output]

@@ -17,61 +17,38 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxgen.surgery.ports import signature_of
-    from onnxgen.training.evaluate import evaluate, predict
-    from onnxgen.training.fit import Result, fit
-    from onnxgen.training.model import open_model
-    from onnxgen.training.settings import Settings
+    from onnxgen.surgery.ports import signature_of as signature_of
+    from onnxgen.training.evaluate import evaluate as evaluate
+    from onnxgen.training.evaluate import predict as predict
+    from onnxgen.training.fit import Result as Result
+    from onnxgen.training.fit import fit as fit
+    from onnxgen.training.model import open_model as open_model
+    from onnxgen.training.settings import Settings as Settings
 
-_HOME = {
-    "devices": "devices",
-    "choose": "devices",
-    "fit": "fit",
-    "Result": "fit",
-    "evaluate": "evaluate",
-    "predict": "evaluate",
-    "calibrate_batchnorm": "finetune",
-    "find_head": "finetune",
-    "freeze": "finetune",
-    "GradualUnfreeze": "finetune",
-    "param_groups": "finetune",
-    "replace_head": "finetune",
-    "reset": "finetune",
-    "unfreeze": "finetune",
-    "unfreeze_next": "finetune",
-    "open_model": "model",
-    "signature_of": "model",
-    "Settings": "settings",
+_NAMES = {
+    "surgery.head": "find_head",
+    "surgery.ports": "signature_of",
+    "surgery.replacing": "replace_head",
+    "training.devices": "choose devices",
+    "training.evaluate": "evaluate predict",
+    "training.finetune.batchnorm": "calibrate_batchnorm",
+    "training.finetune.freezing": "freeze unfreeze unfreeze_next",
+    "training.finetune.gradual": "GradualUnfreeze",
+    "training.finetune.groups": "param_groups",
+    "training.finetune.scratch": "reset",
+    "training.fit": "Result fit",
+    "training.model": "open_model",
+    "training.settings": "Settings",
 }
-__all__ = [
-    "GradualUnfreeze",
-    "Result",
-    "Settings",
-    "calibrate_batchnorm",
-    "choose",
-    "devices",
-    "evaluate",
-    "find_head",
-    "fit",
-    "freeze",
-    "open_model",
-    "param_groups",
-    "predict",
-    "replace_head",
-    "reset",
-    "signature_of",
-    "unfreeze",
-    "unfreeze_next",
-]
-
-_MODULES = ("devices", "evaluate", "fit")  # submodules that are called like the function they are for
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'onnxgen.training' has no attribute {name!r}")
-    module = importlib.import_module(f"onnxgen.training.{_HOME[name]}")
-    return module if name in _MODULES else getattr(module, name)
+    module = importlib.import_module(f"onnxgen.{_HOME[name]}")
+    return module if _HOME[name] == f"training.{name}" else getattr(module, name)  # a module that can be called
 
 
 def __dir__() -> list[str]:

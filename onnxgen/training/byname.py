@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import TypeVar
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 Entry = TypeVar("Entry")
 
@@ -23,7 +24,13 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
         return known[folded[name.lower()]]
     likely = near(name, known)
     way_out = f"perhaps {', '.join(likely)}" if likely else f"one of {', '.join(sorted(known))}"
-    raise OnnxgenError(Problem(f"no {what} is called {name!r}", help=way_out))
+    raise OnnxgenError(f"no {what} is called {name!r}", help=way_out)
+
+
+def classes_of(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
+    """The public classes of a module that are kinds of another, by name."""
+    found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
+    return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
@@ -46,8 +53,8 @@ def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterab
     for name in arguments:
         if name not in takes:
             raise OnnxgenError(
-                Problem(f"{chosen.__name__} has no argument {name!r}", help=f"its arguments are {', '.join(takes)}")
+                f"{chosen.__name__} has no argument {name!r}", help=f"its arguments are {', '.join(takes)}"
             )
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise OnnxgenError(Problem(f"{chosen.__name__} needs {name!r}", help="give it among the arguments"))
+            raise OnnxgenError(f"{chosen.__name__} needs {name!r}", help="give it among the arguments")

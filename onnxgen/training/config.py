@@ -6,7 +6,6 @@ the file's own folder; in memory they are, as everywhere, relative to where the 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.errors import OnnxgenError, Problems, did_you_mean
 from onnxgen.training.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -52,7 +51,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in TYPES:
-            problems.add(Problem(f"{path}: there is no setting {key!r}", help=_near(name)))
+            problems.add(f"{path}: there is no setting {key!r}", help=did_you_mean(name, TYPES))
             continue
         try:
             values[name] = _moved(name, typed(value, TYPES[name]), path.parent, _as_seen_here)
@@ -71,6 +70,8 @@ def typed(value: Any, wanted: Any) -> Any:
     for kind in kinds:
         origin = typing.get_origin(kind) or kind
         inner = typing.get_args(kind)
+        if kind is NoneType and value is None:
+            return None
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if origin is Path and isinstance(value, str):
@@ -90,11 +91,6 @@ def _wording(kind: Any) -> str:
     if origin is Mapping:
         return "a table" if inner[1] is Any else "a table of text"
     return "a list of text" if origin is tuple else _WORDS[origin]
-
-
-def _near(name: str) -> str:
-    close = difflib.get_close_matches(name, TYPES, 1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(TYPES))}"
 
 
 def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]) -> Any:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.samples import Batch, Data, Samples
+from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.source import listed
-from onnxgen.training.devices import choose, trainer_options
+from onnxgen.training.devices import Device, choose, trainer_options
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
@@ -58,16 +58,9 @@ def evaluate(
     Raises:
         OnnxgenError: model and data do not fit together.
     """
-    network, settings = _opened(model, settings, overrides)
-    opened = open_data(data, network, settings)
-    _warn_of_scale(network, opened, settings)
-    samples = _part(opened, part)
-    feeding = feed(opened, network, settings)
-    check(network, opened, feeding, settings)
-    _refuse_rest(network, samples)
+    network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
     _refuse_unordered(opened, samples, objectives, settings)
-    device = choose(settings.device, settings.imports)
     task = Task(prepare_for(network, device), objectives, feeding, lambda _: None)
     with quiet():
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
@@ -85,14 +78,7 @@ def predict(
     Args and raises: as `evaluate`; targets are not needed. A sample that can't be read is an error: left out, it would
     shift all that follow.
     """
-    network, settings = _opened(model, settings, given)
-    opened = open_data(data, network, replace(settings, strict=True), targets=False)
-    _warn_of_scale(network, opened, settings)
-    samples = _part(opened, part)
-    feeding = feed(opened, network, settings, targets=False)
-    check(network, opened, feeding, settings)
-    _refuse_rest(network, samples)
-    device = choose(settings.device, settings.imports)
+    network, settings, _, samples, feeding, device = _ready(model, data, part, settings, given, targets=False)
     network = prepare_for(network, device).to(device.torch_device)
     made: list[tuple[int, tuple[Tensor, ...]]] = []
     micro = Micro()
@@ -121,26 +107,38 @@ def _joined(network: nn.Module, index: int, parts: Sequence[Tensor], counts: Seq
             return torch.cat(list(parts), axis)
     shapes = ", ".join(str(list(part.shape)) for part in parts[:2])
     what = f"output {index} has no batch axis: its shape is {shapes} for batches of {counts[0]}"
-    raise OnnxgenError(Problem(what, help="wrap the model in one that returns one row for each sample"))
+    raise OnnxgenError(what, help="wrap the model in one that returns one row for each sample")
 
 
-def _opened(
-    model: nn.Module | Path | str, settings: Settings | None, overrides: Mapping[str, Any]
-) -> tuple[nn.Module, Settings]:
-    """The model, and the settings without what changes samples in training."""
+def _ready(
+    model: nn.Module | Path | str,
+    data: Any,
+    part: str | None,
+    settings: Settings | None,
+    overrides: Mapping[str, Any],
+    targets: bool = True,
+) -> tuple[nn.Module, Settings, Data, Samples, Feeding, Device]:
+    """The model, the settings without what changes samples in training, and the data's part, known to fit together."""
     settings = replace(settings or Settings(val=0.0), **{**overrides, "augment": "none"})
     if not isinstance(model, nn.Module):
-        return open_model(model, settings.weights), settings
-    settings = replace(settings, classes=settings.classes or classes_of(model))
-    if overrides.get("weights") is not None:
+        model = open_model(model, settings.weights)
+    elif overrides.get("weights") is not None:
         raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
-    return model, settings
+    else:
+        settings = replace(settings, classes=settings.classes or classes_of(model))
+    opened = open_data(data, model, settings if targets else replace(settings, strict=True), targets=targets)
+    _warn_of_scale(model, opened, settings)
+    samples = _part(opened, part)
+    feeding = feed(opened, model, settings, targets=targets)
+    check(model, opened, feeding, settings)
+    _refuse_rest(model, samples)
+    return model, settings, opened, samples, feeding, choose(settings.device, settings.imports)
 
 
 def _warn_of_scale(network: nn.Module, data: Data, settings: Settings) -> None:
     if settings.normalize == "auto" and not scale_of(network) and data.normalize not in ("", "none"):
         way = "the model may have been trained with others: give them with normalize="
-        warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=3)
+        warnings.warn(f"images are normalised by their own mean and deviation, {data.normalize}; {way}", stacklevel=4)
 
 
 def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objective], settings: Settings) -> None:
@@ -150,7 +148,7 @@ def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Objecti
         if made.column in data.named and not settings.classes and len(has) < made.classes:
             what = f"{data.name} has classes {listed(has)}, but the model has {made.classes} classes: which are they?"
             way = "name all in the order of the model's outputs, as in config.toml of its run: classes=('cat', 'dog')"
-            raise OnnxgenError(Problem(what, help=way))
+            raise OnnxgenError(what, help=way)
 
 
 def _refuse_rest(network: nn.Module, samples: Samples) -> None:
@@ -158,7 +156,7 @@ def _refuse_rest(network: nn.Module, samples: Samples) -> None:
     fixed = fixed_batch(network)
     if fixed and len(samples) % fixed:
         what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"
-        raise OnnxgenError(Problem(what, help="generate it again with --dynamic-batch"))
+        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
 
 
 def _part(data: Data, name: str | None) -> Samples:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints, Stopped
@@ -27,7 +27,7 @@ from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import load_weights, save_weights, sharded
 from onnxgen.training.devices import prepare as prepare_for
 from onnxgen.training.devices import trainer_options
-from onnxgen.training.finetune import param_groups
+from onnxgen.training.finetune.groups import param_groups
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import scale_of, set_scale
@@ -106,7 +106,7 @@ def run(
     if not callbacks:  # which may log what they like
         _check_monitor(plan)
     network = prepare_for(plan.model, plan.device).train()
-    dtypes = _dtypes(network)
+    dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
     whole = _copy(network) if settings.strategy == "fsdp" and settings.devices * settings.nodes > 1 else plan.model
     if settings.compile:
@@ -131,7 +131,9 @@ def run(
         result.test = metrics(trainer)
         ending = replace(ending, test=result.test, confusion=task.confusion, confused="test")
     report.finish(settings, facts, ending)
-    _cast_back(whole.cpu().eval(), dtypes)
+    for name, tensor in _tensors(whole.cpu().eval()):  # "bf16-true" and the like are not what data and ONNX file are in
+        if name in dtypes and tensor.dtype != dtypes[name]:
+            tensor.data, tensor.grad = tensor.data.to(dtypes[name]), None
     return result
 
 
@@ -139,19 +141,12 @@ def _check_monitor(plan: Plan) -> None:
     parts = [part for part in ("train", "val") if getattr(plan.data, part) is not None]
     known = [name for part in parts for name in Meter(plan.objectives).means(part, lambda sums: sums)]
     if plan.monitor[0] not in known:
-        raise OnnxgenError(Problem(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}"))
+        raise OnnxgenError(f"no metric is called {plan.monitor[0]!r}", help=f"there are {', '.join(known)}")
 
 
-def _dtypes(network: nn.Module) -> dict[str, torch.dtype]:
-    return {name: tensor.dtype for name, tensor in (*network.named_parameters(), *network.named_buffers())}
-
-
-def _cast_back(network: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """After "bf16-true" and the like, in which data and ONNX file are not."""
-    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
-        if name in dtypes and tensor.dtype != dtypes[name]:
-            tensor.data = tensor.data.to(dtypes[name])
-            tensor.grad = None
+def _tensors(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from network.named_parameters()
+    yield from network.named_buffers()
 
 
 def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> lightning.Trainer:
@@ -204,7 +199,7 @@ def _train(trainer: lightning.Trainer, task: Task, loaders: Loaders, go_on_from:
         if "more than 1 value per channel" not in str(error):
             raise
         way = "--batch-size 2 or more, or freeze the norms"
-        raise OnnxgenError(Problem("a batch of one sample gives BatchNorm no statistics", help=way)) from error
+        raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
     if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
@@ -253,7 +248,8 @@ def configure(plan: Plan) -> Callable[[lightning.LightningModule], Any]:
 
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     settings = plan.settings
-    rate = settings.lr if settings.lr is not None else _default_rate(settings.optimizer)
+    default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
+    rate = float(default if settings.lr is None else settings.lr)
     groups = param_groups(network, lr=rate, head_lr=settings.head_lr, weight_decay=settings.weight_decay)
     optimizer = make_optimizer(groups, settings, plan.device)
     steps = max(1, math.ceil(total / settings.epochs))
@@ -270,10 +266,6 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
     if settings.precision == "16-true":
         check_half(settings, plan.device)
-
-
-def _default_rate(name: str) -> float:
-    return float(inspect.signature(optimizer_class(name)).parameters["lr"].default)
 
 
 callable_module(__name__, fit)

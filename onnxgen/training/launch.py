@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.settings import Settings
 
 
@@ -24,7 +24,7 @@ def launched(settings: Settings, environment: Mapping[str, str] = os.environ) ->
     if asked not in ((1, 1), (devices, nodes)):
         there = f"{counted(devices, 'process')} on each of {counted(nodes, 'node')}"
         what = f"{launcher} started {there}, not {asked[0]} on {asked[1]}"
-        raise OnnxgenError(Problem(what, help="leave out --devices and --nodes"))
+        raise OnnxgenError(what, help="leave out --devices and --nodes")
     return replace(settings, devices=devices, nodes=nodes)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch, Samples
 
 Ticket = tuple[int, list[int]]  # what a batch is made of: the seed of its epoch, the indices of its samples
@@ -79,7 +79,7 @@ class Loader:
             needed = batch_size * world if drop_last else world
             ways = "smaller batches, fewer processes or more data"
             what = f"{counted(len(samples), 'sample')}, and one batch takes at least {needed}"
-            raise OnnxgenError(Problem(what, help=ways))
+            raise OnnxgenError(what, help=ways)
         self.epoch, self.weight = 0, 1.0
         self._start = self._given = 0
         self._order = _Order()

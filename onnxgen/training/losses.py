@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import near
 from onnxgen.training.data.samples import Field
 
@@ -162,7 +162,7 @@ def loss_name(text: str) -> str:
             return candidate
     likely = near(name, [*NAMES, *SHORT])
     way_out = f"did you mean {' or '.join(likely)}?" if likely else f"one of {', '.join(NAMES)}"
-    raise OnnxgenError(Problem(f"no loss is called {text!r}", help=way_out))
+    raise OnnxgenError(f"no loss is called {text!r}", help=way_out)
 
 
 def objective(
@@ -196,7 +196,7 @@ def objective(
     if not _same_layout(output, target):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
-        raise OnnxgenError(Problem(what, help=way if target.is_floating_point() else ""))
+        raise OnnxgenError(what, help=way if target.is_floating_point() else "")
     binary = loss in OF_CHANCES and (of_classes or target.dtype == torch.bool or len(field.classes) == 2)
     return Objective(index, name, column, loss, ending, 2 if binary else 0)
 
@@ -212,10 +212,8 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
     if of_classes and output.numel() != target.numel():
         if ending.kind == "sigmoid":
             raise OnnxgenError(
-                Problem(
-                    f"output {name or 0} ends in a sigmoid of {list(output.shape)}, its target holds class indices",
-                    help="name the loss with --loss",
-                )
+                f"output {name or 0} ends in a sigmoid of {list(output.shape)}, its target holds class indices",
+                help="name the loss with --loss",
             )
         return "nll_loss" if ending.kind else "cross_entropy"
     if ending.kind == "log_softmax":
@@ -239,9 +237,7 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
     }
     is_wrong, wants, instead = wrong.get(loss, (False, "", ""))
     if is_wrong:
-        raise OnnxgenError(
-            Problem(f"{loss} needs {wants}, but output {name or 0} ends in {ending}", help=f"use {instead}")
-        )
+        raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} ends in {ending}", help=f"use {instead}")
 
 
 def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> int:
@@ -254,10 +250,8 @@ def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> in
         return fits[0]
     if fits:
         what = f"output {name or 0} is {shape}, its target {wanted}: any of the axes {fits} could be the classes"
-        raise OnnxgenError(Problem(what, help="use a batch or sizes that differ, so that only one axis fits"))
+        raise OnnxgenError(what, help="use a batch or sizes that differ, so that only one axis fits")
     raise OnnxgenError(
-        Problem(
-            f"output {name or 0} is {shape} for {shape[0]} samples, and its target {wanted}",
-            help="give a class index for each sample (or position), or name another loss with --loss",
-        )
+        f"output {name or 0} is {shape} for {shape[0]} samples, and its target {wanted}",
+        help="give a class index for each sample (or position), or name another loss with --loss",
     )

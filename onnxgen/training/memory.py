@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.data.samples import Batch
 
 Result = TypeVar("Result")
@@ -159,15 +159,14 @@ class Micro:
         count = _count(part)
         if count <= 1:
             raise OnnxgenError(
-                Problem(
-                    "out of memory with a single sample",
-                    help="use smaller inputs, --precision bf16-mixed, or another device",
-                )
+                "out of memory with a single sample",
+                help="use smaller inputs, --precision bf16-mixed, or another device",
             )
         self.size = math.ceil(count / 2)
         norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False
         gc.collect()
-        _empty_cache(next(iter(part.values())).device)
+        device = next(iter(part.values())).device
+        getattr(getattr(torch, device.type, None), "empty_cache", lambda: None)()
         text = f"out of memory with {counted(count, 'sample')} at once: from now on in parts of {self.size}"
         text += ", whose gradients add up to the same" if model is not None else ""
         text += "; BatchNorm takes its statistics from the parts" if norms else ""
@@ -234,9 +233,3 @@ def _forget(parameters: Iterable[nn.Parameter]) -> None:
 
 def _count(batch: Batch) -> int:
     return len(next(iter(batch.values())))
-
-
-def _empty_cache(device: torch.device) -> None:
-    empty = getattr(getattr(torch, device.type, None), "empty_cache", None)
-    if empty is not None:
-        empty()

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from onnxgen.common.paths import python_file
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.runtime.load import from_pretrained
 from onnxgen.surgery.ports import signature_of
 
@@ -25,7 +25,7 @@ def open_module(path: Path | str) -> ModuleType:
     """
     path = Path(path).resolve()
     if not path.is_file():
-        raise OnnxgenError(Problem(f"no file {path}", help="name a module that onnxgen generated"))
+        raise OnnxgenError(f"no file {path}", help="name a module that onnxgen generated")
     stamp = _stamp(python_file(path))
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and hasattr(module, "Model"):
@@ -44,7 +44,7 @@ def open_module(path: Path | str) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise OnnxgenError(
-            Problem(f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force")
+            f"{path} can't be imported: {type(error).__name__}: {error}", help="generate it again with --force"
         ) from error
     return module
 
@@ -74,7 +74,7 @@ def open_model(path: Path | str, weights: Path | str | None = None, *, from_scra
     """
     module = open_module(path)
     if not hasattr(module, "Model"):
-        raise OnnxgenError(Problem(f"{path} has no class Model", help="name a module that onnxgen generated"))
+        raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
     if from_scratch:
         made: nn.Module = module.Model()
         return made
@@ -102,17 +102,19 @@ def _unfit(module: ModuleType, path: Path, weights: Path, error: Exception) -> O
 
     given = {key: tuple(array.shape) for key, array in read_state(weights).items()}
     wanted = {key: tuple(value.shape) for key, value in from_pretrained(module, path).state_dict().items()}
-    why = misfits(wanted, given) or " ".join(str(error).split())[:300]
+    why = misfits(wanted, given) or one_line(error)
     help = "give the weights of this module, under its own keys"
-    return OnnxgenError(Problem(f"{weights} does not fit {path}: {why}", help=help))
+    return OnnxgenError(f"{weights} does not fit {path}: {why}", help=help)
 
 
 def _with_other_head(module: ModuleType, path: Path, weights: Path) -> nn.Module | None:
     """The model for a checkpoint whose classifier was replaced; None if that is not what makes it differ."""
+    from onnxgen.export.state import read_state
     from onnxgen.surgery.replacing import resize_head
+    from onnxgen.verify.convert import to_torch
 
     try:
-        state = module.load_weights(weights)
+        state = {key: to_torch(array) for key, array in read_state(weights).items()}
     except Exception:  # it can't be read at all
         return None
     model = from_pretrained(module, path)

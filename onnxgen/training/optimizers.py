@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.byname import by_name, check_arguments
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.byname import by_name, check_arguments, classes_of
 from onnxgen.training.devices.device import Device
 from onnxgen.training.lerp import without_lerp
 from onnxgen.training.schedules import make_schedule
@@ -28,7 +27,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     Raises:
         OnnxgenError: there is none (the error lists near matches).
     """
-    return by_name(name, _optimizers(), "optimizer")
+    return by_name(name, classes_of(torch.optim, torch.optim.Optimizer), "optimizer")
 
 
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Device) -> torch.optim.Optimizer:
@@ -49,7 +48,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
     arguments = {**{k: v for k, v in given.items() if v is not None}, **settings.optimizer_args}
     check_arguments(chosen, arguments, given=("params",))
     if device.plain_optimizers:
-        arguments.update(dict.fromkeys(_switches(takes), False))
+        arguments.update(dict.fromkeys({"foreach", "fused"} & set(takes), False))
         chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
     elif device.kind == "cpu" and chosen in _SAME_TOGETHER and not {"foreach", "fused"} & arguments.keys():
         arguments["foreach"] = sum(p.numel() for group in groups for p in group["params"]) <= _SMALL
@@ -58,9 +57,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         return chosen(groups, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise OnnxgenError(
-            Problem(
-                f"{chosen.__name__}: {' '.join(str(error).split())}", help="use another optimizer or other arguments"
-            )
+            f"{chosen.__name__}: {one_line(error)}", help="use another optimizer or other arguments"
         ) from None
 
 
@@ -82,25 +79,16 @@ def check_half(settings: Settings, device: Device) -> None:
     why = "" if eps is None else f": its eps of {eps:g} is 0 there"
     ways = [f"--precision {'bf16-mixed' if device.kind == 'cpu' else '16-mixed'}", "--optimizer sgd"]
     ways += [] if eps is None else ["--optimizer-arg eps=1e-4"]
-    raise OnnxgenError(Problem(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways)))
-
-
-def _optimizers() -> dict[str, type[torch.optim.Optimizer]]:
-    classes = ((n, c) for n, c in vars(torch.optim).items() if inspect.isclass(c))
-    return {n: c for n, c in classes if issubclass(c, torch.optim.Optimizer) and c is not torch.optim.Optimizer}
-
-
-def _switches(takes: Iterable[str]) -> list[str]:
-    return [name for name in ("foreach", "fused") if name in takes]
+    raise OnnxgenError(f"{name} makes weights of float16 NaN{why}", help=", or ".join(ways))
 
 
 def _as_taken(chosen: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups as the class takes them: LBFGS has a single one, and SparseAdam none of ours."""
     if issubclass(chosen, torch.optim.SparseAdam):
-        raise OnnxgenError(Problem("SparseAdam needs sparse gradients, but these are dense", help="--optimizer adam"))
+        raise OnnxgenError("SparseAdam needs sparse gradients, but these are dense", help="--optimizer adam")
     if not issubclass(chosen, torch.optim.LBFGS) or len(groups) == 1:
         return groups
     if len({group.get("lr") for group in groups}) > 1:
-        raise OnnxgenError(Problem("LBFGS has one learning rate for all", help="leave the rate of the head at 1"))
+        raise OnnxgenError("LBFGS has one learning rate for all", help="leave the rate of the head at 1")
     # What differs is weight decay, which LBFGS has not at all.
     return [{**groups[0], "params": [p for group in groups for p in group["params"]]}]

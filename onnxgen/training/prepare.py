@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.best import lower_is_better
 from onnxgen.training.checkpoint.folder import CHECKPOINTS
 from onnxgen.training.checkpoint.identity import compare_model
@@ -23,7 +24,8 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.devices import Device, choose
-from onnxgen.training.finetune import freeze, replace_head, reset
+from onnxgen.training.finetune.freezing import freeze
+from onnxgen.training.finetune.scratch import reset
 from onnxgen.training.launch import launched
 from onnxgen.training.losses import Objective, objective
 from onnxgen.training.model import fixed_batch, open_model, set_scale
@@ -78,7 +80,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     if settings.freeze:
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
-        raise OnnxgenError(Problem("the model has no parameter to train", help="unfreeze some, or train another model"))
+        raise OnnxgenError("the model has no parameter to train", help="unfreeze some, or train another model")
     opened = open_data(data, model, settings)
     if opened.train is None:
         raise OnnxgenError(f"{opened.name} has no samples to train with")
@@ -90,7 +92,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, classes)
     settings = replace(settings, normalize=opened.normalize or settings.normalize, classes=classes)  # for other data
     plan = Plan(model, opened, feeding, objectives, device, settings, list(opened.notes))
-    plan.notes += [_said(o) for o in objectives if settings.loss == "auto"]
+    for made in objectives if settings.loss == "auto" else ():
+        where = f"output {made.name}" if made.name else "the model"
+        plan.notes.append(f"{where} ends in {made.ending}: trained with {made.loss}")
     return plan
 
 
@@ -131,7 +135,7 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
         count = values.shape[1]
         what = f"each row of target {column!r} has a single 1: one class of {count}, or {count} yes/no labels?"
         way = "give class indices (y.argmax(1)), or name the loss: --loss cross_entropy, bce, mse, ..."
-        raise OnnxgenError(Problem(what, help=way))
+        raise OnnxgenError(what, help=way)
 
 
 def few(model: nn.Module, available: int) -> int:
@@ -155,9 +159,4 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: list[str], feeding: 
             raise OnnxgenError(f"the model has no output {name!r} (it has {', '.join(names)})")
         if names.index(name) not in feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
-            raise OnnxgenError(Problem(what, help=f"--target {name}=COLUMN"))
-
-
-def _said(made: Objective) -> str:
-    where = f"output {made.name}" if made.name else "the model"
-    return f"{where} ends in {made.ending}: trained with {made.loss}"
+            raise OnnxgenError(what, help=f"--target {name}=COLUMN")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.byname import by_name, check_arguments
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.training.byname import by_name, check_arguments, classes_of
 from onnxgen.training.settings import Settings
 
 # The argument that says how long a schedule is. Left out, it is the whole run, and the rate changes with each step.
@@ -60,8 +59,7 @@ def make_schedule(
 
 
 def _class(name: str) -> type[LRScheduler]:
-    classes = {n: c for n, c in vars(lr_scheduler).items() if inspect.isclass(c) and not n.startswith("_")}
-    known = {n: c for n, c in classes.items() if issubclass(c, LRScheduler) and c is not LRScheduler}
+    known = classes_of(lr_scheduler, LRScheduler)
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 
@@ -82,7 +80,7 @@ def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     parts = arguments.get("schedulers")
     if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) and "name" in part for part in parts):
         example = "[{name = 'LinearLR', total_iters = 3}, {name = 'CosineAnnealingLR', T_max = 7}]"
-        raise OnnxgenError(Problem(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}"))
+        raise OnnxgenError(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}")
     return [dict(part) for part in parts]
 
 
@@ -100,6 +98,4 @@ def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments
     try:
         return chosen(**given, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
-        raise OnnxgenError(
-            Problem(f"{chosen.__name__}: {' '.join(str(error).split())}", help="use other arguments")
-        ) from None
+        raise OnnxgenError(f"{chosen.__name__}: {one_line(error)}", help="use other arguments") from None

@@ -3,99 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.declared import declared, options_of
+from onnxgen.errors import OnnxgenError
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
 
 
+_data = partial(declared, group="Data")
+_length = partial(declared, group="Length of the run")
+_optimizer = partial(declared, group="Optimizer")
+_finetuning = partial(declared, group="Fine-tuning")
+_devices = partial(declared, group="Devices and speed")
+_run = partial(declared, group="The run and its files")
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run; the names are those of the command's options.
+    """Settings of one run; docs/COMMANDS.md lists them.
 
-    Attributes:
-        epochs: passes over the training data.
-        max_steps: stop after so many optimizer steps, if that comes first.
-        batch_size: samples a step and process.
-        accumulate: batches whose gradients are summed to one optimizer step.
-        optimizer, optimizer_args: a class of `torch.optim` by its name, whatever its case, and its arguments.
-        lr: learning rate; None: the optimizer's own default.
-        weight_decay: of what has more than one dim (norms and biases have none); None: the optimizer's default.
-        schedule, schedule_args: a class of `torch.optim.lr_scheduler` by its name, and its arguments.
-        head_lr: the classifier's rate as a multiple of `lr`.
-        clip: largest norm of all gradients together.
-        loss: by its torch name ("nll_loss", "cross_entropy", "mse_loss", ...), or one for each output; "auto" takes the
-            one that fits what the model ends in.
-        inputs: the data's column for each input of the model; unnamed ones match by name, or as the only.
-        target: the data's column for each output; a text alone is for the only output.
-        classes: names of the classes in the order of the model's outputs; default: sorted names of those in the data.
-        device: "auto", "cpu", "cuda:1", "mps", "xpu", "directml", or what a plug-in calls its own.
-        imports: modules to import first, which bring devices of their own.
-        devices, nodes, strategy: processes a node, nodes, and how they share the work ("ddp", "fsdp").
-        precision: as Lightning's `Trainer` calls it ("32-true", "bf16-mixed", ...).
-        workers: processes that prepare batches; "auto" takes as many as help.
-        freeze: patterns of module paths that are not trained.
-        replace_head: number of classes of a new last layer.
-        weights: start from a checkpoint of one's own, under the model's keys.
-        from_scratch: forget the weights that the file came with.
-        early_stop: epochs without a new best after which to stop; the best weights are kept either way.
-        monitor: the metric that decides which weights are best; "auto" takes validation accuracy of a classifier,
-            else validation loss.
-        val, test: shares of the data held back for validation and test, where the data has no such parts itself.
-        normalize: "auto", "none", or `mean,std` (numbers, or one a channel joined by `/`); of several inputs each by
-            its name ("left=0.1,0.3;right=none").
-        augment: "none", or a recipe of the data's kind ("flip", "crop", "rotate", joined by commas; "auto").
-        strict: a sample that can't be read is an error, not skipped.
-        compile: `torch.compile` the model.
-        seed: for everything that is drawn.
-        checkpoint_minutes: a checkpoint is written at least so often, besides one an epoch.
-        resume: go on from the last checkpoint in `out`.
-        out: the folder of the run.
+    Each is declared here, once. The command's options, the keys of a configuration file and that page are made of these
+    fields.
     """
 
-    epochs: int = 10
-    max_steps: int | None = None
-    batch_size: int = 64
-    accumulate: int = 1
-    optimizer: str = "adamw"
-    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
-    lr: float | None = None
-    weight_decay: float | None = None
-    schedule: str | None = None
-    schedule_args: Mapping[str, Any] = field(default_factory=dict)
-    head_lr: float = 1.0
-    clip: float | None = None
-    loss: str | Mapping[str, str] = "auto"
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    target: str | Mapping[str, str] | None = None
-    classes: tuple[str, ...] = ()
-    device: str = "auto"
-    imports: tuple[str, ...] = ()
-    devices: int = 1
-    nodes: int = 1
-    strategy: str = "auto"
-    precision: str = "32-true"
-    workers: int | str = "auto"
-    freeze: tuple[str, ...] = ()
-    replace_head: int | None = None
-    weights: Path | None = None
-    from_scratch: bool = False
-    early_stop: int | None = None
-    monitor: str = "auto"
-    val: float = 0.1
-    test: float = 0.0
-    normalize: str = "auto"
-    augment: str = "none"
-    strict: bool = False
-    compile: bool = False
-    seed: int = 0
-    checkpoint_minutes: float = 10.0
-    resume: bool = False
-    out: Path = Path("runs/last")
+    epochs: int = _length(10, "N", "Passes over the training data.")
+    max_steps: int | None = _length(
+        None, "N", "Stop after N optimizer steps, if that comes before the end of the last epoch."
+    )
+    batch_size: int = _optimizer(64, "N", "Samples in a batch, in each process.")
+    accumulate: int = _optimizer(1, "N", "Sum the gradients of N batches before each step.")
+    optimizer: str = _optimizer("adamw", "NAME", "A class of torch.optim, in upper or lower case.")
+    optimizer_args: Mapping[str, Any] = _optimizer(
+        dict, "NAME=VALUE", "An argument of the optimizer (momentum=0.5); may be repeated.", option="optimizer-arg"
+    )
+    lr: float | None = _optimizer(None, "X", "Learning rate. Default: the optimizer's own.")
+    weight_decay: float | None = _optimizer(
+        None, "X", "Weight decay; norms and biases get none. Default: the optimizer's own."
+    )
+    schedule: str | None = _optimizer(None, "NAME", "A class of torch.optim.lr_scheduler.")
+    schedule_args: Mapping[str, Any] = _optimizer(
+        dict, "NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated.", option="schedule-arg"
+    )
+    head_lr: float = _optimizer(1.0, "X", "The classifier's learning rate as a multiple of --lr.")
+    clip: float | None = _optimizer(None, "X", "Scale gradients down if their norm together is larger.")
+    loss: str | Mapping[str, str] = _optimizer(
+        "auto", "NAME", "A loss by its torch name (cross_entropy), or OUTPUT=NAME,...; auto: by how the model ends."
+    )
+    inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
+    target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
+    classes: tuple[str, ...] = _data(
+        (), "NAME,...", "The classes in the order of the model's outputs. Default: the names in the data, sorted."
+    )
+    device: str = _devices(
+        "auto", "DEVICE", "auto, cpu, cuda:1, mps, xpu, directml, or a plug-in's (see: onnxgen devices)."
+    )
+    imports: tuple[str, ...] = _devices(
+        (), "MODULE", "Import this module first: it registers a device; may be repeated.", option="import"
+    )
+    devices: int = _devices(1, "N", "Processes on each node.")
+    nodes: int = _devices(1, "N", "Number of nodes.")
+    strategy: str = _devices("auto", "NAME", f"How processes share the work: {', '.join(STRATEGIES)}.")
+    precision: str = _devices("32-true", "NAME", f"{', '.join(PRECISIONS)}.")
+    workers: int | str = _devices("auto", "N", "Processes that prepare batches; auto: as many as help.")
+    freeze: tuple[str, ...] = _finetuning((), "PATTERN", "Do not train these modules (layer1.*); may be repeated.")
+    replace_head: int | None = _finetuning(None, "CLASSES", "Put in a new last layer for that many classes.")
+    weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
+    from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
+    early_stop: int | None = _length(None, "N", "Stop after N epochs without a new best.")
+    monitor: str = _length(
+        "auto", "METRIC", "The metric that decides what is best (val_loss); auto: accuracy of a classifier."
+    )
+    val: float = _data(0.1, "SHARE", "Share of the data for validation, if the data has no such part.")
+    test: float = _data(0.0, "SHARE", "Share of the data for the test at the end, if the data has no such part.")
+    normalize: str = _data("auto", "HOW", "auto, none, or MEAN,STD (for several channels: joined by /).")
+    augment: str = _data("none", "HOW", "none, auto, or some of flip,vflip,rotate,shift,crop,light,noise,erase.")
+    strict: bool = _data(False, "", "End with an error if a sample can't be read. Otherwise it is skipped.")
+    compile: bool = _devices(False, "", "torch.compile the model.")
+    seed: int = _run(0, "N", "Seed of all random numbers.")
+    checkpoint_minutes: float = _run(10.0, "X", "Write a checkpoint at least every X minutes, and after each epoch.")
+    resume: bool = _run(False, "", "Go on from the last checkpoint in --out, with the settings of that run.")
+    out: Path = _run(Path("runs/last"), "FOLDER", "The folder that the run writes to.")
 
     def __post_init__(self) -> None:
         for name in ("weights", "out"):  # text will do, as for every path
@@ -126,12 +118,13 @@ class Settings:
 def _names(classes: Iterable[str]) -> tuple[str, ...]:
     if isinstance(classes, str):
         raise OnnxgenError(
-            Problem(
-                f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
-            )
+            f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
         )
     found = tuple(map(str, classes))
     for place, name in enumerate(found):
         if not name.strip() or name in found[:place]:
             raise OnnxgenError(f"classes has {name!r} twice" if name.strip() else "classes has an empty name")
     return found
+
+
+SETTINGS = options_of(Settings)

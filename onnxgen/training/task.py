@@ -12,10 +12,10 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from onnxgen.training.data.samples import Batch, Feeding
+from onnxgen.training.finetune.blocks import blocks
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import Made, Meter
-from onnxgen.training.sharding import shard
 
 Configure = Callable[[lightning.LightningModule], Any]
 
@@ -68,9 +68,13 @@ class Task(lightning.LightningModule):
         return moved
 
     def configure_model(self) -> None:
-        """Shard the parameters, where a strategy made a mesh of processes for it. Lightning may call this again."""
+        """Shard the parameters (FSDP2), each generated block and then what is left, where a strategy made a mesh of
+        processes for it. Their keys stay. Lightning may call this again."""
         if self.device_mesh is not None and not self._sharded:
-            shard(self.model, self.device_mesh["data_parallel"])
+            from torch.distributed.fsdp import fully_shard
+
+            for part in (*map(self.model.get_submodule, blocks(self.model)), self.model):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
             self._sharded = True
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:

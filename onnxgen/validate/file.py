@@ -34,8 +34,8 @@ def module_names(tree: ast.Module) -> frozenset[str]:
                 raise Unreadable("an import under the name of something else")
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.append(node.name)
-            original = helper_source(node.name)
-            if original is not None and _code(node) != _code(ast.parse(original).body[0]):
+            original = _helper_code(node.name)
+            if original is not None and _code(node) != original:
                 raise Unreadable(f"{node.name} is not the helper of that name")
             if original is not None:
                 needed |= _helper_needs(node.name)
@@ -51,6 +51,12 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     if missing := needed.difference(names):
         raise Unreadable(f"the file does not define {min(missing)}")
     return frozenset(names)
+
+
+@cache
+def _helper_code(name: str) -> str | None:
+    original = helper_source(name)
+    return None if original is None else _code(ast.parse(original).body[0])
 
 
 @cache

@@ -215,7 +215,7 @@ class Check:
             yield (load(self.path, self.given) if module is None else module), {}
 
     def _choose_tolerance(self, network: nn.Module, dtype: str) -> None:
-        """Choose the tolerance. `dtype`: the type that the module was generated in, if one was requested."""
+        """Choose the tolerance. `dtype`: the type that the module was generated in, or ""."""
         self.cast = torch_side.whole_dtype(network, self.stored)
         if dtype in DTYPES and self.stored != {dtype}:
             self.cast = torch_side.dtype_of(dtype)
@@ -244,9 +244,7 @@ class Check:
     def _inputs(
         self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
     ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
-        """Yield inputs, the oracle that accepted them, and what it computed. Raises `OnnxgenError` if no
-        inputs work.
-        """
+        """Yield inputs, the oracle that accepted them, and its outputs. Raises `OnnxgenError` if no inputs work."""
         graph, part = self.graph, self._part()
         how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
         for oracle in how(self.path, new_ops=self.new_ops):
@@ -388,9 +386,7 @@ class Check:
     def _finish_gradients(
         self, network: nn.Module, backward: torch_side.Backward, record: Mapping[str, Any] | None, found: Gradients
     ) -> None:
-        """Sum up the gradients. Nothing is required if control flow decides what a run reaches, or weights have no
-        record.
-        """
+        """Sum up the gradients. Require none if control flow decides what is reached, or weights have no record."""
         all_reached = all(n in backward.reached for n, p in network.named_parameters() if p.requires_grad)
         is_known = record is not None and not self.graph.branches and not all_reached
         expected = gradients.expected_keys(self.path, self.options, record or {}) if is_known else set()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onnxgen.common.names import printable
-from onnxgen.errors import counted
+from onnxgen.errors import counted, typed
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.report import Gradients
 
@@ -102,7 +102,7 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
         with _float64():
             return _Held(module, inputs, fixed).compare(found)
     except Exception as error:  # an operator without float64 support, or out of memory
-        return f"finite differences are not compared: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"finite differences are not compared: {typed(error, 200)}"
 
 
 class _Held:

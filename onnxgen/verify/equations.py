@@ -15,7 +15,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.graph.traits import BROADCASTING
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import BROADCASTS
 from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
 from onnxgen.shapes.info import Shape, info
 
@@ -88,8 +89,6 @@ def _dim(tree: ast.expr) -> Dim:
 
 # ---- what operators ask ----------------------------------------------------------------------------------------------
 
-SAME_SHAPE = BROADCASTING | {"PRelu"}
-RECURRENT = ("LSTM", "GRU", "RNN")
 # axes of each input of onnxruntime's operators: equal letters mean equal sizes
 LETTERS = {
     "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
@@ -120,7 +119,9 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
         yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
         if node.op_type in CACHED:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
-    elif node.op_type in SAME_SHAPE and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
+    elif (
+        is_a(node, BROADCASTS) or node.op_type == "PRelu"
+    ) and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
         yield from _broadcast([s for s in shapes if s is not None])
     elif node.op_type in EQUATION_RULES:
         for a, b in EQUATION_RULES[node.op_type](node, shapes):
@@ -245,7 +246,8 @@ EQUATION_RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
     "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
     "ConvInteger": _conv,
     "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,
-    "RMSNormalization": _layer_norm, "Concat": _concat, "Reshape": _reshape, **dict.fromkeys(RECURRENT, _recurrent),
+    "RMSNormalization": _layer_norm, "Concat": _concat, "Reshape": _reshape,
+    "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent,
     "ScatterElements": _scattered, "Attention": _attention,
     "RoiAlign": _rois,
 }  # fmt: skip

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import RECURRENT
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
@@ -22,7 +24,6 @@ from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
 FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
 HALF_NOISE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
-RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "AttnLSTM")
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
@@ -98,7 +99,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
         name, weight.name = weight.name, f"{weight.name}/exact"
         noised(weight.name, name, weight.data_type)
     for node in made.graph.node:
-        for i, name in enumerate(node.input if node.op_type in RECURRENT else ()):
+        for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
             if types.get(name) in _FLOATS:
                 node.input[i] = f"{name}/into/{len(nodes)}"
                 noised(name, node.input[i], types[name])
@@ -141,8 +142,8 @@ def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Toleran
     `compare.MAX_SLACK_PART`.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK_FACTOR` times those of the answers, the largest first. What is within the tolerance needs no explanation,
-    however still the answers are there.
+    `SLACK_FACTOR` times those of the answers, the largest first. What is within the tolerance needs no
+    explanation, however still the answers are there.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import subgraphs
-from onnxgen.graph.traits import COMPARISONS, RANDOM
+from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
@@ -255,9 +256,9 @@ def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Valu
     tainted: set[ir.Value] = set(outer or ())
     for node in graph:
         inside = any(
-            n.op_type in RANDOM or any(v in tainted for v in n.inputs) for s in subgraphs(node) for n in every_node(s)
+            is_a(n, RANDOM) or any(v in tainted for v in n.inputs) for s in subgraphs(node) for n in every_node(s)
         ) or any(v in tainted for s in subgraphs(node) for v in s.outputs)
-        if inside or node.op_type in RANDOM or any(v in tainted for v in node.inputs):
+        if inside or is_a(node, RANDOM) or any(v in tainted for v in node.inputs):
             tainted.update(node.outputs)
     return tainted
 
@@ -294,7 +295,7 @@ def _role(value: ir.Value) -> Role:
                 role.keys = _keys(node)
             elif node.op_type in ENCODERS:
                 role.categories = _categories(node)
-            elif node.op_type in COMPARISONS:
+            elif is_a(node, COMPARISON):
                 for constant in _integer(node.inputs[1 - position]):
                     constants[constant] = None
                     neighbours |= dict.fromkeys([constant - 1] + [constant + 1] * (node.op_type != "Equal"))
@@ -351,15 +352,12 @@ def _categories(node: ir.Node) -> list[str] | list[int]:
     return numbers + ([] if is_strict or not numbers else [max(numbers) + 1])
 
 
-CARRIERS = set(
-    "Identity Cast Reshape Squeeze Unsqueeze Flatten Transpose Expand Slice Concat Split Gather Add Sub Where Min Max "
-    "Clip Mul Tile Floor Round ScatterElements ScatterND GatherND GatherElements Pad".split()
-)
+ABOUT = ("Cast", "Add", "Sub", "Min", "Max", "Clip", "Mul", "Floor", "Round")  # change numbers, but not what they are
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:
     """Return True if the operator's output holds about the same numbers as its input."""
-    return node.op_type in CARRIERS and not (node.op_type == "Where" and position == 0)
+    return is_a(node, MOVES) and position in known(node).data or node.op_type in ABOUT
 
 
 def _integer(value: ir.Value | None) -> list[int]:

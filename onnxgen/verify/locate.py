@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from onnxgen.common.names import printable
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.catalogue import having
+from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify.graph import Graph
@@ -26,7 +27,6 @@ from onnxgen.verify.report import Located
 from onnxgen.verify.trace import Alike, Event, Results, alike, close, in_order, is_plain, same, traced
 
 PARTS = 1e-5  # relative difference from which results of two modules differ; equal code gives equal bits
-ARRANGES = VIEWS | {"Split", "Expand"}
 
 
 def locate(
@@ -157,7 +157,8 @@ class _Had:
             return True
         if self.results.has(self.values[name], self.same, equal):
             return True
-        return node.op_type in ARRANGES and equal is alike and self(node.input[0], equal)
+        arranges = node.op_type in having(VIEW) or node.op_type in ("Split", "Expand")
+        return arranges and equal is alike and self(node.input[0], equal)
 
     def given(self, node: onnx.NodeProto, event: Event) -> NDArray[Any] | None:
         """Return the result of a node that is also a result of an event, or None."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from onnxgen.errors import typed
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.verify.graph import Graph
 
@@ -82,7 +83,7 @@ def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | Non
         with torch.enable_grad():
             result = module(*arguments)
     except Exception as error:
-        raise Failed(f"forward raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise Failed(f"forward raised {typed(error)}") from error
     return [result] if not isinstance(result, tuple) or len(result) == count == 1 else list(result)
 
 
@@ -137,7 +138,7 @@ class Backward:
                 loss, list(parameters.values()), allow_unused=True
             )
         except Exception as error:
-            raise Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+            raise Failed(typed(error)) from error
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is None:
                 continue

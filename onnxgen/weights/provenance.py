@@ -76,9 +76,7 @@ class Source:
 
     @classmethod
     def of(cls, tensor: ir.TensorProtocol, name: str) -> Source:
-        """Make the provenance of a tensor that is an ONNX tensor itself. Raises `OnnxgenError` for strings, which a
-        state dict cannot hold.
-        """
+        """Return the provenance of a whole ONNX tensor. Raises `OnnxgenError` for strings: no state dict holds them."""
         if tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
             raise OnnxgenError(f"tensor {name!r} of type {tensor.dtype.name} can't be stored as a weight")
         shape = tuple(tensor.shape.numpy())
@@ -113,9 +111,7 @@ class Source:
         return self._with(tuple(self.shape[axis] for axis in perm), pieces)
 
     def reshape(self, shape: Sequence[int]) -> Source:
-        """Reshape as `numpy.reshape` (one dim may be -1). Raises `OnnxgenError` if the result would have too many
-        pieces.
-        """
+        """Reshape as `numpy.reshape` (one dim may be -1). Raises `OnnxgenError` for too many pieces."""
         shape = resolved(tuple(self.shape), tuple(int(dim) for dim in shape))
         if 0 in shape:
             return self._with(shape, ())
@@ -393,9 +389,7 @@ def _covers(pieces: Sequence[Piece]) -> bool:
 
 
 def _runs(piece: Piece) -> Axis:
-    """Return the piece's atoms by falling stride. The last is its contiguous run, of stride 1 (size 0 if it has no
-    elements).
-    """
+    """Return the piece's atoms by falling stride. The last is its contiguous run of stride 1 (size 0: no elements)."""
     if 0 in piece.shape:
         return ((0, 1),)
     atoms = merged(sorted(itertools.chain(*piece.axes), key=lambda atom: -atom[1]))

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.graph.nodes import answered
+from onnxgen.graph.nodes import answered, told
 from onnxgen.options import Options
 from onnxgen.shapes.info import info
 from onnxgen.weights.file_tensor import FileTensor
@@ -120,7 +120,6 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
 
 
 MAX_CONCATENATED_PIECES = 32_768  # limit on the pieces of stored tensors in all concatenations together
-SAME_ORDER = ("Unsqueeze", "Squeeze", "Reshape", "Flatten")  # the view operators that do not reorder elements
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
     "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
@@ -232,7 +231,7 @@ class Views:
             return
         size = math.prod(int(d) for d in facts.shape or () if isinstance(d, int)) * int(facts.dtype.itemsize)
         if problem := past(size, self.most, f"{printable(value.name or '')}, computed from stored tensors only, has"):
-            raise OnnxgenError(Problem(problem, printable(node.name or ""), printable(node.op_type)))
+            raise OnnxgenError(Problem(problem, told(node), printable(node.op_type)))
 
 
 def _is_standard(node: ir.Node) -> bool:

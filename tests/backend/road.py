@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import linecache
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import onnx
 
 from onnxgen.backend import OnnxgenBackend, OnnxgenRep
 from tests.ops.harness import unformatted
+from tests.support.defaults import given_defaults
 
 _numbers = itertools.count()
 
@@ -23,7 +25,10 @@ class Road(OnnxgenBackend):
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> OnnxgenRep:
         with unformatted():  # two thousand files
-            return super().prepare(model, device, **kwargs)
+            rep = super().prepare(model, device, **kwargs)
+        source = "".join(linecache.getlines(type(rep.module).forward.__code__.co_filename))
+        assert source and given_defaults(source) == [], "what torch takes anyway is not written"
+        return rep
 
 
 def imported(path: Path) -> ModuleType:

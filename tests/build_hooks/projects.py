@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import textwrap
 import venv
 import zipfile
 from base64 import urlsafe_b64encode
@@ -22,6 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.build_hooks import computed
 from tests.build_hooks.wheelhouse import clean_environment
 
 SETUPTOOLS = '[build-system]\nrequires = ["setuptools", "onnxgen"]\nbuild-backend = "setuptools.build_meta"\n'
@@ -214,24 +214,6 @@ def check_record(wheel: Path) -> None:
 
 # ---- what was built, run ---------------------------------------------------------------------------------------------
 
-_COMPARE = textwrap.dedent("""
-    import importlib, json, site, sys
-    import numpy, onnxruntime, torch
-
-    for folder in sys.argv[2:]:
-        site.addsitedir(folder)  # as an installation: its .pth files count
-    for name, source in json.loads(sys.argv[1]).items():
-        module = importlib.import_module(name)
-        model = module.Model.from_pretrained().eval()
-        x = numpy.random.default_rng(7).standard_normal((5, 4), dtype=numpy.float32)
-        session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
-        (expected,) = session.run(None, {"x": x})
-        with torch.inference_mode():
-            numpy.testing.assert_allclose(model(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
-        print(name, module.__file__)
-    assert "onnxgen" not in sys.modules
-    """)
-
 
 def compare(
     modules: Mapping[str, Path], cwd: Path, *, python: str | Path = sys.executable, path: Path | None = None
@@ -241,14 +223,19 @@ def compare(
     Args:
         modules: the ONNX file by the module's name.
         cwd: where to run; not the project.
-        python: whose packages are seen, besides torch and onnxruntime of the test environment.
+        python: whose packages are seen, besides torch and onnxruntime of the test environment. That of the tests is
+            forked from a process that has these two already.
         path: a folder to import from, as from `site-packages`.
 
     Returns:
         The file of each module.
     """
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
-    given = json.dumps({name: str(source) for name, source in modules.items()})
-    printed = run(python, "-c", _COMPARE, given, *([path] if path else []), cwd=cwd, env=env)
+    given = [json.dumps({name: str(source) for name, source in modules.items()}), *([str(path)] if path else [])]
+    if python == sys.executable and hasattr(os, "fork"):
+        done, printed = computed.forked(given, cwd)
+        assert done, printed
+    else:
+        folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        env = {**clean_environment(), "PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
+        printed = run(python, computed.__file__, *given, cwd=cwd, env=env)
     return {name: Path(file) for name, file in (line.split(" ", 1) for line in printed.splitlines())}

@@ -21,12 +21,12 @@ import platformdirs
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgen.build_hooks import cache as caching
 from onnxgen.build_hooks import freshness
 from onnxgen.build_hooks.build import build
-from onnxgen.build_hooks.cache import Cache, digest
 from onnxgen.build_hooks.freshness import content_of, is_fresh, key_of, source_files
 from onnxgen.build_hooks.settings import Entry
+from onnxgen.common import cache as caching
+from onnxgen.common.cache import Cache, digest
 from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
@@ -61,7 +61,7 @@ def aged(path: Path, seconds: float = 10) -> Path:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were just written count as old: `ctime` can't be set, and tests should not wait for it."""
-    monkeypatch.setattr(caching, "RACY", -(10**12))
+    monkeypatch.setattr(caching, "RACY_NANOSECONDS", -(10**12))
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------
@@ -502,10 +502,10 @@ def test_nobody_is_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_old_goes(tmp_path: Path, cache: Cache) -> None:
     cache.put("settled", "old", 1)
     cache.put("settled", "new", 2)
-    aged(cache._file("settled", "old"), caching.KEPT + 60)
+    aged(cache._file("settled", "old"), caching.KEPT_SECONDS + 60)
     cache.put("settled", "another", 3)
     assert cache.get("settled", "old") == 1, "looked for once a week"
-    aged(cache.folder / "build" / caching.MARKER, caching.SWEPT + 60)
+    aged(cache.folder / "build" / caching.MARKER, caching.SWEEP_INTERVAL_SECONDS + 60)
     cache.put("settled", "another", 3)
     assert [cache.get("settled", name) for name in ("old", "new", "another")] == [None, 2, 3]
 
@@ -513,7 +513,7 @@ def test_what_is_old_goes(tmp_path: Path, cache: Cache) -> None:
 WRITER = """
 import hashlib, sys, time
 from pathlib import Path
-from onnxgen.build_hooks import cache
+from onnxgen.common import cache
 cache.RACY_NANOSECONDS = -10**12
 paths, end = [Path(p) for p in sys.argv[1:]], time.monotonic() + 3
 count = wrong = 0

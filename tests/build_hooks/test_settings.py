@@ -12,8 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from onnxgen.build_hooks.settings import MAX_PROBLEMS_SHOWN, OPTIONS, SPELLED, Entry, entries_from, read_project
-from onnxgen.cli.options import _CUT, _GENERATION, take_options
+from onnxgen.build_hooks.settings import KEYS, MAX_PROBLEMS_SHOWN, Entry, entries_from, read_project
+from onnxgen.cli.options import generation_options, take_options
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from tests.conftest import ROOT
@@ -71,13 +71,13 @@ def test_a_model(root: Path) -> None:
 def test_every_option_of_the_command_is_a_key() -> None:
     """By the same name, for the same field of `Options`."""
 
+    @click.command()
+    @generation_options()
     def command(**_: Any) -> None: ...
 
-    for option in (*_CUT, *_GENERATION):
-        option(command)
-    parameters = command.__click_params__  # type: ignore[attr-defined]
-    named = {p.opts[0].removeprefix("--"): p.name for p in parameters if isinstance(p, click.Option)}
-    assert {SPELLED.get(name, name): field for name, (field, _) in OPTIONS.items()} == named
+    named = {p.opts[0]: p.name for p in command.params if isinstance(p, click.Option)}
+    assert {about.option: field for field, about in KEYS.values()} == named
+    assert {"--plugin" if key == "plugins" else f"--{key}" for key in KEYS} == set(named)
     assert set(named.values()) == {f.name for f in fields(Options)}
 
 
@@ -110,12 +110,10 @@ def test_options_are_what_the_command_makes_of_them(root: Path, lines: str, argu
     found: list[Options] = []
 
     @click.command()
+    @generation_options()
     def command(**given: Any) -> None:
         found.append(take_options(given))
 
-    for option in reversed([*_CUT, *_GENERATION]):
-        option(command.callback)  # type: ignore[arg-type]
-    command.params = list(reversed(command.callback.__click_params__))  # type: ignore[union-attr]
     command.main(arguments, standalone_mode=False)
     assert one(root, lines) == found[0]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -21,7 +22,7 @@ from onnx import helper as h
 from onnxgen import OnnxgenError, Options, __version__
 from onnxgen.cli import run, say
 from onnxgen.cli.app import app, commands
-from onnxgen.cli.group import DEFAULT, OTHERS, START, Command
+from onnxgen.cli.group import CODES, DEFAULT, EVERY, START, Command, Option
 
 Out = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,16 @@ def test_a_model_called_like_a_command(model: Path, out: Path, monkeypatch: pyte
     model.rename("verify")
     assert call("./verify", "-o", out) == 0 and out.exists()
     assert call("verify") == 2 and "MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("class", "class_"), ("my-model", "my_model"), ("2nd", "model_2nd"), ("net", "")]
+)
+def test_a_name_that_cannot_be_imported_is_told(model: Path, capsys: Out, name: str, other: str) -> None:
+    code, found = answer(capsys, model, "-o", model.parent / f"{name}.py")
+    told = [note for note in found["notes"] if "imported" in note]
+    says = f"{name}.py can't be imported, since {name!r} is not a name in Python: call it {other}.py"
+    assert code == 0 and told == ([says] if other else [])
 
 
 def test_check(model: Path, out: Path, capsys: Out) -> None:
@@ -354,7 +365,7 @@ def test_verify_refuses_a_stale_sidecar(model: Path, out: Path, tmp_path: Path, 
     call(other, "-o", tmp_path / "other.py", "-q")
     os.replace(tmp_path / "other.safetensors", out.with_suffix(".safetensors"))
     assert call("verify", model, out) == 2
-    assert "does not belong to" in capsys.readouterr().err
+    assert "does not belong here" in capsys.readouterr().err
 
 
 # ---- inspect, ops, help ----------------------------------------------------------------------------------------------
@@ -418,7 +429,7 @@ def test_version_and_help(capsys: Out) -> None:
     for command in commands():
         assert call(command, "-h") == 0
         said = capsys.readouterr().out
-        assert "Exit codes:" in said and "Examples:" in said and OTHERS not in said
+        assert "Exit codes:" in said and "Examples:" in said
     assert run([]) == 2 and "MODEL.onnx" in capsys.readouterr().out
 
 
@@ -426,17 +437,46 @@ def test_help_begins_with_what_to_type(capsys: Out) -> None:
     assert run(["-h"]) == 0
     said = capsys.readouterr().out
     titles = [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles[:3] == ["What to type:", "Commands:", "Files:"] and titles[-1] == "Messages and help:"
-    assert OTHERS not in said
+    assert titles[:3] == ["What to type:", "Commands:", "Files:"] and titles[-1] == f"{EVERY}:"
 
 
-def test_groups_of_options_name_what_is_there() -> None:
+def test_every_option_stands_under_a_title() -> None:
+    """What every command has stands last; nothing else stands there."""
     for command in app.commands.values():
-        assert isinstance(command, Command)
-        known = {name for parameter in command.params for name in parameter.opts} | {"--help", "--version"}
-        named = {name for _, names in command.groups for name in names.split()}
-        cut = {"--inputs", "--outputs"} if command.name == "verify" else set()
-        assert named - known - cut == set(), command.name
+        options = [p for p in command.params if isinstance(p, click.Option)]
+        assert all(isinstance(option, Option) and option.help for option in options)
+        last = {name for option in options if getattr(option, "group", "") == EVERY for name in option.opts}
+        assert last == {"-q", "--quiet", "-v", "--verbose", "--json"}, command.name
+
+
+@pytest.mark.parametrize(
+    ("command", "codes"), [("train", "0 2 70 130"), ("verify", "0 1 2 70 130"), ("build", "0 1 2 3 70 130")]
+)
+def test_a_command_lists_its_own_exit_codes(command: str, codes: str, capsys: Out) -> None:
+    assert call(command, "-h") == 0
+    said = capsys.readouterr().out
+    listed = said[said.index("Exit codes:") :].splitlines()[1:]
+    assert " ".join(line.split()[0] for line in listed) == codes
+    assert command != "train" or "stale" not in said
+    assert set(map(int, codes.split())) <= set(CODES)
+
+
+def test_help_is_a_command_too(capsys: Out) -> None:
+    assert run(["help"]) == 0 and "What to type:" in capsys.readouterr().out
+    assert run(["help", "export"]) == 0 and "--same-graph" in capsys.readouterr().out
+
+
+def test_a_mistyped_command(capsys: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for typed in (["trian", "model.py"], ["-q", "trian"]):
+        assert run(typed) == 2
+        assert capsys.readouterr().err.startswith(
+            "error: there is no command and no file 'trian'; did you mean: onnxgen train (try: "
+        )
+    (tmp_path / "trian").write_text("a file of that name")
+    for typed in ("trian", "modle.onnx", "--verify"):
+        assert run([typed]) == 2
+        assert "did you mean: onnxgen" not in capsys.readouterr().err
 
 
 def test_examples_are_commands_that_parse() -> None:

@@ -242,7 +242,7 @@ def test_weights_of_another_model_are_refused(place: Place, capsys: Out) -> None
     place.weights.write_bytes(other)
     capsys.readouterr()
     assert run(["verify", str(place.model), str(place.out)]) == 2
-    assert "does not belong to" in capsys.readouterr().err
+    assert "does not belong here" in capsys.readouterr().err
     assert place() == 0 and run(["verify", str(place.model), str(place.out)]) == 0
 
 

@@ -3,18 +3,19 @@
 Inputs    image   float32  [batch, 3, 224, 224]
 Outputs   logits  float32  [batch, 1000]
 Weights   resnet18.safetensors, 11,689,512 parameters
-Code      c72df81bcd808652
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "553b9d7fe01b52d24afd0fad285802d5"
+FINGERPRINT = "940ec46315cbc42c01bf1ab6e7649990"
 
 
 class BasicBlock(nn.Module):
@@ -74,41 +75,16 @@ class ResNet18(nn.Module):
         return self.fc(x)
 
     @classmethod
-    def from_pretrained(
-        cls, weights: Path | str = WEIGHTS, *, device=None, dtype=None
-    ) -> "ResNet18":
-        """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
+    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
+        """Load its own weights, or a checkpoint; `device=`, `dtype=` as in `to()`."""
         with torch.device("meta"):
-            model = cls()
-        state = load_weights(weights)
-        for key, own in model.state_dict().items():
-            wanted = torch.float32 if own.is_floating_point() else own.dtype
-            found = state[key].dtype if key in state else wanted
-            floats = found.is_floating_point and wanted.is_floating_point
-            if found != wanted and not (dtype and floats):
-                hint = "; dtype= casts it" if floats else ""
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
-        if missing or unexpected:
-            raise ValueError(
-                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
-            )
-        return model.to(device=device, dtype=dtype)
-
-
-def load_weights(path: Path | str) -> dict[str, Tensor]:
-    """Read a safetensors checkpoint; the sidecar must be the one that belongs to this file."""
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if Path(path) == WEIGHTS and metadata.get("fingerprint") != FINGERPRINT:
-        raise ValueError(
-            f"{path} does not belong to {Path(__file__).name}: generate both again"
-        )
-    return state
+            model, own = cls(), cls().to(to.get("dtype") or torch.float32).state_dict()
+        with safe_open(weights, "pt") as f:
+            if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
+                raise ValueError(f"{weights} does not belong here: generate both again")
+            model.load_state_dict({k: f.get_tensor(k) for k in f.keys()}, assign=True)
+        assert_close(model.to(**to).state_dict(), own, check_device=False)  # dtypes
+        return model
 
 
 Model = ResNet18

@@ -3,17 +3,18 @@
 Inputs    frames  float32  [5, batch, 6]
 Outputs   logits  float32  [batch, 3]
 Weights   sentence_gru.safetensors, 703 parameters
-Code      0f0ea349b52d8c2c
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "8f50c5e0146db116a1ee549ddd3fd49e"
+FINGERPRINT = "f015185d9d8e1dd62112882f4f071c4a"
 
 
 class SentenceGRU(nn.Module):
@@ -24,46 +25,21 @@ class SentenceGRU(nn.Module):
         self.fc = nn.Linear(14, 3)
 
     def forward(self, frames: Tensor) -> Tensor:
-        _, x = self.gru(frames)
-        x1, x2 = x.unbind(0)
+        _, h = self.gru(frames)
+        x1, x2 = h.unbind(0)
         return self.fc(self.norm(torch.cat([x1, x2], dim=-1)))
 
     @classmethod
-    def from_pretrained(
-        cls, weights: Path | str = WEIGHTS, *, device=None, dtype=None
-    ) -> "SentenceGRU":
-        """Build the model with the weights that came with the ONNX file, or with a checkpoint of your own."""
+    def from_pretrained(cls, weights: Path | str = WEIGHTS, **to: Any) -> "Model":
+        """Load its own weights, or a checkpoint; `device=`, `dtype=` as in `to()`."""
         with torch.device("meta"):
-            model = cls()
-        state = load_weights(weights)
-        for key, own in model.state_dict().items():
-            wanted = torch.float32 if own.is_floating_point() else own.dtype
-            found = state[key].dtype if key in state else wanted
-            floats = found.is_floating_point and wanted.is_floating_point
-            if found != wanted and not (dtype and floats):
-                hint = "; dtype= casts it" if floats else ""
-                raise ValueError(f"{weights}: {key} is {found}, not {wanted}{hint}")
-        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
-        if missing or unexpected:
-            raise ValueError(
-                f"{weights}: missing keys {missing[:2]}, unexpected keys {unexpected[:2]}"
-            )
-        return model.to(device=device, dtype=dtype)
-
-
-def load_weights(path: Path | str) -> dict[str, Tensor]:
-    """Read a safetensors checkpoint; the sidecar must be the one that belongs to this file."""
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if Path(path) == WEIGHTS and metadata.get("fingerprint") != FINGERPRINT:
-        raise ValueError(
-            f"{path} does not belong to {Path(__file__).name}: generate both again"
-        )
-    return state
+            model, own = cls(), cls().to(to.get("dtype") or torch.float32).state_dict()
+        with safe_open(weights, "pt") as f:
+            if Path(weights) == WEIGHTS and FINGERPRINT not in str(f.metadata()):
+                raise ValueError(f"{weights} does not belong here: generate both again")
+            model.load_state_dict({k: f.get_tensor(k) for k in f.keys()}, assign=True)
+        assert_close(model.to(**to).state_dict(), own, check_device=False)  # dtypes
+        return model
 
 
 Model = SentenceGRU

@@ -183,11 +183,17 @@ def unformatted() -> Iterator[None]:
 
 def generate(model: onnx.ModelProto, options: Options = DEFAULTS, pretty: bool = False) -> Generated:
     """The generated source and weights of a model in memory. Raises `OnnxgenError` as `pipeline.build` does."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        with contextlib.nullcontext() if pretty else unformatted():
-            return build(path, options, path.with_suffix(".py"))
+    path = Path(_folder().name) / "model.onnx"
+    path.unlink(missing_ok=True)  # what still maps the last one keeps it
+    path.write_bytes(model.SerializeToString())
+    with contextlib.nullcontext() if pretty else unformatted():
+        return build(path, options, path.with_suffix(".py"))
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """One for all models: removing a folder takes longer than anything else that a small one needs."""
+    return TemporaryDirectory(prefix="onnxgen-tests-")
 
 
 def instantiate(generated: Generated) -> torch.nn.Module:

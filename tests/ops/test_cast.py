@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from onnxgen.helpers.casting import float4
 from tests.ops.harness import (
     assert_same,
-    backend_cases,
     generate,
     instantiate,
     node_model,
     refusal,
-    run_case,
     run_model,
     run_node,
     run_onnxruntime,
@@ -47,14 +45,6 @@ PLAIN = [
 @pytest.mark.parametrize("name", ["Cast", "CastLike", "BitCast"])
 def test_every_schema_version_binds(name: str) -> None:
     assert unbound_names(name) == []
-
-
-@pytest.mark.parametrize("name", ["Cast", "CastLike", "BitCast"])
-def test_onnx_own_cases(name: str) -> None:
-    cases = backend_cases(name)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 @pytest.mark.parametrize("source", PLAIN)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import run_node, unbound_names
 
 OPS = ["Conv", "ConvTranspose", "DeformConv"]
 
@@ -97,11 +97,3 @@ def test_deform_conv(
 @pytest.mark.parametrize("op", OPS)
 def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
-
-
-CASES = backend_cases(*OPS)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from onnxgen.options import Options
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import backend_cases, generate, instantiate, run_case, run_model, run_node, unbound_names
+from tests.ops.harness import generate, instantiate, run_model, run_node, unbound_names
 
 OPS = (
     "Gather GatherElements GatherND Scatter ScatterElements ScatterND Slice Compress ReverseSequence TensorScatter"
@@ -270,11 +270,3 @@ def test_array_feature_extractor(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
-
-
-CASES = backend_cases(*OPS)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)

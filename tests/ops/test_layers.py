@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.fuzz import floats
-from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import run_node, unbound_names
 
 ACTIVATIONS = [
     *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "HardSwish", "HardSigmoid", "Sigmoid"),
@@ -19,15 +19,6 @@ NORMS = [
     *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
     *("RMSNormalization", "Dropout"),
 ]
-
-
-@pytest.mark.parametrize(
-    "case",
-    backend_cases(*ACTIVATIONS, *PRODUCTS, *NORMS),
-    ids=lambda c: c.name,
-)
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS + PRODUCTS + NORMS)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import run_node, unbound_names
 
 OPS = ["Pad", "CenterCropPad"]
 
@@ -114,11 +114,3 @@ def _centered(x: np.ndarray[Any, Any], axes: Any, sizes: Any) -> np.ndarray[Any,
 @pytest.mark.parametrize("op", OPS)
 def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
-
-
-CASES = backend_cases(*OPS)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)

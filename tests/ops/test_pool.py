@@ -14,8 +14,6 @@ from onnx import helper
 from tests.ops.fuzz import agree, examples, floats, ints
 from tests.ops.harness import (
     assert_same,
-    backend_cases,
-    run_case,
     run_model,
     run_node,
     run_onnxruntime,
@@ -204,11 +202,3 @@ def test_max_roi_pool(size: list[int], seed: int) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
-
-
-CASES = backend_cases(*OPS)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)

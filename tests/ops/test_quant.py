@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.harness import backend_cases, refusal, run_case, run_node, unbound_names
+from tests.ops.harness import refusal, run_node, unbound_names
 
 OPERATORS = [
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
@@ -28,14 +28,6 @@ def ints(dtype: Any, *shape: int) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_schema_version_binds(name: str) -> None:
     assert unbound_names(name) == []
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_onnx_own_cases(name: str) -> None:
-    cases = backend_cases(name)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])

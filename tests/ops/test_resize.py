@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import run_node, unbound_names
 
 COORDINATES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
 ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -200,11 +200,3 @@ def test_what_people_write() -> None:
 @pytest.mark.parametrize("op", ["Resize", "Upsample"])
 def test_every_schema_name_is_bound(op: str) -> None:
     assert unbound_names(op) == []
-
-
-CASES = backend_cases("Resize", "Upsample")
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.harness import Ran, backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import Ran, run_node, unbound_names
 
 KINDS = {"LSTM": 4, "GRU": 3, "RNN": 1}
 HIDDEN, INPUT, BATCH, SEQ = 3, 2, 3, 4
@@ -50,14 +50,6 @@ def node(
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_schema_version_binds(kind: str) -> None:
     assert unbound_names(kind) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_onnx_own_cases(kind: str) -> None:
-    cases = backend_cases(kind)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from tests.ops.harness import assert_same, backend_cases, run_case, run_model, run_node, run_onnxruntime, unbound_names
+from tests.ops.harness import assert_same, run_model, run_node, run_onnxruntime, unbound_names
 
 F = np.float32
 SEQUENCES = [
@@ -16,20 +16,11 @@ SEQUENCES = [
     "SplitToSequence", "ConcatFromSequence", "SequenceMap",
 ]  # fmt: skip
 OPTIONALS = ["Optional", "OptionalHasElement", "OptionalGetElement"]
-WITH_CASES = ["SequenceInsert", "SplitToSequence", "SequenceMap", "OptionalHasElement", "OptionalGetElement"]
 
 
 @pytest.mark.parametrize("name", SEQUENCES + OPTIONALS)
 def test_every_schema_version_binds(name: str) -> None:
     assert unbound_names(name) == []
-
-
-@pytest.mark.parametrize("name", WITH_CASES)
-def test_onnx_own_cases(name: str) -> None:
-    cases = backend_cases(name)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 def check(graph: str, *feeds: dict[str, Any], opset: int = 17) -> None:

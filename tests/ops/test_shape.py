@@ -12,18 +12,13 @@ from hypothesis import strategies as st
 from onnxgen.shapes.dims import evaluate, symbol
 from onnxgen.shapes.infer_layout import equal_parts
 from tests.ops.fuzz import agree, examples, floats
-from tests.ops.harness import backend_cases, run_case, run_node, unbound_names
+from tests.ops.harness import run_node, unbound_names
 
 OPS = ["Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Split", "Expand", "Shape", "Size"]
 
 
 def i64(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, np.int64)
-
-
-@pytest.mark.parametrize("case", backend_cases(*OPS), ids=lambda c: c.name)
-def test_onnx_cases(case: Any) -> None:
-    run_case(case)
 
 
 @pytest.mark.parametrize("name", OPS)

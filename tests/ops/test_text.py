@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from onnxgen.ops.re2 import NotRe, as_python
 from tests.ops.harness import (
-    backend_cases,
     node_model,
     refusal,
-    run_case,
     run_node,
     run_onnxruntime,
     unbound_names,
@@ -32,14 +30,6 @@ def strings(*items: str) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schema_version_binds(name: str) -> None:
     assert unbound_names(name) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_onnx_own_cases(name: str) -> None:
-    cases = backend_cases(name)
-    assert cases
-    for case in cases:
-        run_case(case)
 
 
 def test_concat_broadcasts() -> None:

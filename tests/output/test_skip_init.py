@@ -34,7 +34,7 @@ print(made(torch.tensor([3, 4])).sum().item(), "torch._dynamo" in sys.modules)
     assert abs(float(total) - table[3:5].sum()) < 1e-5 and imported == "False"
 
 
-def test_only_what_has_no_data() -> None:
+def test_what_has_data_gets_values() -> None:
     with SkipInit():
         real = nn.Embedding(3, 4)
         with torch.device("meta"):

@@ -11,10 +11,10 @@ import pytest
 from onnx import helper
 
 from onnxgen import OnnxgenError, Options
-from onnxgen.build_hooks.cache import Cache
 from onnxgen.build_hooks.freshness import key_of
 from onnxgen.build_hooks.settings import Entry
 from onnxgen.cli import run as command
+from onnxgen.common.cache import Cache
 from onnxgen.graph.domains import imports_foreign, is_foreign
 from onnxgen.passes.contrib import FOREIGN, bodies
 from onnxgen.pipeline import build

@@ -128,9 +128,9 @@ def test_the_command_and_the_project_take_the_same(
     path = write(chain(3))
     assert command([str(path), "-o", str(tmp_path / "net.py"), "--limit", "nodes=2"]) == 2
     for wrong, says in {
-        "nodes": "has no whole number",
-        "nodes=x": "'nodes=x' has no whole number: it should be like nodes=500000",
-        "nodes=1__0": "has no whole number",
+        "nodes": "'nodes' is not like nodes=500000; there are fields, nodes,",
+        "nodes=x": "'nodes=x' is not like nodes=500000",
+        "nodes=1__0": "is not like nodes=500000",
         "nodes=-1": "--limit nodes=-1: the number must be whole, from 1 to",
         "knots=3": "there are fields, nodes,",
         "=3": "there are fields, nodes,",

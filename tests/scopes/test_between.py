@@ -58,6 +58,22 @@ def test_a_skip_connection_ends_where_it_began(write: Write) -> None:
         assert [found[f"{name}{i}"] for name in ("neg", "add", "relu")] == [f"blocks.{i}"] * 3
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_branches_of_a_block_meet_in_it(write: Write, outside: bool) -> None:
+    """Unless something else takes one of them, too."""
+    nodes = [
+        layer("stem", "x", "s"),
+        layer("blocks.0.fc", "s", "a"),
+        layer("blocks.0.shortcut", "s", "b"),
+        node("Add", ["a", "b"], ["c"], name="add"),
+        node("Relu", ["c"], ["d"], name="relu"),
+        layer("blocks.1.fc", "d", "e"),
+        node("Sub", ["e", "b" if outside else "e"], ["y"], name="sub"),
+    ]
+    found = placed(write, nodes, [f"{n.name}.weight" for n in nodes if n.op_type == "MatMul"])
+    assert found["add"] == ("" if outside else "blocks.0")
+
+
 def test_activations_between_layers_of_a_list_are_not_the_layers(write: Write) -> None:
     nodes = [layer("fcs.0", "x", "a"), node("Relu", ["a"], ["b"], name="relu"), layer("fcs.1", "b", "y")]
     assert placed(write, nodes, ["fcs.0.weight", "fcs.1.weight"])["relu"] == ""

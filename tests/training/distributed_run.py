@@ -1,7 +1,8 @@
 """One process of a distributed run: python -m tests.training.distributed_run MODEL.py DATA.npz OUT SETTINGS-AS-JSON
 
 The weights at the end are written to OUT/end.safetensors, by the first process; those that `fit` handed back to
-OUT/result<rank>.safetensors, by each. Of the settings, `stop_at` is a step at which the processes are asked to stop.
+OUT/result<rank>.safetensors, by each. Of the settings, `stop_at` is a step at which the processes are asked to stop,
+`wait_at` one at which they wait to be killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,23 @@ class Stop(lightning.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class Wait(lightning.Callback):
+    """Trains no further, and dies with the launcher: torchrun's processes have sessions of their own."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.launcher = step, os.getppid()
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            while os.getppid() == self.launcher:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out, given = Path(sys.argv[3]), json.loads(sys.argv[4])
-    stop = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
+    stop: list[lightning.Callback] = [Stop(given.pop("stop_at"))] if "stop_at" in given else []
+    stop += [Wait(given.pop("wait_at"))] if "wait_at" in given else []
     result = fit(sys.argv[1], sys.argv[2], callbacks=[End(), *stop], out=out, **given)
     save_file(result.model.state_dict(), out / f"result{os.environ.get('LOCAL_RANK', 0)}.safetensors")

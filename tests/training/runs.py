@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 from onnxgen.training.checkpoint.callback import Checkpoints
+from onnxgen.training.checkpoint.folder import holds_a_run
 from onnxgen.training.checkpoint.identity import identity
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.data.samples import Data, Feeding, Field
@@ -126,7 +127,8 @@ def life(seconds, out, **options):
     if child == 0:
         code = 1
         try:
-            {"train": train, "fit": fitted}[options.pop("by", "train")](out, resume=True, **options)
+            resume = holds_a_run(out) or (out / "config.toml").is_file()  # as a job's script asks
+            {"train": train, "fit": fitted}[options.pop("by", "train")](out, resume=resume, **options)
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -62,7 +62,7 @@ def test_a_run_of_so_many_steps_goes_on_between_two_epochs(tmp_path):
     """Where `max_steps` is, Lightning takes any resume for one within an epoch, unless it is told otherwise."""
     for step in (56, 75):  # in the last batch of an epoch
         with pytest.raises(Stopped):
-            train(tmp_path / "parts", resume=True, more=[Ask(step, signal.SIGTERM)], schedule="step", max_steps=85)
+            train(tmp_path / "parts", resume=step > 56, more=[Ask(step, signal.SIGTERM)], schedule="step", max_steps=85)
     train(tmp_path / "parts", resume=True, schedule="step", max_steps=85)
     train(tmp_path / "whole", schedule="step", max_steps=85)
     assert state(tmp_path / "parts") == state(tmp_path / "whole")
@@ -148,10 +148,17 @@ def test_best_weights_are_those_of_the_best_epoch(tmp_path):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_nothing_to_resume_begins(tmp_path):
+def test_where_there_is_no_run_none_is_resumed(tmp_path):
+    with pytest.raises(OnnxgenError, match="there is no run to go on with in .*without --resume"):
+        train(tmp_path, resume=True, max_epochs=1)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path):
     lines = []
+    (tmp_path / "config.toml").touch()
     train(tmp_path, resume=True, max_epochs=1, say=lines.append)
-    assert lines == [f"nothing to resume in {tmp_path}: starting a new run"]
+    assert lines == [f"the run in {tmp_path} has no checkpoint yet: it begins anew"]
 
 
 def test_a_new_run_forgets_the_one_before(tmp_path):

@@ -7,6 +7,8 @@ import functools
 import importlib
 import io
 import logging
+import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from filelock import FileLock
 from torch import nn
+
+from tests.conftest import KEPT
 
 if TYPE_CHECKING:
     from tests.zoo import Entry
@@ -75,20 +80,50 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def export(entry: Entry, path: Path, exporter: str = "legacy", opset: int = 17, training: bool = False) -> nn.Module:
+def export(
+    entry: Entry, path: Path, exporter: str = "legacy", opset: int = 17, training: bool = False, keep: str | bool = True
+) -> nn.Module:
     """Write the entry's network to `path`; its dynamic dims are dynamic in the file.
+
+    Several tests read the same file of the zoo, so a session of pytest exports it once. `keep=False`
+    exports anew; a name keeps a variant, which is no entry of the zoo.
 
     In training mode nothing is folded. The legacy exporter then records BatchNormalization with batch statistics and
     Dropout as training; the dynamo exporter records Dropout as training, but BatchNormalization as *inference* (torch
     2.13): compare its files with `as_recorded(model, "dynamo")`, never with the module in plain training mode.
 
     Returns:
-        the very module that was exported, in the mode in which it was exported. Tracing in training mode has moved its
+        the module that was exported, in the mode in which it was exported. Tracing in training mode has moved its
         running statistics, and the legacy exporter writes them as they are after it.
 
     Raises:
         Exception: whatever the exporter refuses with.
     """
+    kept = _kept(entry, Case(exporter, opset, training), keep)
+    if kept is None:
+        return _exported(entry, path, exporter, opset, training)
+    file, state = kept.with_suffix(".onnx"), kept.with_suffix(".pt")
+    with FileLock(kept.with_suffix(".lock")):
+        if not state.exists():
+            model = _exported(entry, file, exporter, opset, training)
+            torch.save(model.state_dict(), state)
+        else:
+            model = entry.make().train(training)
+            model.load_state_dict(torch.load(state, weights_only=True))
+    shutil.copyfile(file, path)
+    return model
+
+
+def _kept(entry: Entry, case: Case, keep: str | bool) -> Path | None:
+    """Where the session keeps an export, without a suffix; None outside of a session, and for what is not the zoo's."""
+    from tests.zoo import ZOO
+
+    folder = os.environ.get(KEPT)
+    name = keep if isinstance(keep, str) else next((name for name, known in ZOO.items() if known is entry and keep), "")
+    return None if folder is None or not name else Path(folder) / f"{name}-{case}"
+
+
+def _exported(entry: Entry, path: Path, exporter: str, opset: int, training: bool) -> nn.Module:
     model = entry.make().train(training)
     if exporter == "legacy":
         _legacy(model, entry, path, opset, training)

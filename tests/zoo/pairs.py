@@ -61,7 +61,7 @@ def still(entry: Entry) -> Entry:
 def pair(name: str, exporter: str, folder: Path) -> Pair:
     """Export an architecture to `folder`, generate, and load both; both are in training mode."""
     entry, path = still(ZOO[name]), folder / f"{name}.onnx"
-    original = export(entry, path, exporter, OPSETS[exporter], training=True)
+    original = export(entry, path, exporter, OPSETS[exporter], training=True, keep=f"{name}-still")
     generate(path, folder / f"{name}_{exporter}.py")
     module = imported(folder / f"{name}_{exporter}.py")
     return Pair(name, exporter, entry, original, module.Model.from_pretrained().train(), module)

@@ -18,7 +18,9 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.traits import ELEMENTWISE, RANDOM
 from onnxgen.options import Options
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.passes.batch.stack import Batch, Here, Refusal, Rule, Stack
@@ -30,7 +32,6 @@ from onnxgen.shapes.info import info, set_info
 RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
 FREED = "batch"  # in `model.meta`: the `Freed`
 NAME = "batch"  # of the dim
-RANDOM = {"RandomNormal", "RandomUniform", "Multinomial"}
 WAY_OUT = "name the axes of the inputs with --batch-axis, export with a dynamic batch, or leave --dynamic-batch out"
 
 
@@ -162,14 +163,14 @@ def _problem(node: ir.Node, opset: int, reason: str) -> Problem:
 def _prove(here: Here, used: set[ir.Value]) -> None:
     """Find what the outputs of one node are. Raises `Refusal`."""
     node, batch = here.node, here.batch
-    if node.op_type in RANDOM:
+    if is_a(node, RANDOM) and not is_a(node, ELEMENTWISE):
         raise Refusal("the operator draws the same random numbers for all samples")
     if not used.intersection(batch.stacks):
         return
     if node.op_type in ("Shape", "Size") and node.domain == "":
         _freeze(node)
         return
-    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rule = _rule(node) if node.domain == "" else None
     if rule is None or any(True for _ in subgraphs(node)):
         raise Refusal("onnxgen does not know how the operator treats a batch")
     found = rule(here)
@@ -181,6 +182,13 @@ def _prove(here: Here, used: set[ir.Value]) -> None:
         if shape is None or shape[stack.axis] != stack.size(batch.size):
             raise Refusal("the shape of the result is unknown")
         batch.stacks[output] = stack
+
+
+def _rule(node: ir.Node) -> Rule | None:
+    traits = known(node).traits
+    return RULES.get(node.op_type) or next(
+        (rule for trait, rule in arithmetic.OF_KIND.items() if trait in traits), None
+    )
 
 
 def _freeze(node: ir.Node) -> None:

@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
+from onnxgen.graph.traits import ELEMENTWISE, REDUCTION, SAMPLES, Trait
 from onnxgen.passes.batch.stack import Here, Refusal, Rule, Stack
-
-ELEMENTWISE = set(
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu "
-    "Clip Cos Cosh CastLike Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
-    "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal "
-    "Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where "
-    "Xor RandomNormalLike RandomUniformLike Bernoulli".split()
-)
-
-# The first axis is the batch, and every row is computed by itself with the same further inputs.
-ROWS = set(
-    "AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool "
-    "GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv SpaceToDepth".split()
-)
-
-REDUCTIONS = set(
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-    "ReduceSumSquare".split()
-)
 
 
 def elementwise(h: Here) -> Stack | None:
@@ -40,6 +22,7 @@ def elementwise(h: Here) -> Stack | None:
 
 
 def rows(h: Here) -> list[Stack | None]:
+    """The first axis is the batch, and every row is computed by itself with the same further inputs."""
     h.only(0)
     stack = h.need(0)
     if stack.axis != 0:
@@ -224,10 +207,8 @@ def attention(h: Here) -> Stack:
     return stack
 
 
+OF_KIND: dict[Trait, Rule] = {ELEMENTWISE: elementwise, SAMPLES: rows, REDUCTION: reduction}
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys(ROWS, rows),
-    **dict.fromkeys(REDUCTIONS, reduction),
     "ArgMax": arg_reduction,
     "ArgMin": arg_reduction,
     "Attention": attention,

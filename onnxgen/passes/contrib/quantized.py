@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import FOR_CPU
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.contrib.attention import attended
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import Refused, Writer, body
-from onnxgen.passes.linear import DOMAIN
 from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems, counted
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.bounds import least
@@ -87,9 +87,7 @@ def _bits(roundings: list[ir.Node]) -> int:
 
 def _problem(node: ir.Node, what: str, help: str) -> Problem:
     domain = f"{node.domain}." if node.domain else ""
-    return Problem(
-        f"the node can't be written in floats: {what}", printable(node.name or ""), domain + node.op_type, help=help
-    )
+    return Problem(f"the node can't be written in floats: {what}", told(node), domain + node.op_type, help=help)
 
 
 def _drop_unused(model: ir.Model) -> None:

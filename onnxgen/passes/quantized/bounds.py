@@ -7,18 +7,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.traits import AVERAGES, FILLS, MOVES, PICKS
 from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 DEPTH = 16
-SAME = set(
-    "Reshape Transpose Flatten Squeeze Unsqueeze Identity MaxPool GlobalMaxPool AveragePool GlobalAveragePool Slice "
-    "Gather Expand Cast Dropout ReduceMean ReduceMax ReduceMin DepthToSpace SpaceToDepth QuantizeLinear "
-    "DequantizeLinear".split()
-)
-LEAST = {**dict.fromkeys("Relu Sigmoid HardSigmoid Softmax Softplus Exp Sqrt Abs ReduceL2".split(), 0.0)}
-LEAST |= {**dict.fromkeys("Erf Tanh Softsign Sin Cos Elu".split(), -1.0), "HardSwish": -0.375, "Gelu": -0.17}
 
 
 def least(value: ir.Value | None, depth: int = DEPTH) -> float:
@@ -29,14 +24,13 @@ def least(value: ir.Value | None, depth: int = DEPTH) -> float:
     if tensor is not None:
         constant = tensor.numpy() if tensor.size == 1 else None
         return -math.inf if constant is None else float(constant.reshape(-1)[0])
-    if node is None or node.domain != "" or node.op_type not in {*SAME, *LEAST, *_RULES}:
+    if node is None or node.domain != "":
         return -math.inf
-    if node.op_type in LEAST:
-        return LEAST[node.op_type]
-    bounds = [least(v, depth - 1) for v in node.inputs[: 1 if node.op_type in SAME else None]]
-    if node.op_type in SAME:
-        return bounds[0]
-    return _RULES[node.op_type](node, bounds)
+    facts, rule = known(node), _RULES.get(node.op_type)
+    if facts.least is not None or rule is None and not is_a(node, MOVES, PICKS, AVERAGES):
+        return -math.inf if facts.least is None else facts.least
+    bounds = [least(v, depth - 1) for i, v in enumerate(node.inputs) if i in facts.data and v is not None]
+    return rule(node, bounds) if rule is not None else min(bounds + [0.0] * is_a(node, FILLS))
 
 
 def _clip(node: ir.Node, bounds: list[float]) -> float:
@@ -50,8 +44,9 @@ _RULES: dict[str, Callable[[ir.Node, list[float]], float]] = {
     "Add": lambda node, bounds: sum(bounds),
     "Mul": lambda node, bounds: 0.0 if min(bounds) >= 0 or node.inputs[0] is node.inputs[1] else -math.inf,
     "Div": lambda node, bounds: 0.0 if min(bounds) >= 0 else -math.inf,
-    "Concat": lambda node, bounds: min(bounds),
     "Max": lambda node, bounds: max(bounds),
-    "Min": lambda node, bounds: min(bounds),
     "Clip": _clip,
+    "Elu": lambda node, bounds: -float(node.attributes["alpha"].value) if "alpha" in node.attributes else -1.0,
+    # the numbers that integers stand for, and those that are scaled up by what is dropped
+    **dict.fromkeys(("Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"), lambda node, bounds: bounds[0]),
 }

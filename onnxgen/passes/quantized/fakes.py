@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.passes.idioms import DOMAIN
-from onnxgen.passes.quantized.moved import MOVERS
+from onnxgen.graph.catalogue import known
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.passes.quantized.moved import moves
 from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, same
 from onnxgen.passes.steps import input_at, insert
 from onnxgen.passes.trainable import BLOCKED, STILL
@@ -41,9 +42,12 @@ def _is_of_one_scale(quantise: ir.Node) -> bool:
 
 def _is_rounded(x: ir.Value, scaled: Scaled, mode: str) -> bool:
     """Whether a value has only been moved since it was rounded by the same scale."""
-    node = x.producer()
-    while node is not None and node.op_type in MOVERS and node.domain == "" and MOVERS[node.op_type] == (0,):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    node, value = x.producer(), x
+    while node is not None and node.domain == "" and moves(node, value) and known(node).data == range(1):
+        if node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
+        node = value.producer()
     if node is None or node.op_type != FAKE or not scaled.is_single:
         return False
     scale, zero = node.inputs[1], input_at(node, 2)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.quantized import qattention_of
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
-from onnxgen.passes.idioms import DOMAIN
 from onnxgen.passes.quantized.fakes import FIXED
 from onnxgen.shapes.info import info
 

@@ -8,25 +8,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import FILLS, MOVES, PICKS
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import input_at, insert
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-# which inputs are data
-MOVERS: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(
-        "Identity Reshape Transpose Flatten Squeeze Unsqueeze Slice Gather GatherElements GatherND Split Expand Tile "
-        "DepthToSpace SpaceToDepth MaxPool GlobalMaxPool Resize Upsample ReduceMax ReduceMin".split(),
-        (0,),
-    ),
-    "Pad": (0, 2),
-    "Where": (1, 2),
-    "Concat": None,  # all
-    "Max": None,
-    "Min": None,
-}
 EIGHT = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16}
 
 
@@ -61,7 +50,7 @@ def _numbers(scaled: Scaled) -> tuple[float, float] | None:
 def _quantised_by(value: ir.Value) -> ir.Node | None:
     """The QuantizeLinear that a value's integers come from, perhaps moved since."""
     node = value.producer()
-    while node is not None and node.domain == "" and node.op_type in MOVERS and node.inputs[0] is not None:
+    while node is not None and node.domain == "" and moves(node, value) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     is_plain = node is not None and node.op_type == "QuantizeLinear" and node.domain == ""
     return node if is_plain and node is not None and Scaled.of(node).is_single else None
@@ -75,7 +64,7 @@ def dequantise_first(model: ir.Model) -> None:
         node = pending.pop()
         source = node.inputs[0]
         mover = None if source is None else source.producer()
-        if mover is None or mover.domain != "" or not _moves(mover, source) or not _is_plain(node):
+        if mover is None or mover.domain != "" or not moves(mover, source) or not _is_plain(node):
             continue
         assert source is not None
         key = mover, node.inputs[1] or source, input_at(node, 2)
@@ -93,24 +82,25 @@ def _is_plain(node: ir.Node) -> bool:
     return Scaled.of(node).is_single and "output_dtype" not in node.attributes
 
 
-def _moves(node: ir.Node, made: ir.Value | None) -> bool:
+def moves(node: ir.Node, made: ir.Value | None) -> bool:
+    """Whether a result of a node has elements of its data alone, so that one scale is right before and after."""
     if node.op_type == "Resize" or node.op_type == "Upsample":
         mode = node.attributes.get("mode")
         return mode is None or mode.as_string() == "nearest"
-    if node.op_type == "MaxPool":
+    if is_a(node, PICKS):
         return made is node.outputs[0]
-    return node.op_type in MOVERS
+    computes = "reduction" in node.attributes and node.attributes["reduction"].as_string() != "none"
+    return is_a(node, MOVES) and not computes and (node.op_type == "Pad" or not is_a(node, FILLS))
 
 
 def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node:
     """The same operator on dequantised data; the new DequantizeLinear nodes are `pending`."""
-    data = MOVERS[mover.op_type]
+    data = known(mover).data
     inputs: list[ir.Value | None] = list(mover.inputs)
     if mover.op_type == "Pad" and input_at(mover, 2) is None:
         inputs = [*inputs[:2], _zero(mover, node), *inputs[3:]]
-    for index in range(len(inputs)) if data is None else data:
-        value = inputs[index] if index < len(inputs) else None
-        if value is not None:
+    for index, value in enumerate(inputs):
+        if value is not None and index in data:
             first = ir.Node("", "DequantizeLinear", [value, *node.inputs[1:]], node.attributes.values(), version=21)
             first.meta.update(node.meta)
             first.outputs[0].name = f"{node.outputs[0].name}:{index}"

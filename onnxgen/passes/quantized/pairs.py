@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import VIEWS
+from onnxgen.graph.traits import VIEW
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import fake
 from onnxgen.passes.quantized.scales import Scaled
@@ -110,7 +111,7 @@ def input_ranges(model: ir.Model, roundings: list[ir.Node]) -> dict[str, tuple[f
     found: dict[str, tuple[float, float]] = {}
     for node in roundings:
         value, limit = node.inputs[0], limits(node)
-        while value is not None and (maker := value.producer()) is not None and maker.op_type in VIEWS:
+        while value is not None and (maker := value.producer()) is not None and is_a(maker, VIEW):
             value = maker.inputs[0]
         if limit is None or value is None or value not in model.graph.inputs:
             continue
@@ -125,7 +126,9 @@ def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
     found = {}
     for output in model.graph.outputs:
         node = output.producer()
-        while node is not None and node.op_type in {*VIEWS, "DequantizeLinear"} and node.inputs[0] is not None:
+        while (
+            node is not None and (is_a(node, VIEW) or node.op_type == "DequantizeLinear") and node.inputs[0] is not None
+        ):
             node = node.inputs[0].producer()
         limit = None if node is None else limits(node)
         if limit is not None:
@@ -136,6 +139,6 @@ def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
 def _may_be_negative(x: ir.Value) -> bool:
     """Whether a quantiser may have fused a ReLU into what makes `x`."""
     node = x.producer()
-    while node is not None and node.op_type in VIEWS and node.inputs[0] is not None:
+    while node is not None and is_a(node, VIEW) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
     return node is not None and node.op_type in FUSED and least(x) < 0

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.finite import Losses
-from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run
+from onnxgen.training.checkpoint.folder import BEST, LAST, holds_a_run, refuse_nothing
 from onnxgen.training.checkpoint.identity import Identity, compare
 from onnxgen.training.checkpoint.loops import go_on, settled
 from onnxgen.training.checkpoint.store import KEY, Store, ours, reason
@@ -70,7 +69,7 @@ class Checkpoints(lightning.Callback):
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._goodness: tuple[float, ...] | None = None  # of that epoch
-        self._losses = Losses()
+        self._losses: list[tuple[int, Tensor]] = []  # of the latest steps, as they are on the device
         self._resumed: list[dict[str, Any]] | None = None  # by rank
         self._metrics: dict[str, Tensor] = {}
         self._failed: OSError | None = None
@@ -81,16 +80,17 @@ class Checkpoints(lightning.Callback):
     def start(self, resume: bool) -> Path | None:
         """What to give `Trainer.fit` as `ckpt_path`.
 
-        To resume where nothing is, is to begin, so that a job's script can always ask for it.
+        A run that was stopped before its first checkpoint begins anew.
         A run that begins removes the checkpoints and weights of another in its folder.
 
         Raises:
-            OnnxgenError: the checkpoint is of another model, data or settings, or every one is damaged.
+            OnnxgenError: there is no run; the checkpoint is of another model, data or settings, or all are damaged.
         """
         found = self.store.read() if resume else None
         if found is None:
             if resume:
-                self.say(f"nothing to resume in {self.out}: starting a new run")
+                refuse_nothing(self.out)
+                self.say(f"the run in {self.out} has no checkpoint yet: it begins anew")
             elif holds_a_run(self.out):
                 what = (
                     f"the earlier run in {self.out} is replaced; to keep a run, give the next one another --out FOLDER"
@@ -137,7 +137,7 @@ class Checkpoints(lightning.Callback):
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
         self._trained = True
         if outputs:
-            self._losses.add(trainer.global_step, outputs["loss"])
+            self._losses.append((trainer.global_step, outputs["loss"].detach()))
         if len(self._losses) >= LOOK:
             self._look(trainer)
         if (wish := self._agreed(trainer, index)) == KEEP_ON:
@@ -190,9 +190,7 @@ class Checkpoints(lightning.Callback):
         found = metrics(trainer)
         if self.monitor not in found and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             there = ", ".join(sorted(found))
-            raise OnnxgenError(
-                Problem(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
-            )
+            raise OnnxgenError(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
         return found
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
@@ -210,17 +208,17 @@ class Checkpoints(lightning.Callback):
 
     def _look(self, trainer: lightning.Trainer, task: Task | None = None) -> None:
         """Raise if a loss was no finite number, or (with `task`) a weight is none."""
-        step = self._losses.first_bad()
+        losses, self._losses = self._losses, []
+        finite_ones = torch.stack([loss for _, loss in losses]).isfinite().tolist() if losses else []
+        step = next((step for (step, _), good in zip(losses, finite_ones, strict=True) if not good), None)
         if step is None and task is not None and not finite(task.model):
             step = trainer.global_step
         if not _most(trainer, step is not None):
             return
         where = f"at step {trainer.global_step if step is None else step}"
         raise OnnxgenError(
-            Problem(
-                f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
-                help="train with a smaller --lr, or with --clip 1",
-            )
+            f"the loss became infinite or NaN {where}; the earlier weights are kept in {self.out}",
+            help="train with a smaller --lr, or with --clip 1",
         )
 
     # Stopping and going on.

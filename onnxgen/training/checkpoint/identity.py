@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.settings import Settings
@@ -71,10 +71,8 @@ def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[s
     lines = [f"{labels.get(n, f'{n}: ')}{then.get(n, 'none')} there, {now.get(n, 'none')} here" for n in shown]
     more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
     raise OnnxgenError(
-        Problem(
-            f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",
-            help="resume with the same settings and data, or start a new run in another --out",
-        )
+        f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",
+        help="resume with the same settings and data, or start a new run in another --out",
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, one_line
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 KEY = "onnxgen"  # of what is ours in a checkpoint
@@ -56,14 +56,14 @@ class Store(CheckpointIO):
             try:
                 found = _load(path)
             except Exception as error:  # torch raises whatever the damage leads to
-                damaged.append(f"{path} is damaged ({' '.join(str(error).split())[:120]})")
+                damaged.append(f"{path} is damaged ({one_line(error, 120)})")
                 continue
             if damaged:
                 self.say(f"{damaged[0]}; continuing from {path.name}")
             self._read, self.found = found, path
             return found
         if damaged:
-            raise OnnxgenError(Problem("; ".join(damaged), help="start a new run without --resume"))
+            raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
         return None
 
     def clear(self) -> None:
@@ -107,7 +107,7 @@ def ours(found: dict[str, Any]) -> dict[str, Any]:
     state = found.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
         what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
-        raise OnnxgenError(Problem(what, help="start a new run without --resume"))
+        raise OnnxgenError(what, help="start a new run without --resume")
     return state
 
 
@@ -122,7 +122,7 @@ def peek(folder: Path) -> dict[str, Any]:
 
 def reason(error: OSError) -> str:
     """What the system said, in one line."""
-    text = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    text = os.strerror(error.errno) if error.errno else one_line(error)
     where = f": {error.filename}" if error.filename else ""
     return f"{text}{where}" + (" (make room)" if error.errno == errno.ENOSPC else "")
 
@@ -131,7 +131,7 @@ def _need_safe_torch() -> None:
     """torch.load runs what a file says before 2.6, weights_only or not (CVE-2025-32434)."""
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < (2, 6):
         what = f"torch {torch.__version__} may run code that a checkpoint contains"
-        raise OnnxgenError(Problem(what, help="install torch 2.6 or newer, or start a new run without --resume"))
+        raise OnnxgenError(what, help="install torch 2.6 or newer, or start a new run without --resume")
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.verify.integrity import sidecar_of
 from onnxgen.weights.sidecar import sidecar_files
 from onnxgen.weights.streamed import read_header
@@ -48,7 +48,7 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
         else:
             missing, unexpected = model.load_state_dict(state, strict=False)
     except (RuntimeError, safetensors.SafetensorError) as error:
-        raise OnnxgenError(f"{path} does not fit the model: {' '.join(str(error).split())[:300]}") from error
+        raise OnnxgenError(f"{path} does not fit the model: {one_line(error)}") from error
     wrong = [*unexpected, *({*missing} - spare(model))]
     if wrong:
         raise OnnxgenError(f"{path} does not fit the model: {wrong[0]}")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.draw import normal, uniform
 
 RECIPES = {
@@ -42,9 +42,7 @@ def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in RECIPES:
-            raise OnnxgenError(
-                Problem(f"there is no augmentation {name!r}", help=f"none, auto, or of {', '.join(RECIPES)}")
-            )
+            raise OnnxgenError(f"there is no augmentation {name!r}", help=f"none, auto, or of {', '.join(RECIPES)}")
     return names
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import Problem, Problems, counted
+from onnxgen.errors import Problem, Problems, counted, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.surgery.ports import signature_of
@@ -45,7 +45,9 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     seen = {part: Values(samples, columns) for part, samples in parts.items()}
     for part, values in seen.items():
         for column in columns:
-            _check_finite(part, values, column, problems)
+            if found := values.infinite(column):
+                help = "remove the sample, or fill in the value"
+                problems.add(f"column {column!r} of {part} has {found}", help=help)
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
@@ -53,37 +55,31 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for part, values in seen.items():
             if found := values.outside(column, 0, rows - 1):
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
-                problems.add(Problem(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help))
+                problems.add(f"column {column!r} of {part} has {found}: {name} has {rows} rows", help=help)
     if tried.error and not problems.found:
         problems.add(tried.error)
+    names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
-        loss = settings.loss if isinstance(settings.loss, str) else _loss_of(index, model, settings)
+        name = names[index] if index < len(names) else ""
+        loss = settings.loss if isinstance(settings.loss, str) else settings.loss.get(name, "auto")
         of_classes = loss == "auto" or losses.loss_name(loss) in losses.OF_CLASSES
         if index < len(tried.outputs) and of_classes:
             _check_classes(tried.outputs[index], column, seen, data, problems)
     problems.raise_if_any()
 
 
-def _loss_of(index: int, model: nn.Module, settings: Settings) -> str:
-    outputs = signature_of(model).outputs
-    assert not isinstance(settings.loss, str)
-    return settings.loss.get(outputs[index].name if index < len(outputs) else "", "auto")
-
-
 def _check_size(
     part: str, samples: Samples, ports: Sequence[Port], data: Data, settings: Settings, problems: Problems
 ) -> None:
     if len(samples) == 0:
-        problems.add(Problem(f"the {part} part of {data.name} is empty", help="add samples to it, or remove the part"))
+        problems.add(f"the {part} part of {data.name} is empty", help="add samples to it, or remove the part")
         return
     for port in ports:
         if port.dims is not None and len(port.dims) == 0:
             problems.add(
-                Problem(
-                    f"input {port.name!r} is a single number without a batch axis",
-                    help="wrap the model in one whose inputs have a batch",
-                )
+                f"input {port.name!r} is a single number without a batch axis",
+                help="wrap the model in one whose inputs have a batch",
             )
         elif port.dims and isinstance(port.dims[0], int):
             fixed = port.dims[0]
@@ -91,12 +87,10 @@ def _check_size(
             way = "generate the model again with --dynamic-batch"
             if fixed != settings.batch_size:
                 problems.add(
-                    Problem(
-                        f"{what}, and --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
-                    )
+                    f"{what}, and --batch-size is {settings.batch_size}", help=f"--batch-size {fixed}, or {way}"
                 )
             if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves the rest out
-                problems.add(Problem(f"{what}, and the {part} part has {counted(len(samples), 'sample')}", help=way))
+                problems.add(f"{what}, and the {part} part has {counted(len(samples), 'sample')}", help=way)
     if part == "train" and len(samples) < settings.batch_size:
         data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
 
@@ -110,22 +104,14 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
             way = "change the data, or generate the model for this shape with --input-shape"
             if field.dtype.is_floating_point and len(wanted) == 3 and len(given) in (2, 3):
                 way = "images as uint8 are resized and converted; or generate the model with --input-shape"
-            problems.add(
-                Problem(f"input {port.name!r} takes {shown(port)}, and column {column!r} gives {gives}", help=way)
-            )
+            problems.add(f"input {port.name!r} takes {shown(port)}, and column {column!r} gives {gives}", help=way)
     if port.dtype not in (None, "str") and field.dtype != getattr(torch, str(port.dtype)):
         has = str(field.dtype).removeprefix("torch.")
         help = "store whole numbers" if "int" in str(port.dtype) and "float" in has else f"store it as {port.dtype}"
-        problems.add(Problem(f"input {port.name!r} takes {port.dtype}, and column {column!r} holds {has}", help=help))
+        problems.add(f"input {port.name!r} takes {port.dtype}, and column {column!r} holds {has}", help=help)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
-
-
-def _check_finite(part: str, values: Values, column: str, problems: Problems) -> None:
-    if found := values.infinite(column):
-        help = "remove the sample, or fill in the value"
-        problems.add(Problem(f"column {column!r} of {part} has {found}", help=help))
 
 
 def _check_held(part: str, values: Values, port: Port, column: str, problems: Problems) -> None:
@@ -136,7 +122,7 @@ def _check_held(part: str, values: Values, port: Port, column: str, problems: Pr
     limits = torch.iinfo(getattr(torch, str(port.dtype)))
     if found := values.outside(column, limits.min, limits.max):
         what = f"column {column!r} of {part} has {found}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
-        problems.add(Problem(what, help="remove the sample, or renumber the values"))
+        problems.add(what, help="remove the sample, or renumber the values")
 
 
 def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
@@ -154,7 +140,7 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
         what = (
             f"column {column!r} has classes 1 to {highest}, but the {count} classes of the model are 0 to {count - 1}"
         )
-        problems.add(Problem(what, help="count the classes from 0: subtract 1"))
+        problems.add(what, help="count the classes from 0: subtract 1")
         return
     if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
         problems.add(gaps)
@@ -162,13 +148,13 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
     if len(field.classes) > count:
         some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
         what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
-        problems.add(Problem(what, help=f"--replace-head {has}"))
+        problems.add(what, help=f"--replace-head {has}")
         return
     for part, values in parts.items():
         if found := values.outside(column, 0, count - 1, losses.IGNORED if field.shape else None):
             what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
-            problems.add(Problem(what, help=way))
+            problems.add(what, help=way)
     if has < count and not problems.found and not field.shape:
         data.notes.append(
             f"the model has {count} classes, the data {has}: --replace-head {has} fits the model to the data"
@@ -213,7 +199,7 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
         try:
             tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            said = typed(error)
             tried.error = Problem(f"the model fails on a batch of {_shapes(batch, feeding)}: {said}")
     return tried
 

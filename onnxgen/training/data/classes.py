@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
@@ -26,12 +26,12 @@ def order(source: Source, feeding: Feeding, classes: tuple[str, ...]) -> frozens
     named = [column for column in feeding.targets.values() if column in source.text]
     if classes and len(named) > 1:
         what = f"classes= names the classes of one target, but {listed(named)} all hold names"
-        raise OnnxgenError(Problem(what, help="store the other targets as class indices"))
+        raise OnnxgenError(what, help="store the other targets as class indices")
     for column in named if classes else ():
         has = next(iter(source.parts.values())).fields[column].classes
         if unknown := [name for name in has if name not in classes]:
             what = f"{source.name} has class {listed(unknown)}, but classes= has {listed(classes)}"
-            raise OnnxgenError(Problem(what, help="remove these samples, or add the class to classes="))
+            raise OnnxgenError(what, help="remove these samples, or add the class to classes=")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
             assert isinstance(samples, (Arrays, Files))  # what makes text of a column
@@ -46,12 +46,10 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
         return
     if list(has) != numbers[: len(has)]:
         what = f"the data numbers the classes of target {printable(column)!r} as {listed(has)}"
-        problems.add(
-            Problem(f"{what}, but classes= has {listed(classes)}", help="give classes= in the order of the data")
-        )
+        problems.add(f"{what}, but classes= has {listed(classes)}", help="give classes= in the order of the data")
     elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
         what = f"target {printable(column)!r} holds class indices, but classes= is for names"
-        problems.add(Problem(what, help="leave out classes=; the indices must be those of the model's outputs"))
+        problems.add(what, help="leave out classes=; the indices must be those of the model's outputs")
 
 
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:

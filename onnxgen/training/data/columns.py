@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.paths import installing
+from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
 
@@ -31,7 +32,7 @@ def read_npz(path: Path) -> dict[str, Any]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
         way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
-        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help=way)) from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help=way) from None
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError) as error:
-        raise OnnxgenError(Problem(f"{path} can't be read: {_line(error)}", help="save it again")) from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="save it again") from None
 
 
 def open_digits() -> Source:
@@ -51,7 +52,7 @@ def open_digits() -> Source:
         from sklearn.datasets import load_digits
     except ImportError:
         raise OnnxgenError(
-            Problem("the digits come with scikit-learn, which is not installed", help="pip install 'onnxgen[train]'")
+            "the digits come with scikit-learn, which is not installed", help=installing("train")
         ) from None
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
@@ -103,7 +104,8 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     classes = {column: _classes(column, made, name) for column in text}
     for columns in made.values():
         for column in text & set(columns):
-            columns[column] = _indices(columns[column], classes[column])
+            place = {name: i for i, name in enumerate(classes[column])}
+            columns[column] = torch.tensor([place[v] for v in columns[column].tolist()], dtype=torch.int64)
     target = target_called(first)
     if target and target not in classes:
         counted = _counted([columns[target] for columns in made.values() if target in columns])
@@ -119,10 +121,8 @@ def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
     lengths = {column: len(values) for column, values in found.items()}
     if len(set(lengths.values())) > 1:
         raise OnnxgenError(
-            Problem(
-                f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
-                help="the first axis of each must be the samples",
-            )
+            f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
+            help="the first axis of each must be the samples",
         )
     return found
 
@@ -138,9 +138,7 @@ def tensor_of(values: Any, what: str) -> Any:
                 raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
             return array.astype(str)
         if array.dtype.kind not in "biuf":
-            raise OnnxgenError(
-                Problem(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
-            )
+            raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
             array = array.astype(np.int64)
@@ -158,11 +156,6 @@ def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> 
     return tuple(sorted({str(text) for values in found for text in values.tolist()}))
 
 
-def _indices(values: Any, classes: Sequence[str]) -> Tensor:
-    place = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([place[v] for v in values.tolist()], dtype=torch.int64)
-
-
 def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
     """The classes that whole numbers from 0 on stand for; none if they are something else."""
     if any(t.is_floating_point() or t.ndim != 1 for t in targets) or not sum(map(len, targets)):
@@ -170,7 +163,3 @@ def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
     filled = [t.long() for t in targets if len(t)]
     lowest, highest = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
     return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MOST_CLASSES else ()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

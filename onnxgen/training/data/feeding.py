@@ -78,10 +78,8 @@ def _inputs_named(columns: list[str], ports: Signature, settings: Settings, prob
         if port.kind != "tensor" or port.dtype == "str":
             kind = "text" if port.dtype == "str" else f"of kind {port.kind}"
             problems.add(
-                Problem(
-                    f"input {port.name!r} is {kind}, which no column can feed",
-                    help="wrap the model in one that takes tensors",
-                )
+                f"input {port.name!r} is {kind}, which no column can feed",
+                help="wrap the model in one that takes tensors",
             )
     return found
 
@@ -91,7 +89,7 @@ def _targets_named(columns: list[str], ports: Signature, settings: Settings, pro
     names = [port.name for port in ports.outputs]
     if isinstance(settings.target, str) and len(names) > 1:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
-        problems.add(Problem(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help))
+        problems.add(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help)
         return {}
     said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
     given = {0: settings.target} if isinstance(settings.target, str) else {}

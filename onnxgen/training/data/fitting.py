@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.arrays import column_of
@@ -105,9 +105,7 @@ def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: 
     found = Data(None, name=source.name, notes=source.notes, target=target, named=named)
     scaled, found.normalize = _normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     if settings.normalize not in ("auto", "none") and not images:
-        raise OnnxgenError(
-            Problem(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
-        )
+        raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # to predict, nothing is drawn
@@ -178,10 +176,8 @@ def _image_step(source: Source, column: str, port: Port, white: float) -> ToInpu
     axes = axes_of(shape, port)
     if axes is None:
         raise OnnxgenError(
-            Problem(
-                f"column {column!r} has shape {list(shape)}, which is not an image",
-                help="images are [H, W], [C, H, W] or [H, W, C]",
-            )
+            f"column {column!r} has shape {list(shape)}, which is not an image",
+            help="images are [H, W], [C, H, W] or [H, W, C]",
         )
     dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
     return ToInput(axes, white, wanted, dtype=dtype)
@@ -233,7 +229,7 @@ def _augment(source: Source, settings: Settings, data: Data, images: bool) -> Au
         if settings.augment == "auto":
             data.notes.append("not augmented: the data has no images")
             return None
-        raise OnnxgenError(Problem(f"--augment {settings.augment}: the data has no images", help="--augment none"))
+        raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
     mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
     data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
     return Augment(names)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.common.cache import Cache
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.common.paths import installing
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import Source, listed, part_called
 
@@ -90,7 +89,7 @@ def decoded(path: Path, size: tuple[int, int, int]) -> NDArray[np.uint8]:
                 upright = upright.resize((width, height), Image.Resampling.BILINEAR)
             return np.asarray(upright)
     except Exception as error:  # PIL's plug-ins raise what they like
-        raise OnnxgenError(f"{path} can't be read: {_line(error)}") from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -124,7 +123,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     classes = tuple(sorted({path.name for root in parts.values() for path in _folders(root)}))
     if not classes and labelled:
         has = "has images but no folders, one for each class," if _images(folder) else "has no images"
-        raise OnnxgenError(Problem(f"{folder} {has}", help="lay it out as folder/class_name/*.png"))
+        raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     found = {part: _labelled(root, classes) for part, root in parts.items()}
     seen = _seen(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
@@ -152,7 +151,7 @@ def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     for path, images in found.items():
         if not images:
             way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
-            raise OnnxgenError(Problem(f"the class folder {path} has no images", help=way))
+            raise OnnxgenError(f"the class folder {path} has no images", help=way)
     return [(image, classes.index(path.name)) for path, images in found.items() for image in images]
 
 
@@ -176,9 +175,7 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
     named = listed((f"{name} ({why})" for name, why in bad), 5)
     count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
     if strict:
-        raise OnnxgenError(
-            Problem(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
-        )
+        raise OnnxgenError(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
     return [f"{count}, skipped: {named}"]
 
 
@@ -190,18 +187,17 @@ def _seen(folder: Path, paths: Sequence[Path]) -> dict[Path, Seen]:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise OnnxgenError(
-            Problem("images need Pillow, which is not installed", help="pip install 'onnxgen[train]'")
-        ) from None
-    note = _cache(folder) if len(paths) >= REMEMBERED else None
-    known = _remembered(note)
+        raise OnnxgenError("images need Pillow, which is not installed", help=installing("train")) from None
+    cache, name = Cache(), str(folder.resolve())
+    fact = cache.get("images", name) if len(paths) >= REMEMBERED else None
+    known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}
     stamps = {path: f"{path} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(zip(new, pool.map(_look, new)))
     seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
-    if note is not None and new:
-        _remember(note, {stamps[path]: seen[path] for path in paths})
+    if new and len(paths) >= REMEMBERED:
+        cache.put("images", name, {stamps[path]: seen[path] for path in paths})
     return seen
 
 
@@ -217,31 +213,5 @@ def _look(path: Path) -> Seen:
                 width, height = height, width
             return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
     except Exception as error:  # PIL's plug-ins raise what they like
-        return _line(error).replace(repr(str(path)), "").strip()  # the file is named beside it
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:100] or type(error).__name__
-
-
-def _cache(folder: Path) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    return Path(root) / "onnxgen" / f"images-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.json"
-
-
-def _remembered(note: Path | None) -> dict[str, Seen]:
-    try:
-        read = json.loads(note.read_text(encoding="utf-8")) if note is not None else {}
-        return {str(k): v if isinstance(v, str) else (int(v[0]), int(v[1]), int(v[2])) for k, v in read.items()}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}  # not remembered, or not by us
-
-
-def _remember(note: Path, seen: Mapping[str, Seen]) -> None:
-    half = note.with_suffix(f".{os.getpid()}")
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(json.dumps(seen), encoding="utf-8")
-        half.replace(note)
-    except OSError:
-        half.unlink(missing_ok=True)  # a cache that can't be written costs time next time, no more
+        said = one_line(error, 100) or type(error).__name__
+        return said.replace(repr(str(path)), "").strip()  # the file is named beside it

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import Source, listed, part_called
 
@@ -35,21 +35,19 @@ def read_idx(path: Path) -> NDArray[np.generic]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise OnnxgenError(
-            Problem(f"{path} is truncated or not a gzip file ({error})", help="download it again")
-        ) from None
+        raise OnnxgenError(f"{path} is truncated or not a gzip file ({error})", help="download it again") from None
     axes = data[3] if len(data) >= 4 else 0
     kind = _TYPES.get(data[2]) if len(data) >= 4 + 4 * axes and data[:2] == b"\0\0" else None
     if kind is None or axes == 0:
         raise OnnxgenError(
-            Problem(f"{path} is not an idx file", help="an idx file begins with two bytes of 0, then type and rank")
+            f"{path} is not an idx file", help="an idx file begins with two bytes of 0, then type and rank"
         )
     shape = tuple(int(n) for n in np.frombuffer(data, ">u4", axes, 4))
     size, has = int(np.prod(shape, dtype=object)) * np.dtype(kind).itemsize, len(data) - 4 - 4 * axes
     if size != has:
         state = "truncated" if has < size else "too long"
         raise OnnxgenError(
-            Problem(f"{path} is {state}: {has:,} bytes of data, {size:,} by its header", help="download it again")
+            f"{path} is {state}: {has:,} bytes of data, {size:,} by its header", help="download it again"
         )
     found = np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
     return found.astype(found.dtype.newbyteorder("="))
@@ -70,7 +68,7 @@ def open_idx(path: Path) -> Source:
     sets = sorted({s for s, part, _ in files if wanted is None or (wanted["set"], wanted["part"] or "") == (s, part)})
     if len(sets) > 1:
         raise OnnxgenError(
-            Problem(f"{folder} has idx files of several sets: {listed(sets)}", help="name one of the files of images")
+            f"{folder} has idx files of several sets: {listed(sets)}", help="name one of the files of images"
         )
     pairs = {
         part: (files.get((s, part, "images")), files.get((s, part, "labels")))
@@ -89,14 +87,11 @@ def open_idx(path: Path) -> Source:
 def _pair(folder: Path, images: Path | None, labels: Path | None) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     if images is None or labels is None:
         there, missing = (images or labels), "images" if images is None else "labels"
-        raise OnnxgenError(Problem(f"the file of {missing} for {there} is missing", help=f"put it into {folder}"))
+        raise OnnxgenError(f"the file of {missing} for {there} is missing", help=f"put it into {folder}")
     x, y = read_idx(images), read_idx(labels)
     if len(x) != len(y) or y.ndim != 1:
         raise OnnxgenError(
-            Problem(
-                f"{images.name} has {len(x):,} images, but {labels.name} has {len(y):,} labels",
-                help="download both again",
-            )
+            f"{images.name} has {len(x):,} images, but {labels.name} has {len(y):,} labels", help="download both again"
         )
     if len(x) == 0:
         raise OnnxgenError(f"{images} has no images")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
@@ -85,20 +85,16 @@ def frame(port: Port, stored: tuple[int, int, int] | None) -> Frame:
         sizes["C"] = 1
     if len(sizes) < 3 and stored is None:
         raise OnnxgenError(
-            Problem(
-                f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
-                help="resize them to one size, or generate with --input-shape "
-                + f"{port.name}={','.join(str(-1 if a == 'N' else 224 if a in 'HW' else 3) for a in 'N' + axes)}",
-            )
+            f"input {port.name!r} takes images of any size {shown(port)}, but those of the data differ in size",
+            help="resize them to one size, or generate with --input-shape "
+            + f"{port.name}={','.join(str(-1 if a == 'N' else 224 if a in 'HW' else 3) for a in 'N' + axes)}",
         )
     for axis, size in zip("CHW", stored or (), strict=False):
         sizes.setdefault(axis, size)
     if sizes["C"] not in CHANNELS:
         raise OnnxgenError(
-            Problem(
-                f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image",
-                help="give floating-point arrays of exactly that shape (.npz)",
-            )
+            f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image",
+            help="give floating-point arrays of exactly that shape (.npz)",
         )
     return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
 
@@ -112,10 +108,8 @@ def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> F
         if channels * side * side == size:
             return Frame(channels, side, side, "flat")
     raise OnnxgenError(
-        Problem(
-            f"input {port.name!r} is {shown(port)}, which is not a square gray, RGB or RGBA image",
-            help="give floating-point arrays of exactly that shape (.npz)",
-        )
+        f"input {port.name!r} is {shown(port)}, which is not a square gray, RGB or RGBA image",
+        help="give floating-point arrays of exactly that shape (.npz)",
     )
 
 
@@ -203,11 +197,11 @@ def parse_scale(text: str, channels: int) -> tuple[tuple[float, ...], tuple[floa
     try:
         mean, std = (tuple(float(n) for n in part.split("/")) for part in text.split(","))
     except ValueError:
-        raise OnnxgenError(Problem(f"normalize {text!r} is not a pair of numbers", help=way)) from None
+        raise OnnxgenError(f"normalize {text!r} is not a pair of numbers", help=way) from None
     if not all(len(p) in (1, channels) for p in (mean, std)):
-        raise OnnxgenError(Problem(f"normalize {text!r} does not fit {channels} channels", help=way))
+        raise OnnxgenError(f"normalize {text!r} does not fit {channels} channels", help=way)
     if not all(s > 0 for s in std) or not all(map(math.isfinite, mean + std)):
-        raise OnnxgenError(Problem(f"normalize {text!r}: a standard deviation must be positive", help=way))
+        raise OnnxgenError(f"normalize {text!r}: a standard deviation must be positive", help=way)
     return (mean * channels)[:channels], (std * channels)[:channels]
 
 
@@ -228,7 +222,7 @@ def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
     for name in said:
         if name not in inputs:
             raise OnnxgenError(
-                Problem(f"normalize {text!r}: the model has no input {name!r}", help=f"there are {', '.join(inputs)}")
+                f"normalize {text!r}: the model has no input {name!r}", help=f"there are {', '.join(inputs)}"
             )
     return {name: said.get(name, "auto") for name in inputs}
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.samples import Batch, Field
@@ -65,11 +65,9 @@ def items(dataset: Any, what: str) -> Items:
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise OnnxgenError(
-            Problem(
-                f"{what} is {type(dataset).__name__}, which has no length or no items by number",
-                help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
-                "resumed), arrays, or a dict of columns",
-            )
+            f"{what} is {type(dataset).__name__}, which has no length or no items by number",
+            help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
+            "resumed), arrays, or a dict of columns",
         )
     if len(dataset) == 0:
         raise OnnxgenError(f"{what} has no samples")
@@ -88,7 +86,7 @@ def _read(dataset: Any, index: int) -> dict[str, Tensor]:
     try:
         item = dataset[index]
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        said = typed(error, 200)
         raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
     if isinstance(item, Mapping):
         named = {str(k): v for k, v in item.items()}
@@ -111,10 +109,8 @@ def _tensor(value: Any, name: str, index: int) -> Tensor:
         return torch.as_tensor(np.asarray(value))
     except TypeError:
         raise OnnxgenError(
-            Problem(
-                f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image",
-                help="let the dataset turn it into a tensor",
-            )
+            f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image",
+            help="let the dataset turn it into a tensor",
         ) from None
 
 
@@ -125,11 +121,9 @@ def _stacked(values: Sequence[Tensor | None], name: str, indices: Sequence[int])
     for value, index in zip(present, indices):
         if value.shape != present[0].shape or value.dtype != present[0].dtype:
             raise OnnxgenError(
-                Problem(
-                    f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}, "
-                    f"but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}",
-                    help="let the dataset give all samples one shape",
-                )
+                f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}, "
+                f"but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}",
+                help="let the dataset give all samples one shape",
             )
     return torch.stack(present)
 

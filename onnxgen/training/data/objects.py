@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import TARGET, items
 from onnxgen.training.data.samples import Data, Samples
@@ -35,9 +35,9 @@ def call(spec: str) -> Any:
     except OnnxgenError:
         raise
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        said = typed(error)
         raise OnnxgenError(
-            Problem(f"data {spec}: {said}", help=f"a function {function}() of {name}.py is called without arguments")
+            f"data {spec}: {said}", help=f"a function {function}() of {name}.py is called without arguments"
         ) from error
     finally:
         if here in sys.path:
@@ -89,7 +89,7 @@ def _columns(given: Any) -> Mapping[str, Any] | None:
 
 def _samples(given: Any, what: str) -> Samples:
     if isinstance(given, DataLoader):
-        raise OnnxgenError(Problem(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches"))
+        raise OnnxgenError(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches")
     if hasattr(given, "take") and hasattr(given, "fields") and hasattr(given, "__len__"):
         found: Samples = given
         return found

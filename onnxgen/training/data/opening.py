@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import DIGITS, FUNCTION
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
 from onnxgen.training.data.fitting import fit_to_model
@@ -58,7 +58,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
 
 def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
     if not path.exists():
-        raise OnnxgenError(Problem(f"no file or folder {path}", help=KINDS))
+        raise OnnxgenError(f"no file or folder {path}", help=KINDS)
     if is_idx(path):
         return open_idx(path)
     files = _parts(path) if path.is_dir() else {"": path}
@@ -70,7 +70,7 @@ def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
         return from_parts(columns, path.name, kind in _TABLES)
     if path.is_dir():
         return open_folder(path, strict=settings.strict, labelled=targets)
-    raise OnnxgenError(Problem(f"onnxgen can't read data from {path}", help=KINDS))
+    raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 
 def _parts(folder: Path) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.source import PARTS, Source
@@ -27,10 +27,8 @@ def split(source: Source, target: str, settings: Settings, batch: int = 1) -> No
         train = source.parts["train"]
         if len(train) <= len(missing) * batch:
             raise OnnxgenError(
-                Problem(
-                    f"{source.name} has too few samples to split: {len(train)}",
-                    help="use all samples for training with --val 0",
-                )
+                f"{source.name} has too few samples to split: {len(train)}",
+                help="use all samples for training with --val 0",
             )
         groups = _groups(source, target)
         for part, chosen in _drawn(groups, missing, settings.seed, batch).items():

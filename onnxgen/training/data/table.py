@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # in a column of numbers; text is missing where it is empty
 _DELIMITERS = ",;\t|"
@@ -31,7 +31,7 @@ def read_csv(path: Path) -> dict[str, Any]:
             reader = csv.reader(file, delimiter=between)
             rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise OnnxgenError(Problem(f"{path} can't be read: {error}", help="save it as CSV in UTF-8")) from None
+        raise OnnxgenError(f"{path} can't be read: {error}", help="save it as CSV in UTF-8") from None
     if len(rows) < 2:
         raise OnnxgenError(f"{path} has no rows" if rows else f"{path} is empty")
     names = [name.strip() for name in rows[0][1]]
@@ -46,11 +46,11 @@ def read_csv(path: Path) -> dict[str, Any]:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if all(_is_number(name) for name in names):
-        raise OnnxgenError(Problem(f"{path} has no line of column names", help="put a line of names at the top"))
+        raise OnnxgenError(f"{path} has no line of column names", help="put a line of names at the top")
     for i, name in enumerate(names):
         if not name or name in names[:i]:
             what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
-            raise OnnxgenError(Problem(f"{path} {what}", help="give each column a name of its own"))
+            raise OnnxgenError(f"{path} {what}", help="give each column a name of its own")
 
 
 def _is_number(text: str) -> bool:
@@ -90,11 +90,11 @@ def read_parquet(path: Path) -> dict[str, Any]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise OnnxgenError(Problem(f"{path}: Parquet needs pyarrow", help="pip install pyarrow")) from None
+        raise OnnxgenError(f"{path}: Parquet needs pyarrow", help="pip install pyarrow") from None
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
-        raise OnnxgenError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}") from None
     if table.num_rows == 0:
         raise OnnxgenError(f"{path} has no rows")
     return {name: _arrow(path, name, table.column(name)) for name in table.column_names}

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices import plugins, probe
 from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.verdicts import tested
@@ -61,10 +61,8 @@ def named(text: str) -> Device:
     if unlisted is None:
         listed = ", ".join(d.text for d in there)
         raise OnnxgenError(
-            Problem(
-                f"no device {text.strip()} on this machine",
-                help=f"there is: {listed}; a device of another back end may need its module (--import)",
-            )
+            f"no device {text.strip()} on this machine",
+            help=f"there is: {listed}; a device of another back end may need its module (--import)",
         )
     return unlisted
 
@@ -72,9 +70,7 @@ def named(text: str) -> Device:
 def _parsed(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z_]\w*)(?::(\d+))?", text.strip())
     if match is None or text.strip().lower().startswith("auto:"):
-        raise OnnxgenError(
-            Problem(f"{text!r} is not a device", help="devices are named like auto, cpu, cuda or cuda:1")
-        )
+        raise OnnxgenError(f"{text!r} is not a device", help="devices are named like auto, cpu, cuda or cuda:1")
     return match[1].lower(), int(match[2] or 0)
 
 

@@ -87,8 +87,5 @@ class OneDevice(SingleDeviceStrategy):
 class PlainPrecision(Precision):
     """float32, and gradients clipped without foreach kernels."""
 
-    def clip_grad_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        torch.nn.utils.clip_grad_value_(self.main_params(optimizer), clip_val, foreach=False)
-
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
         torch.nn.utils.clip_grad_norm_(self.main_params(optimizer), clip_val, foreach=False)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, typed
 
 GROUP = "onnxgen.devices"
 
@@ -24,10 +24,8 @@ def import_all(names: Iterable[str]) -> None:
             importlib.import_module(name)
         except Exception as error:
             raise OnnxgenError(
-                Problem(
-                    f"the module {name!r} can't be imported: {reason(error)}",
-                    help="install it, or put its folder on PYTHONPATH",
-                )
+                f"the module {name!r} can't be imported: {typed(error)}",
+                help="install it, or put its folder on PYTHONPATH",
             ) from None
 
 
@@ -45,15 +43,10 @@ def load(kind: str | None = None) -> None:
             if callable(loaded) and not isinstance(loaded, ModuleType):
                 loaded()
         except Exception as error:
-            text = f"the plug-in {point.name!r} ({point.value}) does not load: {reason(error)}"
+            text = f"the plug-in {point.name!r} ({point.value}) does not load: {typed(error)}"
             if kind is not None:
-                raise OnnxgenError(Problem(text, help="reinstall the package it comes with")) from None
+                raise OnnxgenError(text, help="reinstall the package it comes with") from None
             warnings.warn(f"{text}; it is skipped", stacklevel=3)
-
-
-def reason(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _points() -> Iterable[EntryPoint]:

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.unrolled import UNROLLED
 
@@ -52,8 +52,6 @@ def unroll(model: nn.Module) -> None:
             module.__class__ = UNROLLED[type(module)]
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and type(module) not in UNROLLED.values():
             raise OnnxgenError(
-                Problem(
-                    f"{name or 'the model'} is a {type(module).__name__}, which can't be unrolled",
-                    help="use nn.LSTM, nn.GRU or nn.RNN itself, or another device",
-                )
+                f"{name or 'the model'} is a {type(module).__name__}, which can't be unrolled",
+                help="use nn.LSTM, nn.GRU or nn.RNN itself, or another device",
             )

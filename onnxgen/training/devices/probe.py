@@ -45,7 +45,8 @@ def named(type_: str, index: int) -> Device | None:
 
 
 def cpu() -> Device:
-    return Device("cpu", 0, _cpu_name(), _cpu_memory(), torch.device("cpu"))
+    memory = quietly(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Device("cpu", 0, _cpu_name(), memory, torch.device("cpu"))
 
 
 def quietly(ask: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -123,8 +124,3 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "CPU"
-
-
-def _cpu_memory() -> int | None:
-    memory: int | None = quietly(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return memory

@@ -13,10 +13,12 @@ import copy
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from onnxgen.errors import typed
 from onnxgen.training.devices import plugins, probe
 from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.prepared import unroll
@@ -46,8 +48,9 @@ class Small(nn.Module):
 
 def run(device: Device) -> tuple[str, tuple[str, ...]]:
     """The verdict ("ok", or what went wrong) and what works, by the names of `device.FEATURES`."""
-    _exact()
-    works = tuple(name for name, works in _FEATURES.items() if works(device.torch_device))
+    # no rounding of inputs to fewer bits, as some GPUs do for speed
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    works = tuple(n for n, test in _FEATURES.items() if probe.quietly(partial(test, device.torch_device), False))
     torch.manual_seed(0)
     model, x, target = Small(), torch.randn(8, 3, 16, 16), torch.randint(5, (8,))
     expected = _trained(copy.deepcopy(model), x, target, torch.device("cpu"))
@@ -64,7 +67,7 @@ def _compared(model: nn.Module, x: Tensor, target: Tensor, device: Device, expec
     try:
         found = _trained(model, x, target, device.torch_device)
     except Exception as error:
-        return plugins.reason(error)
+        return typed(error)
     for name, want in expected.items():
         if name not in found:
             return f"{name} is missing"
@@ -91,16 +94,6 @@ def _trained(model: nn.Module, x: Tensor, target: Tensor, device: torch.device) 
     return found
 
 
-def _exact() -> None:
-    """No rounding of inputs to fewer bits, as some GPUs do for speed."""
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def _float64(device: torch.device) -> bool:
-    return bool((torch.ones(2, dtype=torch.float32).to(device).double() * 3).cpu().sum() == 6)
-
-
 def _autocast(dtype: torch.dtype) -> Callable[[torch.device], bool]:
     def works(device: torch.device) -> bool:
         x = torch.ones(4, 4).to(device)
@@ -111,8 +104,11 @@ def _autocast(dtype: torch.dtype) -> Callable[[torch.device], bool]:
     return works
 
 
-def _lerp(device: torch.device) -> bool:
-    return bool(torch.zeros(2).to(device).lerp_(torch.ones(2).to(device), 0.25).cpu().sum() == 0.5)
+def _distributed(device: torch.device) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    back_end = torch.distributed.Backend.default_device_backend_map.get(device.type, "")
+    return bool(back_end) and torch.distributed.is_backend_available(back_end)
 
 
 def _foreach(device: torch.device) -> bool:
@@ -121,24 +117,13 @@ def _foreach(device: torch.device) -> bool:
     return all(bool((t.cpu() == 3).all()) for t in tensors)
 
 
-def _distributed(device: torch.device) -> bool:
-    if not torch.distributed.is_available():
-        return False
-    back_end = torch.distributed.Backend.default_device_backend_map.get(device.type, "")
-    return bool(back_end) and torch.distributed.is_backend_available(back_end)
-
-
-def _sure(works: Callable[[torch.device], bool]) -> Callable[[torch.device], bool]:
-    return lambda device: bool(probe.quietly(lambda: works(device), False))
-
-
-_FEATURES = {
-    "float64": _sure(_float64),
-    "bf16": _sure(_autocast(torch.bfloat16)),
-    "fp16": _sure(_autocast(torch.float16)),
-    "lerp": _sure(_lerp),
-    "foreach": _sure(_foreach),
-    "distributed": _sure(_distributed),
+_FEATURES: dict[str, Callable[[torch.device], bool]] = {
+    "float64": lambda device: bool((torch.ones(2).to(device).double() * 3).cpu().sum() == 6),
+    "bf16": _autocast(torch.bfloat16),
+    "fp16": _autocast(torch.float16),
+    "lerp": lambda device: bool(torch.zeros(2).to(device).lerp_(torch.ones(2).to(device), 0.25).cpu().sum() == 0.5),
+    "foreach": _foreach,
+    "distributed": _distributed,
 }
 
 

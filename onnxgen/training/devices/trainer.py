@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.devices.device import Device
 from onnxgen.training.settings import Settings
 
@@ -36,15 +36,15 @@ def check_precision(device: Device, precision: str) -> None:
     """
     mixed, way_out = precision.endswith("-mixed"), "--precision 32-true"
     if device.kind == "directml" and precision != "32-true":
-        raise OnnxgenError(Problem(f"DirectML trains in 32-true only, not in {precision}", help=way_out))
+        raise OnnxgenError(f"DirectML trains in 32-true only, not in {precision}", help=way_out)
     if device.kind == "cpu" and precision == "16-mixed":
-        raise OnnxgenError(Problem("Lightning has no autocast to float16 on the CPU", help="--precision bf16-mixed"))
+        raise OnnxgenError("Lightning has no autocast to float16 on the CPU", help="--precision bf16-mixed")
     if device.kind == "mps" and not (mixed or precision == "32-true"):
-        raise OnnxgenError(Problem(f"MPS trains in 32-true, bf16-mixed or 16-mixed, not in {precision}", help=way_out))
+        raise OnnxgenError(f"MPS trains in 32-true, bf16-mixed or 16-mixed, not in {precision}", help=way_out)
     if precision == "64-true" and not device.float64:
-        raise OnnxgenError(Problem(f"{device.text} has no float64", help=way_out))
+        raise OnnxgenError(f"{device.text} has no float64", help=way_out)
     if mixed and not torch.amp.is_autocast_available(device.type):
-        raise OnnxgenError(Problem(f"PyTorch {torch.__version__} has no autocast for {device.text}", help=way_out))
+        raise OnnxgenError(f"PyTorch {torch.__version__} has no autocast for {device.text}", help=way_out)
 
 
 def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
@@ -55,16 +55,18 @@ def _by_lightning(device: Device, settings: Settings, processes: int) -> dict[st
         there = torch.cuda.device_count()
         if device.index + settings.devices > there:
             asked = f"{settings.devices} devices from {device.text} on"
-            raise OnnxgenError(Problem(f"no {asked}: this machine has {there}", help="ask for fewer"))
+            raise OnnxgenError(f"no {asked}: this machine has {there}", help="ask for fewer")
         devices = list(range(device.index, device.index + settings.devices))
     return {"accelerator": accelerator, "devices": devices, "strategy": strategy, "precision": settings.precision}
 
 
 def _strategy(name: str, processes: int) -> Any:
     if name == "fsdp" and processes > 1:
-        from onnxgen.training.sharding import strategy
+        from lightning.pytorch.strategies import (
+            ModelParallelStrategy,  # `FSDPStrategy`, of the older API, insists on CUDA
+        )
 
-        return strategy(processes)
+        return ModelParallelStrategy(processes, 1, save_distributed_checkpoint=False)
     return "ddp" if processes > 1 else "auto"
 
 
@@ -76,10 +78,8 @@ def _by_ours(device: Device, settings: Settings, processes: int) -> dict[str, An
 
     if processes > 1 or settings.strategy != "auto":
         raise OnnxgenError(
-            Problem(
-                f"{device.text} trains in one process on one device",
-                help="leave devices and nodes at 1 and the strategy at auto, or train on cpu or cuda",
-            )
+            f"{device.text} trains in one process on one device",
+            help="leave devices and nodes at 1 and the strategy at auto, or train on cpu or cuda",
         )
     accelerator = None if device.kind == "mps" else AnyAccelerator()
     options: dict[str, Any] = {"devices": 1, "strategy": OneDevice(device, accelerator)}

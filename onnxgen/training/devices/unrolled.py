@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each [batch, hidden]
 Step = Callable[[Tensor, Tensor, State], State]  # from the input's and the state's share of the gates
@@ -57,7 +57,7 @@ class _Unrolled(nn.RNNBase):
         """
         if isinstance(input, PackedSequence):
             raise OnnxgenError(
-                Problem(f"{self._get_name()} can't be unrolled over packed sequences", help="pad them, or train on cpu")
+                f"{self._get_name()} can't be unrolled over packed sequences", help="pad them, or train on cpu"
             )
         single, parts = input.dim() == 2, 2 if self.mode == "LSTM" else 1
         axis = 1 if self.batch_first else 0

@@ -6,19 +6,17 @@ What passed is remembered, for this device, driver and PyTorch; what failed is t
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from onnxgen import __version__
+from onnxgen.common.cache import Cache
 from onnxgen.training.devices import probe
 from onnxgen.training.devices.child import python
 from onnxgen.training.devices.device import Device
@@ -35,12 +33,11 @@ def tested(device: Device, imports: Sequence[str] = ()) -> Device:
 @cache
 def _verdict(text: str, name: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     key = " | ".join((text, name, *imports, *_versions()))
-    known = _remembered().get(key)
-    if isinstance(known, list):
+    if isinstance(known := Cache().get("selftest", key), list):
         return "ok", tuple(map(str, known))
     verdict, works = _run(text, imports)
     if verdict == "ok":
-        _remember(key, works)
+        Cache().put("selftest", key, works)
     return verdict, works
 
 
@@ -77,26 +74,3 @@ def _versions() -> tuple[str, ...]:
     )
     directml = probe.quietly(lambda: __import__("importlib.metadata").metadata.version("torch-directml"), "")
     return (__version__, torch.__version__, *cuda, driver, directml)
-
-
-def _file() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("onnxgen") / "selftest.json"
-
-
-def _remembered() -> dict[str, Any]:
-    with suppress(Exception):
-        known = json.loads(_file().read_text(encoding="utf-8"))
-        if isinstance(known, dict):
-            return known
-    return {}
-
-
-def _remember(key: str, works: tuple[str, ...]) -> None:
-    with suppress(Exception):  # a cache that can't be written is no reason to stop
-        file = _file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}")
-        new.write_text(json.dumps({**_remembered(), key: list(works)}, indent=1), encoding="utf-8")
-        os.replace(new, file)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError, typed
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.data.samples import Data
 from onnxgen.training.settings import Settings
@@ -62,7 +62,7 @@ def calibrate_batchnorm(model: nn.Module, batches: Batches | Path | Data, *, eve
     measured = {path: _Moments() for path in _norms(model, every)}
     if not measured:
         way_out = "generate with --restore-batchnorm, or measure every=True"
-        raise OnnxgenError(Problem("no BatchNorm of the model is the identity", help=way_out))
+        raise OnnxgenError("no BatchNorm of the model is the identity", help=way_out)
     with undisturbed(model), _watched(model, measured):
         count = 0
         for count, batch in enumerate(_opened(model, batches), 1):
@@ -113,12 +113,10 @@ def _opened(model: nn.Module, batches: Batches | Path | Data) -> Batches:
     data = open_data(batches, model, SETTINGS, targets=False)
     inputs = feed(data, model, SETTINGS, targets=False).inputs
     samples = next(part for part in (data.train, data.val, data.test) if part is not None)
-    taken = (samples.take(chunk, SETTINGS.seed) for chunk in _chunks(len(samples), SETTINGS.batch_size))
+    starts = range(0, len(samples), SETTINGS.batch_size)
+    chunks = (range(start, min(start + SETTINGS.batch_size, len(samples))) for start in starts)
+    taken = (samples.take(chunk, SETTINGS.seed) for chunk in chunks)
     return ([batch[column] for column in inputs] for batch in taken)
-
-
-def _chunks(count: int, size: int) -> Iterator[range]:
-    return (range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _norms(model: nn.Module, every: bool) -> Iterator[str]:
@@ -158,9 +156,9 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
             given = [batch] if isinstance(batch, Tensor) else batch[: len(names)]
             model(*[x.to(device) for x in given])
     except Exception as error:  # whatever a model's own code raises
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = typed(error, 200)
         raise OnnxgenError(
-            Problem(f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}")
+            f"the model fails on batch {number}: {reason}", help=f"forward takes {', '.join(names)}"
         ) from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.owners import check_patterns
 from onnxgen.training.finetune.freezing import unfreeze, unfreeze_next
 
@@ -34,7 +34,7 @@ class GradualUnfreeze(Callback):
         """Refuse what would fail only at a later epoch."""
         if trainer.world_size > 1:
             what = "gradual unfreezing needs one process: several do not average the gradients of layers unfrozen later"
-            raise OnnxgenError(Problem(what, help="use one device"))
+            raise OnnxgenError(what, help="use one device")
         if not isinstance(self.schedule, int):
             check_patterns(self._model(pl_module), [p for patterns in self.schedule.values() for p in _list(patterns)])
 
@@ -52,7 +52,7 @@ class GradualUnfreeze(Callback):
         missing = [name for name in changed if id(model.get_parameter(name)) not in held]
         if missing:
             what = f"no optimizer has {', '.join(missing[:4])}, which epoch {epoch} unfreezes"
-            raise OnnxgenError(Problem(what, help="give it all parameters, frozen ones too (param_groups does)"))
+            raise OnnxgenError(what, help="give it all parameters, frozen ones too (param_groups does)")
 
     def _model(self, module: LightningModule) -> nn.Module:
         found = getattr(module, self.attribute, module)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import Example, example_for
 from onnxgen.surgery.head import last_layers
 from onnxgen.surgery.owners import NORMS, near
@@ -44,7 +44,7 @@ def param_groups(
         OnnxgenError: a rate is asked for that depends on `lr`, and there is none; the head can't be found.
     """
     if lr is None and (head_lr != 1 or layer_decay is not None):
-        raise OnnxgenError(Problem("head_lr and layer_decay are factors of lr, which is missing", help="give lr="))
+        raise OnnxgenError("head_lr and layer_decay are factors of lr, which is missing", help="give lr=")
     top = _head(model, head, example) if head_lr != 1 else ()
     order = blocks(model)
     plain = _without_decay(model)
@@ -58,23 +58,17 @@ def param_groups(
             rate *= layer_decay ** (len(order) - 1 - order.index(block) if block else len(order))
         decays = name not in plain
         key = place if decays else f"{place} no decay"
-        group = groups.setdefault(key, _options(key, rate, weight_decay if decays else 0.0))
-        group["params"].append(parameter)
+        said = {"lr": rate, "weight_decay": weight_decay if decays else 0.0}
+        options = {option: value for option, value in said.items() if value is not None}
+        groups.setdefault(key, {"name": key, "params": [], **options})["params"].append(parameter)
     return list(groups.values())
-
-
-def _options(name: str, lr: float | None, weight_decay: float | None) -> dict[str, Any]:
-    said = {"lr": lr, "weight_decay": weight_decay}
-    return {"name": name, "params": [], **{key: value for key, value in said.items() if value is not None}}
 
 
 def _head(model: nn.Module, head: str | None, example: Example | None) -> tuple[str, ...]:
     if head is None:
         return last_layers(model, example_for(model, example))
     if not any(f"{name}.".startswith(f"{head}.") for name, _ in model.named_parameters()):
-        raise OnnxgenError(
-            Problem(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
-        )
+        raise OnnxgenError(f"no layer is called {head!r}", help=near(head, [n for n, _ in model.named_modules()]))
     return (head,)
 
 

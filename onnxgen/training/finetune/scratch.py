@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.owners import owners
 
 
@@ -96,7 +96,7 @@ def _reset_layers(model: nn.Module) -> None:
             plain += [f"{path}.{name}" if path else name for name, _ in own]
     if plain:
         what = f"onnxgen does not know how to initialise {', '.join(plain)}"
-        raise OnnxgenError(Problem(what, help="add a method reset_parameters() to their module"))
+        raise OnnxgenError(what, help="add a method reset_parameters() to their module")
     for module in model.modules():
         if next(module.parameters(recurse=False), None) is not None:
             _reset_layer(module)

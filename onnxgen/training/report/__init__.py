@@ -21,6 +21,7 @@ from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.checkpoint.folder import BEST, CONFIG, LAST
 from onnxgen.training.config import write_config
 from onnxgen.training.report.facts import Ending, Facts, facts_of
 from onnxgen.training.report.metrics import Metrics, read_rows
@@ -72,17 +73,12 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     """
     out = settings.out
     out.mkdir(parents=True, exist_ok=True)
-    if not settings.resume:
-        _clear(out)
-    versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
-    write_config(out / "config.toml", settings, given, (facts.line(out), versions))
-
-
-def _clear(out: Path) -> None:
-    names = ["metrics.csv", "report.html", "best.safetensors", "last.safetensors", *(f"{p}.png" for p in PICTURES)]
-    stale = [out / name for name in names]
-    for path in [*stale, *(out / _LOGS).glob("events.out.tfevents.*")]:
+    names = ["metrics.csv", "report.html", BEST, LAST, *(f"{picture}.png" for picture in PICTURES)]
+    stale = [*map(out.joinpath, names), *(out / _LOGS).glob("events.out.tfevents.*")]
+    for path in [] if settings.resume else stale:
         path.unlink(missing_ok=True)
+    versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
+    write_config(out / CONFIG, settings, given, (facts.line(out), versions))
 
 
 def logger(out: Path) -> TensorBoardLogger:

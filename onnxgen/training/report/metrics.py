@@ -50,7 +50,7 @@ class Metrics(lightning.Callback):
         row = best_row(self.rows, self.monitor)
         return max(len(self.rows) - 1, 0) if row is None else self.rows.index(row)
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["epoch"] <= trainer.current_epoch]
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
@@ -58,20 +58,23 @@ class Metrics(lightning.Callback):
                 if isinstance(logger, TensorBoardLogger) and trainer.global_step:
                     _forget(logger, trainer.global_step)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._begun = time.monotonic()
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if not whole_epoch(trainer):
             return
-        found = {name: float(value) for name, value in sorted(trainer.callback_metrics.items(), key=_train_first)}
+        found = {
+            name: float(value)
+            for name, value in sorted(trainer.callback_metrics.items(), key=lambda m: m[0][:6] != "train_")
+        }
         if "lr" in found:  # what is logged is a float32
-            found["lr"] = getattr(pl_module, "rate", found["lr"])
+            found["lr"] = getattr(task, "rate", found["lr"])
         row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["epoch"] < row["epoch"]] + [row]
         if best_row(self.rows, self.monitor) in (row, None):
-            self.confusion = getattr(pl_module, "confusion", None)
+            self.confusion = getattr(task, "confusion", None)
         if trainer.is_global_zero:
             write_rows(self.path, self.rows)
 
@@ -82,10 +85,6 @@ def _forget(logger: TensorBoardLogger, step: int) -> None:
 
     start = Event(step=step, wall_time=time.time(), session_log=SessionLog(status=SessionLog.START))
     logger.experiment._get_file_writer().add_event(start)
-
-
-def _train_first(metric: tuple[str, Any]) -> bool:
-    return not metric[0].startswith("train_")
 
 
 def whole_epoch(trainer: lightning.Trainer) -> bool:

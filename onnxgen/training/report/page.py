@@ -10,7 +10,7 @@ from typing import Any
 
 from onnxgen._version import __version__
 from onnxgen.training.report.facts import Ending, Facts
-from onnxgen.training.report.metrics import Row, best_row
+from onnxgen.training.report.metrics import FIRST, Row, best_row
 from onnxgen.training.report.progress import duration, number
 from onnxgen.training.settings import Settings
 
@@ -31,7 +31,7 @@ def page(settings: Settings, facts: Facts, ending: Ending, rows: Sequence[Row], 
         out=settings.out,
         settings=_changed(settings),
         columns=list(dict.fromkeys(name for row in rows for name in row)),
-        rows=[{name: _cell(name, value) for name, value in row.items()} for row in rows],
+        rows=[{name: f"{v:.0f}" if name in FIRST else number(name, v) for name, v in row.items()} for row in rows],
         best=None if best is None else f"{best['epoch']:.0f}",
         best_value=None if best is None else number(facts.monitor, best[facts.monitor]),
         test={name.removeprefix("test_"): number(name, value) for name, value in ending.test.items()},
@@ -57,7 +57,3 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return "" if value is None else str(value)
-
-
-def _cell(name: str, value: float) -> str:
-    return f"{value:.0f}" if name in ("epoch", "step") else number(name, value)

@@ -76,7 +76,11 @@ def confusion_matrix(counts: Tensor, classes: Sequence[str], of: str) -> bytes:
     axes.set_title(f"Confusion matrix ({of})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    names = [_short(name) for name in classes] if len(classes) == number else [str(i) for i in range(number)]
+    names = (
+        [name if len(name) <= 20 else name[:19] + "…" for name in classes]
+        if len(classes) == number
+        else [str(i) for i in range(number)]
+    )
     if number <= NAMED:
         turned = 90 if any(len(name) > 3 for name in names) else 0
         axes.set_xticks(range(number), names, rotation=turned, fontsize=8, parse_math=False)
@@ -92,10 +96,6 @@ def _write(axes: Any, table: list[list[int]], shares: Any) -> None:
             if count:
                 color = "white" if shares[row][column] > 0.5 else "black"
                 axes.text(column, row, f"{count}", ha="center", va="center", color=color, fontsize=7)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 20 else name[:19] + "…"
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

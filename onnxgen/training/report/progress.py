@@ -54,79 +54,64 @@ class Progress(lightning.Callback):
 
     # ---- what Lightning tells
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero:
             self.say(self.facts.line(self.out))
             for note in self.facts.notes:
                 self.say(f"note: {note}")
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epochs, self.batches = trainer.max_epochs or 0, int(trainer.num_training_batches)
         self._begun = self._read = time.monotonic()
         self._due = self._read + self.every
         if trainer.is_global_zero and trainer.global_step:
-            self.say(
-                f"continuing after step {trainer.global_step}, in epoch {trainer.current_epoch + 1} of {self.epochs}"
-            )
+            where = f"in epoch {trainer.current_epoch + 1} of {self.epochs}"
+            self.say(f"continuing after step {trainer.global_step}, {where}")
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch = trainer.current_epoch + 1, 0
 
-    def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Tensor | Mapping[str, Any] | None,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        self.batch = batch_idx + 1
+    def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int) -> None:
+        self.batch = index + 1
         self._samples += samples(batch) * trainer.world_size
         self._steps += 1
         now = time.monotonic()
         if now >= self._due and trainer.is_global_zero:
             self._look(trainer, outputs, now)
-            self.show()
-            self._due = time.monotonic() + self.every
+            self._show()
 
     def on_validation_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int, dataloader_idx: int = 0
     ) -> None:
-        self.validated = batch_idx + 1
+        self.validated = index + 1
         if time.monotonic() >= self._due and trainer.is_global_zero and not trainer.sanity_checking:
-            self.show()
-            self._due = time.monotonic() + self.every
+            self._show()
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_validation_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.validated = 0
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if not trainer.is_global_zero or not whole_epoch(trainer) or not self.metrics.rows:
             return
         row = self.metrics.rows[-1]
         best = best_row(self.metrics.rows, self.facts.monitor)
         self.say(epoch_line(row, self.epochs, best is row, self.rate))
         if time.monotonic() >= self._due:  # epochs may be shorter than that
-            self.show()
-            self._due = time.monotonic() + self.every
+            self._show()
 
-    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_fit_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero and not self._begun:
             self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
         self.close()
 
-    def on_exception(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: lightning.Trainer, task: Any, exception: BaseException) -> None:
         self.close()
 
-    def _look(self, trainer: lightning.Trainer, outputs: Tensor | Mapping[str, Any] | None, now: float) -> None:
+    def _show(self) -> None:
+        self.show()
+        self._due = time.monotonic() + self.every
+
+    def _look(self, trainer: lightning.Trainer, outputs: Any, now: float) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):
             self.loss = float(loss.detach()) * trainer.accumulate_grad_batches

@@ -1,0 +1,193 @@
+"""Parsers of `[tool.onnxgen]`: each option of `onnxgen.Options` by its name on the command line, as TOML has it.
+
+`Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises `ValueError` with
+the words for what is wanted. Values may be anything: a reader looks at types before it looks at content.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import PurePath
+from typing import Any
+
+from onnxgen.common.limits import NAMES as LIMIT_NAMES
+from onnxgen.common.limits import Limits
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+MAX_VALUE_CHARACTERS = 60  # characters of a wrong value in an error
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The way a value is written.
+
+    Attributes:
+        read: see above.
+        spoken: makes what `read` takes of a text of the command line: of a table, of what stands behind `NAME=`.
+        table: values by name; the command line says them one by one, like `like`.
+        choices: all that there are.
+    """
+
+    read: Callable[[object], Any]
+    spoken: Callable[[str], object] = str
+    table: bool = False
+    like: str = ""
+    choices: tuple[str, ...] = ()
+
+    def said(self, text: str | Sequence[str]) -> Any:
+        """What the command line's text is; several texts are a table. Raises `ValueError` with a sentence."""
+        if isinstance(text, str):
+            try:
+                return self.read(self.spoken(text))
+            except ValueError as error:
+                raise ValueError(f"{text!r} is not {error}") from None
+        found: dict[str, object] = {}
+        for one in text:
+            name, _, value = one.rpartition("=")
+            try:
+                item = self.spoken(value.strip())
+                self.read({name: item})
+            except ValueError:
+                raise ValueError(f"{one!r} is not like {self.like}") from None
+            found.pop(name, None)  # given again it counts from here
+            found[name] = item
+        return self.read(found)
+
+
+def shown(value: object) -> str:
+    """Return a value as errors show it: one short printable line."""
+    if isinstance(value, (list, tuple, dict)):
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
+    text = repr(value[: 2 * MAX_VALUE_CHARACTERS] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
+
+
+def key(name: object) -> str:
+    """Return a key as TOML writes it."""
+    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name)
+    return str(name) if plain else shown(name)
+
+
+def plain(value: object) -> object:
+    """Convert a program's value to the types of TOML: paths to text, mappings and sequences to tables and lists."""
+    if isinstance(value, PathLike):
+        return PurePath(value).as_posix()
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(one) for one in value]
+    return value
+
+
+def text(value: object) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    raise ValueError("a text")
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, (list, tuple)) and all(isinstance(n, str) and n and n.isprintable() for n in value):
+        return tuple(value)
+    raise ValueError('a list like ["plugins/ops.py"]')
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("true or false")
+
+
+def choice(*choices: str) -> Kind:
+    """Make a parser that accepts one of a few words."""
+
+    def read(value: object) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        raise ValueError(" or ".join(f'"{word}"' for word in choices))
+
+    return Kind(read, choices=choices)
+
+
+def _dims(value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not all(d == "?" or _whole(d) >= -1 and d < 2**63 for d in value):
+        raise ValueError
+    return tuple(-1 if d == "?" else d for d in value)
+
+
+def _axis(value: object) -> int | None:
+    return None if value in (None, "none") else _whole(value)
+
+
+def _rate(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _limits(value: object) -> Limits:
+    if isinstance(value, Limits):
+        return value
+    words = f"a table like {{nodes = 500000}}, of {', '.join(LIMIT_NAMES)}"
+    found = {name.replace("-", "_"): count for name, count in _table(value, _whole, words).items()}
+    if not found.keys() <= set(LIMIT_NAMES):
+        raise ValueError(words)
+    return Limits(**found)
+
+
+def _block(value: object) -> int:
+    if isinstance(value, int) and value in (8, 16):
+        return value
+    raise ValueError("8 or 16")
+
+
+def _size(value: object) -> int:
+    match = re.fullmatch(r"([0-9]{1,18}) *([KMGT]?)B?", value.strip().upper()) if isinstance(value, str) else None
+    found = int(match[1]) * _UNITS[match[2]] if match else value
+    if isinstance(found, bool) or not isinstance(found, int) or found <= 0:
+        raise ValueError('a size like "500MB" or "5GB"')
+    return found
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError
+    return value
+
+
+def _table(value: object, read: Callable[[object], Any], words: str) -> dict[str, Any]:
+    try:
+        if isinstance(value, dict) and all(isinstance(name, str) and name for name in value):
+            return {name: read(found) for name, found in value.items()}
+    except ValueError:
+        pass
+    raise ValueError(words)
+
+
+def _tables(read: Callable[[object], Any], words: str) -> Callable[[object], dict[str, Any]]:
+    return lambda value: _table(value, read, words)
+
+
+TEXT = Kind(text)
+PATH = Kind(text)
+FLAG = Kind(_flag)
+NAMES = Kind(_names)
+SIZE = Kind(_size)
+BLOCK = Kind(_block, int, choices=("8", "16"))
+SHAPES = Kind(
+    _tables(_dims, "a table like {image = [1, 3, 224, 224]}, where -1 leaves a dim as it is"),
+    lambda text: ["?" if d.strip() == "?" else int(d) for d in text.split(",")] if text else [],
+    table=True,
+    like="NAME=1,3,224,224",
+)
+AXES = Kind(
+    _tables(_axis, 'a table like {frames = 1, scale = "none"}'),
+    lambda text: text if text == "none" else int(text),
+    table=True,
+    like="NAME=1 or NAME=none",
+)
+RATES = Kind(_tables(_rate, 'a table like {"encoder.*" = 0.1}'), float, table=True, like="SCOPE=0.1")
+LIMITS = Kind(_limits, int, table=True, like=f"nodes=500000; there are {', '.join(LIMIT_NAMES)}")

@@ -1,0 +1,93 @@
+"""Which ONNX nodes each line of a generated file comes from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from onnxgen.code.annotations import ANNOTATION, marked
+from onnxgen.options import Options
+from onnxgen.output.compose import Generated
+from onnxgen.pipeline import build
+from onnxgen.view.graph import NAME_LENGTH
+
+_MARK = re.compile(rf"(?:; |\s*# ){ANNOTATION}@(\d+)$")
+
+
+def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str], dict[int, list[str]]]:
+    """Generate a module in memory.
+
+    Returns:
+        The module, the lines of its source, and for line numbers (from 1) the names of their nodes.
+
+    Raises:
+        OnnxgenError: as `onnxgen.pipeline.build`.
+    """
+    with marked() as marks:
+        generated = build(path, replace(options, annotate=True), out)
+    lines, found = _without_marks(generated.source)
+    tree = ast.parse("\n".join(lines))
+    spans = {node.lineno: node.end_lineno or node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt)}
+    nodes: dict[int, list[str]] = {}
+    for first, mark in found.items():
+        names = [name.printable(NAME_LENGTH) for name in marks.nodes(mark)]
+        for number in range(first, _last(tree, first, spans) + 1):
+            nodes[number] = names
+    return generated, lines, {**nodes, **_registered(tree, nodes)}
+
+
+def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
+    """The lines of a source without the marks in it, and the mark of each statement by its first line."""
+    lines: list[str] = []
+    found: dict[int, int] = {}
+    above: int | None = None
+    for line in source.splitlines():
+        mark = _MARK.search(line)
+        text = line if mark is None else line[: mark.start()]
+        if mark is not None and not text.strip():
+            above = int(mark[1])
+            continue
+        lines.append(text)
+        number = above if above is not None else int(mark[1]) if mark is not None else None
+        if number is not None:
+            found[len(lines)] = number
+        above = None
+    return lines, found
+
+
+def _last(tree: ast.Module, first: int, spans: Mapping[int, int]) -> int:
+    """The last line of a statement without the blocks in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.For, ast.While, ast.With)) and node.lineno == first:
+            return node.body[0].lineno - 1
+    return spans.get(first, first)
+
+
+def _registered(tree: ast.Module, nodes: Mapping[int, list[str]]) -> dict[int, list[str]]:
+    """The nodes of the lines of `__init__`: those of the lines of `forward` that use what they register."""
+    found: dict[int, list[str]] = {}
+    for made in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        users: dict[str, list[str]] = defaultdict(list)
+        methods = [node for node in made.body if isinstance(node, ast.FunctionDef)]
+        for method in methods:
+            if method.name != "__init__":
+                for name, line in _attributes(method):
+                    users[name] += nodes.get(line, [])
+        for method in methods:
+            if method.name == "__init__":
+                for statement in method.body:
+                    names = [name for name, _ in _attributes(statement)]
+                    for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+                        found[line] = list(dict.fromkeys(n for name in names for n in users[name]))
+    return {line: names for line, names in found.items() if names}
+
+
+def _attributes(tree: ast.AST) -> Iterable[tuple[str, int]]:
+    """The attributes of `self` that a statement names, and the lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr, node.lineno

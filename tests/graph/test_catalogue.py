@@ -1,0 +1,183 @@
+"""What operators say of themselves is what onnxruntime computes, and few other places name them."""
+
+from __future__ import annotations
+
+import ast
+import random
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import helper as h
+
+from onnxgen.graph.catalogue import Known, having, of
+from onnxgen.graph.operators import operators
+from onnxgen.graph.traits import AVERAGES, COMPARISON, ELEMENTWISE, FILLS, KEEPS_SIGN, MOVES, PICKS, RANDOM
+from tests.conftest import ROOT
+
+Array = NDArray[Any]
+INTS = np.int64
+# the further inputs of an operator, and its attributes
+FURTHER: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "CenterCropPad": ([np.array([4, 3])], {}), "Compress": ([np.array([True, False, True])], {"axis": 0}),
+    "Concat": (["x"], {"axis": 0}), "DepthToSpace": ([], {"blocksize": 2}), "Expand": ([np.array([2, 4, 4, 4])], {}),
+    "Gather": ([np.array([0, 0])], {}), "GatherElements": ([np.zeros((1, 4, 4, 4), INTS)], {}),
+    "GatherND": ([np.array([[0, 1]])], {}), "Pad": ([np.array([0, 0, 1, 0, 0, 0, 0, 2])], {}),
+    "Reshape": ([np.array([4, 4, 4])], {}), "ReverseSequence": ([np.array([3])], {"time_axis": 1, "batch_axis": 0}),
+    "ScatterElements": ([np.zeros((1, 1, 1, 1), INTS), "one"], {}), "ScatterND": ([np.zeros((1, 4), INTS), "one"], {}),
+    "Slice": ([np.array([1]), np.array([3]), np.array([1])], {}), "SpaceToDepth": ([], {"blocksize": 2}),
+    "Split": ([], {"num_outputs": 2, "axis": 1}), "Squeeze": ([np.array([0])], {}), "Trilu": ([], {}),
+    "Tile": ([np.array([1, 2, 1, 1])], {}), "Unsqueeze": ([np.array([0])], {}),
+    "MaxPool": ([], {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0]}), "GlobalMaxPool": ([], {}),
+    "AveragePool": ([], {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0], "count_include_pad": 1}),
+    "Cast": ([], {"to": 11}), "CastLike": ([np.zeros(1, np.float64)], {}),
+    "PRelu": ([np.full((4, 1, 1), 0.5, "f")], {}),
+    "CumSum": ([np.array(1)], {}), "CumProd": ([np.array(1)], {}), "Mod": (["y"], {"fmod": 1}),
+    "Clip": ([np.float32(-0.5), np.float32(1)], {}), "LpNormalization": ([], {"p": 2}),
+}  # fmt: skip
+BINARY = frozenset("Add Sub Mul Div Pow Max Min Mean Sum".split()) | having(COMPARISON)
+# of these one is enough, or onnxruntime has no kernel of float
+LEFT = {
+    "Scatter",
+    "TensorScatter",
+    "OneHot",
+    "Where",
+    "CumProd",
+    "CenterCropPad",
+    "Swish",
+    "BitwiseNot",
+    "BitShift",
+    "Not",
+}
+LEFT |= {"And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"}
+
+
+def standard(*traits: Any) -> list[str]:
+    return sorted(name for name in having(*traits) - LEFT - having(RANDOM) if ("", name) in operators())
+
+
+def run(op: str, x: Array, y: Array) -> list[Array]:
+    """The outputs of one node, of `x` and, where it takes several tensors, `y`."""
+    given, attributes = FURTHER.get(op, (["y"] if op in BINARY else [], {}))
+    one = y.reshape(-1)[:1] if op == "ScatterND" else y.reshape(-1)[:1].reshape((1,) * x.ndim)
+    arrays = {"x": x}
+    for i, value in enumerate(given):
+        named = {"x": y, "y": y, "one": one}.get(value) if isinstance(value, str) else value
+        assert named is not None
+        arrays[f"i{i}"] = np.asarray(named)
+    ports = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in arrays.items()]
+    outputs = ["z", "w"] if op == "Split" else ["z"]
+    made = [h.make_value_info(name, onnx.TypeProto()) for name in outputs]
+    model = h.make_model(h.make_graph([h.make_node(op, list(arrays), outputs, **attributes)], "g", ports, made))
+    model.ir_version, model.opset_import[0].version = 9, 20
+    found: list[Array] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
+    return found
+
+
+def drawn(seed: int, low: float = -2.0) -> Array:
+    return np.random.default_rng(seed).uniform(low, 2.0, (1, 4, 4, 4)).astype(np.float32)
+
+
+def facts(op: str) -> Known:
+    found = of("", op)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("op", standard(MOVES, PICKS))
+def test_elements_are_those_of_the_data(op: str) -> None:
+    x, y = drawn(1), drawn(2)
+    here = {*x.ravel().tolist(), *(y.ravel().tolist() if len(facts(op).data) > 1 else ())}
+    for result in run(op, x, y):
+        assert set(result.ravel().tolist()) <= (here | {0.0} if op in having(FILLS) else here)
+
+
+@pytest.mark.parametrize("op", standard(AVERAGES))
+def test_averages_lie_between_the_data(op: str) -> None:
+    (result,) = run(op, drawn(1, 0.5), drawn(2, 0.5))
+    assert result.min() >= 0 and result.max() <= 2.0
+
+
+@pytest.mark.parametrize("op", standard(KEEPS_SIGN))
+def test_nothing_is_negative_where_no_data_is(op: str) -> None:
+    assert all(result.min() >= 0 for result in run(op, drawn(1, 0.1), drawn(2, 0.1)))
+
+
+@pytest.mark.parametrize("op", standard(ELEMENTWISE))
+def test_an_element_depends_on_its_place_alone(op: str) -> None:
+    """All other elements are changed, and this one remains."""
+    x, y = drawn(1, 0.1), drawn(2, 0.1)
+    others, beside = drawn(3, 0.1), drawn(4, 0.1)
+    others[0, 1, 2, 3], beside[0, 1, 2, 3] = x[0, 1, 2, 3], y[0, 1, 2, 3]
+    (before,), (after,) = run(op, x, y), run(op, others, beside)
+    assert before.shape == x.shape
+    np.testing.assert_array_equal(before[0, 1, 2, 3], after[0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("op", sorted(n for d, n in operators() if not d and facts(n).least is not None))
+def test_nothing_is_less_than_the_least(op: str) -> None:
+    if op in LEFT:
+        pytest.skip("left out")
+    x = (drawn(1) * 4).astype(np.float32)
+    least = facts(op).least
+    assert least is not None
+    assert np.nanmin(run(op, x, x)[0]) >= least - 1e-6
+
+
+def test_what_is_said_of_inputs_names_inputs() -> None:
+    """The name of each is the schema's, but where a version of it has another."""
+    for (domain, name), versions in operators().items():
+        said = versions[-1]
+        named = {*said.data.split(), *said.weights.split(), *said.still.split(), *said.matrix.split()}
+        taken = {p.name for p in said.parameters.values() if p.kind is not p.KEYWORD_ONLY}
+        assert named <= taken, (domain, name)
+        assert of(domain, name) is not None
+
+
+# ---- how many places name an operator --------------------------------------------------------------------------------
+
+ROOMS = ("ops", "shapes", "passes/contrib")  # what an operator is, its shapes, and what stands for it
+
+
+@cache
+def named_in() -> dict[str, set[str]]:
+    """The operators that each file outside their rooms names in a text that holds nothing else."""
+    known = {name for _, name in operators()} | {schema.name for schema in onnx.defs.get_all_schemas()}
+    return {path.as_posix(): set().union(*texts(path, known)) for path in files() if not in_room(path)}
+
+
+def files() -> list[Path]:
+    return sorted(path.relative_to(ROOT / "onnxgen") for path in (ROOT / "onnxgen").rglob("*.py"))
+
+
+def in_room(path: Path) -> bool:
+    return path.as_posix().startswith(tuple(f"{room}/" for room in ROOMS))
+
+
+def texts(path: Path, known: set[str]) -> list[set[str]]:
+    tree = ast.parse((ROOT / "onnxgen" / path).read_text(encoding="utf-8"))
+    constants = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    words = ({word.rpartition(".")[2] for word in text.split()} for text in constants)
+    return [set[str](), *(names for names in words if names <= known)]
+
+
+def places(name: str) -> int:
+    return sum(name in names for names in named_in().values())
+
+
+def test_few_places_name_an_operator() -> None:
+    """What is known of an operator stands with its function: the rest of the product asks for it."""
+    every = sorted(name for domain, name in operators() if not domain)
+    of_some = statistics.median(places(name) for name in random.Random(20).sample(every, 20))
+    assert of_some <= 2 and statistics.median(map(places, every)) <= 2
+    assert sum(map(places, every)) <= 812, "a table of operators has come back; or make this number smaller"
+
+
+def test_places_are_found_by_that_test() -> None:
+    assert places("Constant") > 10 and "Constant" in named_in()["weights/stored.py"]

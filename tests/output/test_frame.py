@@ -1,0 +1,67 @@
+"""What stands beside the network in a generated file: little, after the network, typed, and no line too long."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import black
+import pytest
+
+from onnxgen.code.copied import helper_names, helper_source
+from tests.whole.test_golden import FILES
+
+BESIDE = 15  # lines that load weights
+STEPWISE = 3  # more where weights are tied, or constants lie among them
+
+
+def beside(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """What loads the weights."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in ("from_pretrained", "SkipInit"):
+            yield node
+
+
+def lines_of(node: ast.ClassDef | ast.FunctionDef, text: str) -> int:
+    first = min(each.lineno for each in (node, *node.decorator_list))
+    return len(list(filter(str.strip, text.splitlines()[first - 1 : node.end_lineno])))
+
+
+def hold(text: str) -> None:
+    """A file made with the default options keeps to all of it."""
+    tree = ast.parse(text)
+    room = BESIDE + (STEPWISE if "            state = {" in text else 0)
+    assert sum(lines_of(node, text) for node in beside(tree)) <= room
+    assert [line for line in text.splitlines() if len(line) > 88] == []
+    assert untyped(tree) == []
+    assert (
+        len(re.findall(r"(?<![.\w])(?=\w*[a-f])[0-9a-f]{16,}\b", text)) == 1
+    ), "one hash tells edits and other weights"
+    defined = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    assert isinstance(defined[0], ast.ClassDef) and defined[0].name not in helper_names()
+
+
+def untyped(tree: ast.AST) -> list[str]:
+    """Functions of which an argument or the result has no annotation."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            given = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            kinds = [a.annotation for a in given if a is not None and a.arg not in ("self", "cls")]
+            found += [node.name] if None in (*kinds, node.returns) else []
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_golden_files(path: Path) -> None:
+    hold(path.read_text(encoding="utf-8"))
+
+
+def test_helpers() -> None:
+    """Whatever of them a file has."""
+    for name in sorted(helper_names()):
+        text = black.format_str(helper_source(name) or "", mode=black.Mode(line_length=88))
+        assert [line for line in text.splitlines() if len(line) > 88] == [], name
+        assert untyped(ast.parse(text)) == [], name

@@ -1,0 +1,58 @@
+"""What local variables are called after what makes and uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.pipeline import generate
+
+
+def forward(net: nn.Module, example: tuple[Tensor, ...], folder: Path) -> str:
+    """The `forward` that is generated for a network."""
+    path = folder / "net.onnx"
+    torch.onnx.export(
+        net.eval(), example, str(path), input_names=list("ab")[: len(example)], dynamo=False, opset_version=17
+    )
+    source = generate(path, folder / "net.py").source
+    return source[source.index("def forward") : source.index("@classmethod")]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(4, 6), nn.GRU(6, 5)
+
+    def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        x, (h, c) = self.lstm(frames)
+        x, last = self.gru(x)
+        return x + last, h * c
+
+
+def test_states_of_recurrent_layers(tmp_path: Path) -> None:
+    text = forward(Recurrent(), (torch.randn(3, 2, 4),), tmp_path)
+    assert "x, (h1, c) = self.lstm(a)" in text
+    assert "x, h2 = self.gru(x)" in text
+
+
+class Sigmoids(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        x = torch.tanh(a)
+        gate, probs = torch.sigmoid(a + b), torch.sigmoid(a - b)
+        return torch.cat([gate * x, x, gate.cumsum(0), probs, probs.cumsum(0)])
+
+
+def test_a_gate_is_multiplied_and_a_probability_is_not(tmp_path: Path) -> None:
+    text = forward(Sigmoids(), (torch.randn(3, 2), torch.randn(3, 2)), tmp_path)
+    assert "gate = torch.sigmoid(a + b)" in text and "probs = torch.sigmoid(a - b)" in text
+
+
+class Many(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x + i for i in range(5))
+
+
+def test_a_long_tuple_of_tensors(tmp_path: Path) -> None:
+    assert "-> tuple[Tensor, ...]:" in forward(Many(), (torch.randn(3),), tmp_path)
