@@ -66,7 +66,9 @@ class ModelGen:
     # ---- options -----------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Callable[..., ModelGen]:
-        """Return a method for each option of `onnxgen.Options`: what it is given is the option's value, of a flag True."""
+        """Return a method for each option of `onnxgen.Options`: what it is given is the option's value, of a
+        flag True.
+        """
         if (about := OPTIONS.get(name)) is None:
             raise AttributeError(f"{NAME} has no method {name!r}")
         key = about.key

@@ -18,13 +18,14 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import network_name
 from onnxgen.common.timing import recorded, stage, uncollected
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.annotations import CHECKED, CLASSES
 from onnxgen.lowering.dropout import add_dropout
 from onnxgen.lowering.lower import lower
 from onnxgen.options import Options
 from onnxgen.output.compose import Build, Generated, Report, compose
 from onnxgen.output.notes import inference_notes
 from onnxgen.output.write import Output
-from onnxgen.passes import CHECKED, simplify
+from onnxgen.passes import simplify
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.scopes import find_blocks
@@ -60,7 +61,7 @@ def build(
             stored = stored_by(model.graph)
         with timed(report, "simplify"):
             simplify(model, options)
-            report.checked = str(model.meta.get(CHECKED, ""))
+            report.checked = str(CHECKED.get(model) or "")
             find_blocks(model, options)
             report.notes += inference_notes(model, options)
         with timed(report, "lower"):
@@ -81,7 +82,7 @@ def build(
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
             hold(stored, module, json.loads(generated.metadata["wayback"]), options)
-        if CHECKED in model.meta:
+        if CHECKED.has(model):
             from onnxgen.paranoid.check import hold_way_back
 
             hold_way_back(model, generated)
@@ -161,7 +162,7 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
 def _class_name(model: ir.Model, path: Path, options: Options) -> str:
     if options.class_name in helper_names():
         raise OnnxgenError(f"class name {options.class_name!r} has another meaning in a generated file")
-    return options.class_name or model.meta.get("classes", {}).get((), "") or network_name(path.stem)
+    return options.class_name or CLASSES.get(model).get((), "") or network_name(path.stem)
 
 
 @contextmanager

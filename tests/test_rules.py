@@ -202,7 +202,16 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
     found = {m for path in checks for m in imports(tree(path)) if m.startswith("onnxgen.")}
     shared = {
         f"onnxgen.graph.{name}"
-        for name in ("catalogue", "domains", "element_types", "gradients", "nodes", "operators", "traits")
+        for name in (
+            "annotations",
+            "catalogue",
+            "domains",
+            "element_types",
+            "gradients",
+            "nodes",
+            "operators",
+            "traits",
+        )
     }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
@@ -256,6 +265,57 @@ def test_the_framework_names_no_operator() -> None:
         texts = {n.value for n in ast.walk(tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         found[name(path)] = texts & known - {"Constant"}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
+    """`meta` takes any key and any value; `graph/annotations.py` alone uses it, and knows each fact's type."""
+    found = {
+        name(path)
+        for path in OURS
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "meta"
+    }
+    assert found == {"onnxgen/graph/annotations.py"}
+
+
+def test_operators_see_a_builder_and_not_the_network() -> None:
+    """`Builder` is a protocol, and mypy holds functions to it; nobody but `lower` makes one that knows more."""
+    users = {name(path) for path in OURS if "onnxgen.lowering.node_builder" in imports(tree(path))}
+    assert users == {"onnxgen/lowering/lower.py"}
+    networks = {
+        name(path)
+        for path in OURS
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("lowering", "_lowering")
+    }
+    assert networks == {"onnxgen/lowering/node_builder.py"}
+
+
+def guesses(module: ast.Module) -> Iterator[str]:
+    """Where a tree is printed for its text to be searched, or compared with a text that is spelled out."""
+
+    def is_printed(node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == "ast.unparse"
+
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and is_printed(node.value):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Compare) and any(is_printed(part) for part in (node.left, *node.comparators)):
+            if any(not is_printed(part) for part in (node.left, *node.comparators)):
+                yield ast.unparse(node)
+        elif (
+            isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and any(map(is_printed, node.args))
+        ):
+            yield ast.unparse(node)
+
+
+def test_what_a_tree_is_is_not_guessed_from_its_text() -> None:
+    """`code/torch_api.py` says which layer or function a tree calls, `Member.layer` which layer a member is."""
+    found = {name(path): list(guesses(tree(path))) for path in OURS}
+    texts = {"onnxgen/code/render.py": ["ast.unparse(tree).encode"]}  # the digest of a file's code
+    assert {path: lines for path, lines in found.items() if lines} == texts
+    code = "ast.unparse(b).startswith('nn.'), ast.unparse(b) == '1', re.match('1', ast.unparse(b))"
+    assert len(list(guesses(ast.parse(f"{code}, ast.unparse(a) == ast.unparse(b)")))) == 3
 
 
 def test_operators_are_found_by_that_test() -> None:

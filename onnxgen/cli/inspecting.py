@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 
 TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -74,8 +75,8 @@ def _conversion(path: Path, options: Options) -> tuple[dict[str, tuple[bool, str
         return {}, problems, []
     from onnxgen.passes.trainable import stored_values
 
-    stored = [v for v in stored_values(simplified.graph) if "trainable" in v.meta]
-    return {v.name or "": v.meta["trainable"] for v in stored}, problems, []
+    stored = [v for v in stored_values(simplified.graph) if TRAINABLE.has(v)]
+    return {v.name or "": TRAINABLE.get(v) for v in stored}, problems, []
 
 
 def _float_tensors(graph: ir.Graph) -> Iterator[ir.Value]:

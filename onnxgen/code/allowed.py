@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from onnxgen.code.copied import helper_trees
 from onnxgen.code.quote import walk
-from onnxgen.code.signatures import is_none, misfit
+from onnxgen.code.torch_api import is_none, misfit
 
 MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "safetensors", "safetensors.torch"}
 MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}

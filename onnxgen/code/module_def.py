@@ -17,6 +17,7 @@ from onnxgen.code.copied import helper_names
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import refs, rewrite
 from onnxgen.code.stub import Stub
+from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import RESERVED, FileText
 from onnxgen.shapes.info import Info
 from onnxgen.weights.provenance import Source
@@ -48,6 +49,11 @@ class Member:
     named: bool = True
     extra: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     users: dict[str, list[User]] = field(default_factory=dict)
+
+    @property
+    def layer(self) -> str:
+        """What makes it: "nn.Linear", "nn.Sequential", "nn.Parameter"; "" for classes of the file."""
+        return dotted(self.build.func if isinstance(self.build, ast.Call) else self.build)
 
     def state_keys(self) -> Iterator[tuple[str, Source]]:
         for key, source in self.keys.items():

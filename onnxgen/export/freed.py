@@ -16,10 +16,11 @@ from onnx import helper, numpy_helper
 
 from onnxgen.common.names import printable
 from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names
+from onnxgen.graph.annotations import FREED
 from onnxgen.options import Options
 from onnxgen.output.signature import Signature
 from onnxgen.passes import PASSES
-from onnxgen.passes.batch import FREED, Freed, dynamic_batch
+from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.reader.taken import uses
@@ -84,7 +85,8 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
             step(proven, options)
         before = _pictures(proven.graph)
         dynamic_batch(proven, options)
-    found: Freed = proven.meta[FREED]
+    found = FREED.get(proven)
+    assert found is not None
     if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
         raise NoWayBack("the batch would move to other axes")
     _Writer(model, proven.graph, before).run()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-MAP = "map"  # in `value.meta`
+from onnxgen.graph.annotations import MAP
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,4 @@ def note_maps(graph: ir.Graph, types: Mapping[str, MapType]) -> None:
     """Record the types of maps in the values' `meta`."""
     for value in (*graph.inputs, *graph.outputs):
         if (value.name or "") in types:
-            value.meta[MAP] = types[value.name or ""]
+            MAP.set(value, types[value.name or ""])

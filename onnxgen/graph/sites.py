@@ -6,19 +6,16 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import CALLED, LOCAL, NODES
 from onnxgen.graph.nodes import all_nodes
 
 Site = tuple[str, int]  # name of a node's output in the file, and index of the node's input
 Nodes = dict[str, tuple[tuple[Site, str], ...]]
-NODES = "nodes"  # in `model.meta`: maps an output's name to the sites and names of its node's inputs
-CALLED = "called"  # in `node.meta`: the call's own site, for inputs that come from the call of an inlined function
-LOCAL = "local"  # in `value.meta`: the local function that stores a tensor (domain, name, overload), and its name there
 
 
 def site(node: ir.Node, index: int) -> Site:
     """Return the position in the file of an input of a node."""
-    found: dict[int, Site] = node.meta.get(CALLED, {})
-    return found.get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
+    return CALLED.get(node).get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
 
 
 def note_nodes(model: ir.Model) -> None:
@@ -27,7 +24,7 @@ def note_nodes(model: ir.Model) -> None:
     for node in all_nodes(model.graph):
         inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
         noted |= {o.name: inputs for o in node.outputs if o.name}
-    model.meta[NODES] = noted
+    NODES.set(model, noted)
 
 
 def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir.Value | None]) -> None:
@@ -39,10 +36,10 @@ def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir
     for node in function:
         made = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
         if made is not None:
-            made.meta[CALLED] = {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal}
+            CALLED.set(made, {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal})
     stored = [o for node in all_nodes(function) if node.op_type == "Constant" for o in node.outputs]
     stored += [value for graph in function.subgraphs() for value in graph.initializers.values()]
     for value in stored:
         new = values.get(value)
         if new is not None:
-            new.meta[LOCAL] = (*function.identifier(), value.name)
+            LOCAL.set(new, (*function.identifier(), value.name))

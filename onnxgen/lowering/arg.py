@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import literal, quote, shortest
 from onnxgen.errors import INFER
+from onnxgen.graph.annotations import is_trained
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape
 from onnxgen.weights.provenance import Source
@@ -62,7 +63,7 @@ class Arg:
     @property
     def constant(self) -> NDArray[Any] | None:
         """The elements, if they are numbers known at generation (None for trainable tensors)."""
-        return self.info.constant if self.info.data is not None else self.builder.lowering.constant(self.value)
+        return self.info.constant if self.info.data is not None else self.builder.constant(self.value)
 
     @property
     def ints(self) -> list[Dim] | None:
@@ -84,16 +85,16 @@ class Arg:
     @property
     def source(self) -> Source | None:
         """The way this value is made of stored tensors, if it is an initializer or a view of initializers."""
-        return self.builder.lowering.source(self.value)
+        return self.builder.source(self.value)
 
     @property
     def is_trainable(self) -> bool:
-        return self.value is not None and self.builder.lowering.is_trainable(self.value)
+        return self.value is not None and is_trained(self.value)
 
     @property
     def expr(self) -> ast.expr:
         """The expression for this input as a tensor."""
-        return self.builder.lowering.tensor(self)
+        return self.builder.tensor(self)
 
     @property
     def number(self) -> ast.expr | None:

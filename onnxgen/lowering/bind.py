@@ -17,14 +17,15 @@ from onnx import defs
 
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, CHECK, WRITER, OnnxgenError, counted
+from onnxgen.graph.annotations import TABLE_INPUTS
 from onnxgen.graph.operators import Operator
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain, schema
 from onnxgen.lowering.arg import Arg
-from onnxgen.reader.tables import NAMES
 from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
+    from onnxgen.lowering.node_builder import NodeBuilder
 
 MISSING = inspect.Parameter.empty
 MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
@@ -61,7 +62,7 @@ def as_input(builder: Builder, value: Any) -> Arg:
 
 
 def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
-    tables = ((name, False) for name in builder.node.meta.get(NAMES, ()))
+    tables = ((name, False) for name in TABLE_INPUTS.get(builder.node))
     names = (*_input_names(operator, builder.opset), *tables)
     bound: dict[str, Any] = {}
     for i, value in enumerate(builder.node.inputs):
@@ -85,7 +86,7 @@ def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
     return builder.error(what, "give the function another parameter, or *more")
 
 
-def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
+def bind(builder: NodeBuilder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
     """The positional and keyword arguments with which to call the operator's function for this node."""
     parameters = operator.parameters
     bound = _bind_inputs(builder, operator)
@@ -135,7 +136,7 @@ def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any)
 
 
 def _arguments(
-    builder: Builder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
+    builder: NodeBuilder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     keywords: dict[str, Any] = {}

@@ -21,17 +21,17 @@ from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
+from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.members import Members, is_named_buffer
+from onnxgen.lowering.node_builder import NodeBuilder
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.options import Options
-from onnxgen.passes.contrib import REFUSED
-from onnxgen.passes.trainable import KEPT
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.info import Info, info, named_dims, shown_dims
 from onnxgen.weights.provenance import Source
@@ -68,7 +68,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
         )
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
-        state.members.ties(members), model.meta.get("classes", {}), state.notes, state.roles, state.members.prefix,
+        state.members.ties(members), dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
         own=state.own, stubs=stubs,
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ class Lowering:
         return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
 
     def result(self, value: ir.Value) -> ast.expr:
-        builder = Builder(self, ir.Node("", "Output", [value]), 0)
+        builder = NodeBuilder(self, ir.Node("", "Output", [value]), 0)
         return Arg(builder, info(value), value).expr
 
     def bind_value(self, value: ir.Value, expression: ast.expr) -> None:
@@ -135,10 +135,7 @@ class Lowering:
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
         """The elements of a stored tensor that is not trained, whatever its size."""
         tensor = stored(value)
-        return None if tensor is None or value is None or self.is_trainable(value) else tensor.numpy()
-
-    def is_trainable(self, value: ir.Value) -> bool:
-        return bool(value.meta.get("trainable", (False, ""))[0])
+        return None if tensor is None or value is None or is_trained(value) else tensor.numpy()
 
     def source(self, value: ir.Value | None) -> Source | None:
         """The way a value is made of stored tensors alone, or None."""
@@ -148,7 +145,7 @@ class Lowering:
         """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""
         if arg.value is not None and arg.value in self._exprs:
             return self._exprs[arg.value]
-        if arg.value is not None and self.is_trainable(arg.value):
+        if arg.value is not None and is_trained(arg.value):
             return self.members.parameter(arg)
         if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
             sizes = np.asarray(arg.info.data).tolist()
@@ -176,7 +173,7 @@ class Lowering:
             try:
                 self._node(node)
             except TooComplex as error:
-                self.problems.add(Builder(self, node, 0).problem(str(error), FIX_SHAPE))
+                self.problems.add(NodeBuilder(self, node, 0).problem(str(error), FIX_SHAPE))
                 for output in node.outputs:
                     self.define(output)
             except OnnxgenError as error:
@@ -188,7 +185,7 @@ class Lowering:
             except WrongTranslation:
                 raise
             except Exception as error:  # functions take for granted that a node makes sense
-                self.problems.add(Builder(self, node, self._opset(node)).problem(failed(error), BUG))
+                self.problems.add(NodeBuilder(self, node, self._opset(node)).problem(failed(error), BUG))
                 for output in node.outputs:
                     self.define(output)
 
@@ -199,7 +196,7 @@ class Lowering:
         """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
         if not output.name or not self.is_wanted(output):
             return True
-        if output.meta.get(KEPT) and output.producer() is not None and stored(output) is None:
+        if KEPT.get(output) and output.producer() is not None and stored(output) is None:
             return False
         return info(output).data is not None or stored(output) is not None
 
@@ -215,7 +212,7 @@ class Lowering:
 
     def _node(self, node: ir.Node) -> None:
         opset = self._opset(node)
-        builder = Builder(self, node, opset)
+        builder = NodeBuilder(self, node, opset)
         operator = registry.find(node.domain, node.op_type, opset)
         if operator is None:
             self._without_function(builder)
@@ -235,7 +232,7 @@ class Lowering:
             self._assign(b, self.open.call(b))
             return
         if any(map(_is_used, b.node.outputs)):
-            self.open.refuse(b.problem(*b.node.meta.get(REFUSED, (UNSUPPORTED, WAYS_OUT))))
+            self.open.refuse(b.problem(*REFUSED.get(b.node) or (UNSUPPORTED, WAYS_OUT)))
         for output in b.node.outputs:
             self.define(output)
 

@@ -22,12 +22,13 @@ from onnxgen.code.literals import tensor_literal, text_literal
 from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions, is_rounding
 from onnxgen.code.quote import MemberRef, quote, walk
 from onnxgen.common.names import identifier, module_part
+from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, role
 from onnxgen.lowering.parameter_paths import NOISE, Homes
 from onnxgen.lowering.tied import Twins
 from onnxgen.options import Options
-from onnxgen.passes.trainable import KEPT, stored_values
+from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
 from onnxgen.validate.constants import checked
 from onnxgen.weights.provenance import WIDER, Source
@@ -58,7 +59,7 @@ class Members:
         self._buffers: dict[tuple[Any, ...], tuple[Member, NDArray[Any]]] = {}
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which lie in the sidecar as JSON
-        self._frozen = {v.name or "" for v in stored_values(model.graph) if not v.meta.get("trainable", (False, ""))[0]}
+        self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
         self._homes = Homes(model.graph)
 
     # modules
@@ -309,7 +310,7 @@ def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:
 
 def is_named_buffer(value: ir.Value) -> bool:
     """A stored tensor with a parameter's name that the original's state dict had too: a persistent buffer."""
-    return bool(value.meta.get(KEPT)) and stored(value) is not None
+    return KEPT.get(value) and stored(value) is not None
 
 
 def _is_to_be_read(member: Member) -> bool:

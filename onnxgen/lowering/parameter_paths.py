@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.passes.trainable import ROOT, stored_values
+from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import Scope as Path
 from onnxgen.scopes.origin import param_path, seen_from
 from onnxgen.weights.provenance import Source
@@ -30,11 +31,11 @@ class Homes:
         values = list(stored_values(graph))
         self._folded = {folded_from(v) for v in values}
         self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
-        self._roots = {v.name for v in values if ROOT in v.meta}
+        self._roots = {v.name for v in values if ROOT.has(v)}
         self.crowd: dict[Path, set[frozenset[ir.Value]]] = {}
         self._sets: dict[str, set[frozenset[ir.Value]]] = {}
         for node in all_nodes(graph):
-            scope = tuple(node.meta.get("scope", ()))
+            scope = SCOPE.get(node)
             weights = frozenset() if node.op_type in PASSING else frozenset(_weights(node))
             for n in range(1, len(scope) + 1 if weights else 0):
                 self.crowd.setdefault(scope[:n], set()).add(weights)

@@ -13,13 +13,9 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.torch_api import VIEWS
 from onnxgen.shapes.info import Info
 
-# methods and functions whose result is the same thing in another form
-VIEWS = frozenset(
-    "unsqueeze squeeze reshape flatten unflatten transpose permute expand expand_as repeat float to bool long int "
-    "contiguous broadcast_to movedim swapaxes".split()
-)
 # what the result of a function is, and whether its operands are that too before
 MADE = {"cos": "cos", "sin": "sin", "arange": "positions"}
 BACK = frozenset("q k v qkv mask positions angles scores".split())  # roles that go back through arithmetic
@@ -197,7 +193,7 @@ class _Roles:
                 states = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else node.args[1:]
                 for state, role in zip(states, STATES):
                     self._give(self._base(state), role)
-            if ast.unparse(member.build).startswith("nn.Embedding") and "pos" in member.path[-1].lower():
+            if member.layer == "nn.Embedding" and "pos" in member.path[-1].lower():
                 self._give(self._base(node.args[0]), "positions")
 
     def _of_scores(self, softmax: Assign) -> bool:

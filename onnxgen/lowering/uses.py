@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Member
+from onnxgen.graph.annotations import NODES
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.sites import NODES, Nodes, Site, site
+from onnxgen.graph.sites import Site, site
 from onnxgen.weights.stored import VIEWS, stored
 
 
@@ -32,7 +33,7 @@ def uses(model: ir.Model, members: Iterable[Member], tensors: Collection[str]) -
 
 class _Finder:
     def __init__(self, model: ir.Model) -> None:
-        self.nodes: Nodes = model.meta.get(NODES, {})
+        self.nodes = NODES.get(model)
         self.model = model
         self._ends: set[str] | None = None
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.graph.annotations import DROPOUT
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
@@ -117,9 +118,8 @@ def scaled_dot_product(
 
 
 def _dropout(b: Builder, ratio: float) -> ast.expr:
-    inside = Builder(b.lowering, b.node, b.opset)
-    inside.scope = b.node.meta.get("dropout", b.scope)
-    module = inside.module("dropout", b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5)))
+    build = b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5))
+    module = b.at(DROPOUT.get(b.node)).module("dropout", build)
     assert module is not None
     return b("m.p if self.training else 0.0", m=module)
 

@@ -39,7 +39,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
         if not b.wants(i):
             made.append(None)
             continue
-        names.append(_fresh(b, b.node.outputs[i].name or "x", b.out(i)))
+        names.append(b.fresh(b.node.outputs[i].name or "x", b.out(i)))
         made.append(Ref(names[-1]))
         then.append(Assign((names[-1],), one, b.scope))
         orelse.append(Assign((names[-1],), other, b.scope))
@@ -57,7 +57,7 @@ def loop(
     it, comes a tensor of size 0 in the first dim, and in each other one that the file leaves open.
     """
     count = len(v_initial)
-    turn = b.lowering.fresh("i")
+    turn = b.fresh("i")
     states = [_state(b, value, arg.expr) for value, arg in zip(body.inputs[2:], v_initial)]
     number, going = _scalar(b, body.inputs[0]), _scalar(b, body.inputs[1])
     statements, results = b.block(body, [Ref(name) for name in (number, going, *states)])
@@ -69,7 +69,7 @@ def loop(
     if _uses(statements, results, number):
         value: ast.expr = Ref(turn)
         if endless:  # a `while` has no turns: the number is a state
-            turn = _fresh(b, "i", Info(kind="int"))
+            turn = b.fresh("i", Info(kind="int"))
             b.emit(Assign((turn,), literal(0), b.scope))
             value, states, ends = Ref(turn), [turn, *states], [*ends, (turn, b("i + 1", i=Ref(turn)))]
         head.append(Assign((number,), _tensor(value, body.inputs[0]), b.scope))
@@ -129,14 +129,13 @@ def scan_batched(
             "sequence_lens of a Scan are not handled", "convert the file to opset 9 or newer (onnx.version_converter)"
         )
     count = len(initial_state_and_scan_inputs) - num_scan_inputs
-    row = b.lowering.fresh("row")
+    row = b.fresh("row")
     facts = [_element(a) for a in initial_state_and_scan_inputs]
-    rows = [_fresh(b, a.name or "x", f) for a, f in zip(initial_state_and_scan_inputs, facts)]
+    rows = [b.fresh(a.name or "x", f) for a, f in zip(initial_state_and_scan_inputs, facts)]
     head: list[Statement] = [
         Assign((r,), b("x[i]", x=a, i=Ref(row)), b.scope) for r, a in zip(rows, initial_state_and_scan_inputs)
     ]
-    outer, b.lowering.block = b.lowering.block, head
-    try:
+    with b.writing(head):
         states = [_state(b, v, Ref(r)) for v, r in zip(body.inputs[:count], rows)]
         reverse = directions or [0] * num_scan_inputs
         slices = [
@@ -144,8 +143,6 @@ def scan_batched(
         ]
         outputs = len(body.outputs) - count
         results = _turns(b, body, states, slices, [0] * outputs, [0] * outputs, wants=range(len(body.outputs)))
-    finally:
-        b.lowering.block = outer
     stacks = _Stacks(b, 0, body.outputs, [r for r in results if r is not None])
     size = b("range(x.shape[0])", x=initial_state_and_scan_inputs[-1])
     b.emit(Loop((row,), size, None, [*head, *stacks.appends], tuple(stacks.lists), b.scope, b.nodes))
@@ -163,7 +160,7 @@ def _turns(
 ) -> list[ast.expr | None]:
     """The loop over what is scanned; returns final states and stacked outputs."""
     count = len(states)
-    items = [_fresh(b, v.name or "x", info(v)) for v in body.inputs[count:]]
+    items = [b.fresh(v.name or "x", info(v)) for v in body.inputs[count:]]
     statements, results = b.block(body, [Ref(name) for name in (*states, *items)])
     stacks = _Stacks(b, count, body.outputs[count:], results[count:], wants)
     inner = [*statements, *stacks.appends, *_together(b, list(zip(states, results)))]
@@ -199,7 +196,7 @@ class _Stacks:
         self.appends: list[Statement] = []
         for i, turn in enumerate(turns):
             wanted = b.wants(first + i) if wants is None else first + i in wants
-            self.names.append(_fresh(b, "steps", Info(kind="sequence")) if wanted else None)
+            self.names.append(b.fresh("steps", Info(kind="sequence")) if wanted else None)
             name = self.names[-1]
             if name is not None:
                 b.emit(Assign((name,), literal([]), b.scope))
@@ -233,21 +230,15 @@ class _Stacks:
         return self.b("stacked if ys else empty", stacked=stacked, ys=Ref(name), empty=empty)
 
 
-def _fresh(b: Builder, hint: str, facts: Info) -> str:
-    name = b.lowering.fresh(hint)
-    b.lowering.infos[name] = facts
-    return name
-
-
 def _state(b: Builder, value: ir.Value, initial: ast.expr) -> str:
     """A variable that a loop carries, as the body knows it; its first value is assigned here."""
-    name = _fresh(b, value.name or "x", info(value))
+    name = b.fresh(value.name or "x", info(value))
     b.emit(Assign((name,), initial, b.scope))
     return name
 
 
 def _scalar(b: Builder, value: ir.Value) -> str:
-    return _fresh(b, value.name or "x", info(value))
+    return b.fresh(value.name or "x", info(value))
 
 
 def _tensor(value: ast.expr, like: ir.Value) -> ast.expr:
@@ -270,7 +261,7 @@ def _condition(
     always = same or (known is not None and known.size == 1 and bool(known.item()))
     if start and always:
         return None, None
-    keep = _fresh(b, "keep", Info(kind="bool"))
+    keep = b.fresh("keep", Info(kind="bool"))
     first = literal(bool(start)) if start is not None or cond is None else cond.expr
     b.emit(Assign((keep,), first, b.scope))
     if always:
@@ -304,6 +295,6 @@ def _uses(statements: list[Statement], results: list[ast.expr], name: str) -> bo
 
 def _as_output(b: Builder, index: int, made: ast.expr) -> ast.expr:
     """A value from inside a body under what is known of it outside: dims that only mean something inside are others."""
-    if isinstance(made, Ref) and b.lowering.infos[made.value] != b.out(index):
+    if isinstance(made, Ref) and b.known(made.value) != b.out(index):
         return b.let(made, b.node.outputs[index].name or "x", b.out(index))
     return made

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import unless
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import PASSES_ON
@@ -50,7 +51,7 @@ def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> Layer:
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:
         source = weight.source
         return Layer(f"nn.{name}", source.transpose((1, 0)) if source is not None and turned else source, {}, {})
-    source = b.lowering.source(node.inputs[0])
+    source = b.source(node.inputs[0])
     made = None if source is None else _quantizer(b, node, len(source.shape), flips)
     if source is None or made is None:
         return Layer(f"nn.{name}", None, {}, {})
@@ -85,14 +86,14 @@ def _quantizer(b: Builder, node: ir.Node, rank: int, turned: bool = False) -> tu
     axis, block = given.get("axis", 1), given.get("block", 0)
     keys: dict[str, Source] = {}
     for key, value in zip(("scale", "zero"), node.inputs[1:]):
-        source = None if value is None else b.lowering.source(value)
+        source = None if value is None else b.source(value)
         if value is not None and source is None:
             return None
         if source is not None:
             found = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
             keys[key] = found.transpose((1, 0)) if turned and len(found.shape) == 2 else found
     shape, scale = keys["scale"].shape, node.inputs[1]
-    learned = scale is not None and b.lowering.is_trainable(scale)
+    learned = scale is not None and is_trained(scale)
     if "to" in given:
         dtype = ir.DataType(given["to"])
         return b.call("FakeQuantizeFloat", *shape, dtype=dtype, learned=unless(learned, False)), keys

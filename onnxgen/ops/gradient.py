@@ -29,18 +29,15 @@ def gradient(
             raise b.error(f"variable {arg.name!r} must be a floating-point tensor", CHECK)
     again = b.let(b("torch.is_grad_enabled()"), "create_graph", Info(kind="bool"))
     block: list[Statement] = []
-    outer, b.lowering.block = b.lowering.block, block
-    try:
+    with b.writing(block):
         variables: list[ast.expr] = [b.let(b("as_variable(x)", x=x), x.name, x.info) for x in inputs[:count]]
         statements, (result,) = b.block(body, [*variables, *(z.expr for z in inputs[count:])])
-    finally:
-        b.lowering.block = outer
     total = result if info(body.outputs[0]).rank == 0 else b("y.sum()", y=result)
     by = ast.Tuple(variables, ast.Load())
     made = b("torch.autograd.grad(y, xs, create_graph=again, materialize_grads=True)", y=total, xs=by, again=again)
     names = []
     for i in range(count):
-        names.append(b.lowering.define(b.node.outputs[i]) if b.wants(i) else b.lowering.fresh("unused"))
+        names.append(b.define(b.node.outputs[i]) if b.wants(i) else b.fresh("unused"))
     block += [*statements, Assign(tuple(names), made, b.scope, b.nodes, "" if count > 1 else "{},")]
     b.emit(With(b("torch.enable_grad()"), block, tuple(names), b.scope, b.nodes))
     return [None] * count

@@ -144,14 +144,11 @@ def mixture(
     made = b.let(b("torch.zeros_like(x, dtype=torch.float32)" if wide else "torch.zeros_like(x)", x=x), "total")
     turn = b.local("expert", Info(kind="int"))
     inner: list[Statement] = []
-    outside, b.lowering.block = b.lowering.block, inner
-    try:
+    with b.writing(inner):
         rows, ranks = pair(b, b("torch.where(c == i)", c=chosen, i=Ref(turn)), "rows", "ranks")
         hidden = b.let(gate(b("x[r]", x=x, r=rows), Ref(turn)), "h")
         part = b("h * w[r, n, None]", h=outer(hidden, Ref(turn)), w=share, r=rows, n=ranks)
         b.emit(Assign((made.value,), b("y.index_add(0, r, p)", y=made, r=rows, p=part), b.scope, b.nodes))
-    finally:
-        b.lowering.block = outside
     b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (made.value,), b.scope, b.nodes))
     total = b("y.to(x.dtype)", y=made, x=input) if wide else made
     return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import MemberRef, shortest, unless
 from onnxgen.errors import CHECK
+from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAMPLES
@@ -217,7 +218,7 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
     normalised = shape[0] if len(shape) == 1 else tuple(shape)
     if is_plain(scale, bias):
         return b.call("F.layer_norm", X, tuple(shape), eps=unless(eps, 1e-5))
-    if b.node.meta.get("own"):
+    if OWN_NORM.get(b.node):
         weights = [_own(b, w, X.shape) for w in (scale, bias) if w is not None]
         return b.call("F.layer_norm", X, tuple(shape), *weights, eps=unless(eps, 1e-5))
     if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
@@ -304,7 +305,7 @@ def rms_normalization(
     known = shape is not None and all(isinstance(d, int) for d in shape)
     if known and is_plain(scale, None):
         return b.call("F.rms_norm", X, shape, eps=eps)
-    if b.node.meta.get("own"):
+    if OWN_NORM.get(b.node):
         return b.call("F.rms_norm", X, shape, _own(b, scale, X.shape), eps=eps)
     if shape is None or scale.shape != shape or not known:
         normal = b.call("F.rms_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=eps)

@@ -138,7 +138,7 @@ def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
     """
     if kernel == 1 or stride == 1 or (isinstance(size, int) and not kernel - stride < size < kernel):
         return kernel
-    if not isinstance(size, int) and b.lowering.model.producer_name == "pytorch":
+    if not isinstance(size, int) and b.producer == "pytorch":
         return kernel
     return dim_min(kernel, size if stride >= kernel else dim_max(size, kernel - stride + 1))
 

@@ -123,7 +123,7 @@ def _between_whole_sizes(b: Builder, X: Arg, r: Request) -> bool:
     The text of the standard has it so, and so do onnxruntime and the frameworks that files come from; its tests and its
     reference take what the scale gives, unrounded (`output_width` of Resize-19).
     """
-    if r.coordinates != "align_corners" or b.lowering.model.producer_name in WHOLE:
+    if r.coordinates != "align_corners" or b.producer in WHOLE:
         return True
     shape = X.shape
     if r.scales is not None and shape is not None and all(_is_whole(shape[a], s) for a, s in zip(r.axes, r.scales)):

@@ -169,7 +169,7 @@ def _spelled_out(
         activations=[("Relu", 0.0, 0.0)] * directions if relu else OMIT,
         linear_before_reset=True if kind == "GRU" else OMIT,
     )
-    names = [b.lowering.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
+    names = [b.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
     b.emit(Assign(tuple(names), made, b.scope, b.nodes))
     y, *ends = map(Ref, names)
     order = (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)

@@ -11,7 +11,7 @@ from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.info import info
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -85,14 +85,14 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
     values: list[ast.expr] = []
     for arg, value in zip((input_sequence, *additional_inputs), body.inputs):
         if arg in lists:
-            turns.append(_fresh(b, value.name or "x", info(value)))
+            turns.append(b.fresh(value.name or "x", info(value)))
         values.append(Ref(turns[-1]) if arg in lists else arg.expr)
     statements, results = b.block(body, values)
     made: list[ast.expr | None] = []
     for i, result in enumerate(results):
         made.append(None)
         if b.wants(i):
-            name = _fresh(b, b.node.outputs[i].name or "x", b.out(i))
+            name = b.fresh(b.node.outputs[i].name or "x", b.out(i))
             b.emit(Assign((name,), literal([]), b.scope))
             statements.append(Assign((), b("s.append(x)", s=Ref(name), x=result), b.scope))
             made[i] = Ref(name)
@@ -100,12 +100,6 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
     iterable = lists[0].expr if len(lists) == 1 else b.call("zip", *lists)
     b.emit(Loop(tuple(turns), iterable, None, statements, targets, b.scope, b.nodes))
     return made
-
-
-def _fresh(b: Builder, hint: str, facts: Info) -> str:
-    name = b.lowering.fresh(hint)
-    b.lowering.infos[name] = facts
-    return name
 
 
 @op("Optional")

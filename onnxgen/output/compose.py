@@ -21,16 +21,15 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
-from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.graph.sites import LOCAL
+from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
+from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
 from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
-from onnxgen.passes.batch import FREED, Freed
-from onnxgen.passes.folded import RESTORED, Restored, folds
+from onnxgen.passes.folded import Restored, folds
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
 from onnxgen.reader.cut import cut_metadata
@@ -133,11 +132,11 @@ def compose(
 ) -> Generated:
     """Put source, weights and report together, and what a build records of them."""
     key = build.key if build is not None else ""
-    tensors, record = _tensors(module, model.meta.get(RESTORED, []))
+    tensors, record = _tensors(module, RESTORED.get(model) or [])
     origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
     origin |= cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
-    if APPROXIMATION in model.meta:
-        origin[APPROXIMATION] = model.meta[APPROXIMATION].to_json()
+    if (approximated := APPROXIMATED.get(model)) is not None:
+        origin[APPROXIMATION] = approximated.to_json()
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -158,7 +157,7 @@ def compose(
     source = with_fingerprint(source, fingerprint)
     report.lines = source.count("\n")
     metadata = {"format": "pt", "fingerprint": fingerprint, "onnxgen": __version__, **origin}
-    reads = frozenset({path, *model.meta.get("data files", ())})
+    reads = frozenset({path, *DATA_FILES.get(model)})
     tree = render(frame, classes, module.own, [])[1] if options.templates else tree
     return Generated(source, tensors, metadata, weights, report, reads, key, tree)
 
@@ -194,14 +193,14 @@ def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> 
     for several keys, in which local functions the others lie that are no tensor of the graph, and which integers each
     tensor stands for that is none of the file's."""
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
-    local = {v.name: v.meta[LOCAL] for v in stored_values(model.graph) if LOCAL in v.meta and v.name in record}
+    local = {v.name: LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
     found = {"wayback": record, "uses": shared, "functions": local, QUANTISED: quantised(model, record)}
     return {key: json.dumps(value) for key, value in found.items() if value or key == "wayback"}
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:
     """What the batch was made free of (`--dynamic-batch`), as the metadata has it."""
-    freed: Freed | None = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return {}
     return {"batch": json.dumps({"size": freed.size, "inputs": freed.inputs, "outputs": freed.outputs})}
@@ -259,15 +258,15 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
                 and short not in member.frozen
             ):
                 report.parameters += int(np.prod(source.shape, dtype=np.int64))
-    built = [ast.unparse(m.build.func) for m in module.members if m.kind == "module" and isinstance(m.build, ast.Call)]
-    report.recognised = dict(sorted(Counter(b for b in built if b.startswith("nn.")).items()))
+    layers = [m.layer for m in module.members if m.kind == "module" and m.layer.startswith("nn.")]
+    report.recognised = dict(sorted(Counter(layers).items()))
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)
-    made = frozenset(name for norm in model.meta.get(RESTORED, []) for name in norm.made)
+    made = frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
     for value in stored_values(model.graph):
-        if "trainable" in value.meta and value.name not in made:
-            trained, reason = value.meta["trainable"]
+        if TRAINABLE.has(value) and value.name not in made:
+            trained, reason = TRAINABLE.get(value)
             if trained and value not in taken:
                 trained, reason = False, "only a branch that never runs uses it"
             report.trainable[value.name or ""] = (trained, reason)

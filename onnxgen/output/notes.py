@@ -5,10 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
+from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED
 from onnxgen.options import Options
-from onnxgen.passes.batch import FREED, Freed
-from onnxgen.passes.folded import RESTORED, folded_layers
-from onnxgen.passes.quantized import NOTES
+from onnxgen.passes.folded import folded_layers
 from onnxgen.shapes.info import info
 
 SHOWN = 3  # names of inputs in one note
@@ -16,14 +15,17 @@ SHOWN = 3  # names of inputs in one note
 
 def inference_notes(model: ir.Model, options: Options) -> list[str]:
     """Sentences about what was lost or fixed because a file was exported for inference; after `simplify`."""
-    freed: Freed | None = model.meta.get(FREED)
-    quantised: list[str] = model.meta.get(NOTES, [])
-    return [*quantised, *_folded_norms(model), *(_fixed_batch(model, options) if freed is None else freed.notes)]
+    freed = FREED.get(model)
+    return [
+        *QUANTISED_NOTES.get(model),
+        *_folded_norms(model),
+        *(_fixed_batch(model, options) if freed is None else freed.notes),
+    ]
 
 
 def _folded_norms(model: ir.Model) -> list[str]:
     """How many layers have a BatchNorm folded in, or how many of these were put back."""
-    restored = model.meta.get(RESTORED)
+    restored = RESTORED.get(model)
     if restored:
         many = "1 BatchNorm" if len(restored) == 1 else f"{len(restored)} BatchNorms"
         return [f"{many} put back as the identity: train them to get statistics"]

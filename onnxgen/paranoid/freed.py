@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import FREED
 from onnxgen.paranoid.compare import unlike
 from onnxgen.paranoid.draws import STYLES, drawn
 from onnxgen.paranoid.picture import Picture
@@ -17,7 +18,6 @@ from onnxgen.paranoid.single import Single
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 
-FREED = "batch"  # key in `model.meta` with what `dynamic_batch` did
 BATCH_COUNT = 3  # number of batches
 NAMED_DIM_SIZE = 4  # size of every named dim
 MAX_ELEMENTS = 20_000_000  # elements of all values of one batch; larger networks are not computed
@@ -27,7 +27,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
     """Yield the outputs that differ between several batches at once and one after the other, on drawn inputs in
     float64.
     """
-    freed = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return
     numbers = {
@@ -66,7 +66,8 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
     """Yield the outputs whose samples follow each other along another axis although the batch's own axis is there."""
-    freed = model.meta[FREED]
+    freed = FREED.get(model)
+    assert freed is not None
     usual = set(freed.inputs.values())
     for value, output in zip(before.graphs[model.graph][1], model.graph.outputs):
         shape, axis = before.facts[value].shape, freed.outputs.get(output.name or "")

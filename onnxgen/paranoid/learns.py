@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import VIEW
@@ -72,14 +73,14 @@ class Learns:
         reached, as_weights = _reached(picture), _as_weights(picture)
         learned = self.options.quantized == "qat-learned"
         for scale in (*self.own, *self.shared):
-            is_trained, why = scale.meta.get("trainable", (False, "nobody decided"))
+            is_trained, why = TRAINABLE.get(scale)
             wanted = learned and scale in self.own
             if is_trained and not wanted and not self._is_asked(scale, self.options.trainable):
                 yield f"the scale {scale.name!r} is trained"
             if wanted and scale in reached and not is_trained and not self._is_asked(scale, self.options.frozen):
                 yield f"the scale {scale.name!r} is not trained: {why}"
         for value in self.weights:
-            is_trained, why = value.meta.get("trainable", (False, "nobody decided"))
+            is_trained, why = TRAINABLE.get(value)
             unreached = "no output depends" in why or "nobody" in why
             if value in reached and not is_trained and not self._is_asked(value, self.options.frozen):
                 if unreached or value in as_weights:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import RANDOM
@@ -127,10 +128,6 @@ def _graph(picture: Picture, graph: ir.Graph) -> None:
             picture.stored[value] = value.const_value
             if is_trained(value):
                 picture.moving.add(value)
-
-
-def is_trained(value: ir.Value) -> bool:
-    return bool(value.meta.get("trainable", (False,))[0])
 
 
 def _made(node: ir.Node, model: ir.Model) -> Made:

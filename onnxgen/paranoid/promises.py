@@ -6,12 +6,13 @@ from collections.abc import Iterator, Set
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import DECIDED, FREED
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import find
 from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
-from onnxgen.paranoid.freed import FREED, misplaced, mixed_samples
+from onnxgen.paranoid.freed import misplaced, mixed_samples
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
@@ -23,7 +24,6 @@ FLAGS = frozenset(
     "is_causal noop_with_empty_axes layout align_corners exclude_outside center_point_box".split()
 )  # standard attributes that must be 0 or 1, which kernels need not check
 EXPAND = "expand"
-DECIDED = "decided"  # key in `model.meta`, set once the decision which tensors are trained was checked
 
 
 def broken(
@@ -37,8 +37,8 @@ def broken(
     for made in (made for node, made in after.nodes.items() if node not in before.nodes and not made.domain):
         wrong = [f for f in FLAGS & made.attributes.keys() if made.attributes[f].value not in (0, 1)]
         yield from (f"the pass {name} is wrong: {f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
-    if name == "propagate" and DECIDED not in model.meta:
-        model.meta[DECIDED] = True
+    if name == "propagate" and not DECIDED.has(model):
+        DECIDED.set(model, True)
         yield from (f"the pass trainable is wrong: {fault}" for fault in wrong_decisions(model, options))
     elif name == "text":
         yield from (f"the pass text is wrong: {fault}" for fault in _text_that_is_moved(after))
@@ -74,7 +74,7 @@ def _version(node: ir.Node, model: ir.Model) -> int:
 
 
 def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator[str]:
-    freed = model.meta.get(FREED)
+    freed = FREED.get(model)
     if freed is None:
         yield "nothing is known of the batch"
         return

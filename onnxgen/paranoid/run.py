@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import RANDOM
@@ -171,7 +172,7 @@ def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     """Compute a norm whose scale and bias keep axes of size 1, as parameters do."""
-    if not step.node.meta.get("own"):
+    if not OWN_NORM.get(step.node):
         return side.single.run(step, inputs, side.wide)
     axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
     shape = inputs[0].shape[axis:]

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
@@ -25,7 +26,6 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-STILL, BLOCKED, ROOT = "still", "blocked", "root"  # keys in `meta` that earlier passes set
 MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
@@ -46,7 +46,7 @@ class Reach:
 
     def _through(self, node: ir.Node) -> None:
         op = _op(node)
-        blocked = node.meta.get(BLOCKED, known(node).still)
+        blocked = BLOCKED.get(node) or known(node).still
         is_sure = bool(op) and not self.sure.isdisjoint(node.outputs)
         for i, value in enumerate(node.inputs):
             if value is None or i in blocked:
@@ -77,7 +77,7 @@ def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
     """Yield the decisions of the pass `trainable` that differ from these rules.
 
     Args:
-        model: as the pass left it, which changes nothing but `meta`; types are known by now.
+        model: as the pass left it, which changes nothing but what is noted; types are known by now.
         options: `trainable` and `frozen`.
     """
     reach = Reach()
@@ -87,10 +87,10 @@ def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
         tensor = stored(value)
         if tensor is None or tensor.dtype not in FLOATS:
             continue
-        if "trainable" not in value.meta:
+        if not TRAINABLE.has(value):
             yield f"nobody decided of {value.name!r}"
             continue
-        decided, why = value.meta["trainable"]
+        decided, why = TRAINABLE.get(value)
         if rules.wanted(value, tensor) is (not decided):
             yield f"{value.name!r} is {'' if decided else 'not '}trained: {why}"
 
@@ -122,7 +122,7 @@ class Rules:
                 return decided
         if value not in self.reach.perhaps:
             return False
-        if value not in self.reach.sure or STILL in value.meta:
+        if value not in self.reach.sure or STILL.has(value):
             return None
         if kind == "PARAMETER":
             return True
@@ -151,7 +151,7 @@ class Rules:
     def _by_elements(self, value: ir.Value, tensor: ir.TensorProtocol, path: tuple[str, ...] | None) -> bool | None:
         if any(_adds_to_product(use.node, use.idx, tensor) for use in value.uses()):
             return True
-        is_named = path is not None or ROOT in value.meta
+        is_named = path is not None or ROOT.has(value)
         if tensor.size == 1 and not is_named:
             return False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import RESTORED, SCOPE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.traits import RANDOM, RECTIFIER, VIEW
 from onnxgen.options import Options
@@ -45,7 +46,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     norms = [made for node, made in after.nodes.items() if made.op == NORM and node not in before.nodes]
     if name not in ADDS:
         return ""
-    if options.restore_batchnorm and "restored" not in model.meta:
+    if options.restore_batchnorm and RESTORED.get(model) is None:
         return "no norm was looked for, though it was asked for"
     wrong = (_wrong_norm(after, made) for made in norms)
     return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
@@ -101,7 +102,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
 
 def _misnamed(conv: Made, norm: Made) -> str:
     """Describe a wrong name: beside `conv2` there must be `bn2`."""
-    layer, found = (tuple(made.node.meta.get("scope", ())) for made in (conv, norm))
+    layer, found = (SCOPE.get(made.node) for made in (conv, norm))
     if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
         return ""
     numbers = [re.findall(r"\d+", path[-1]) for path in (layer, found)]
@@ -119,7 +120,7 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """Yield norms that are not folded along the output channels of their convolution."""
     for made in picture.nodes.values():
         weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
-        for norm in model.meta.get("restored", []):
+        for norm in RESTORED.get(model) or ():
             if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
 

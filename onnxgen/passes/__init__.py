@@ -8,6 +8,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, Problem
+from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
 from onnxgen.passes.added_bias import added_bias
@@ -52,7 +53,6 @@ from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
 PARANOID = "ONNXGEN_PARANOID"  # in the environment: as if `Options.paranoid` were set
-CHECKED = "checked"  # in a model's meta: what was checked of the passes (`paranoid.check.Counts`)
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
@@ -121,11 +121,11 @@ def simplify(model: ir.Model, options: Options) -> None:
 
 
 def _running(model: ir.Model, options: Options) -> Callable[[Pass, ir.Model, Options], None]:
-    """The function that runs a pass; with `--paranoid` it also compares, and notes in `model.meta` what it found."""
+    """The function that runs a pass; with `--paranoid` it also compares, and notes what it found."""
     if not options.paranoid and os.environ.get(PARANOID, "") in ("", "0"):
         return lambda step, *given: step(*given)
     from onnxgen.paranoid.check import Checker
 
     checker = Checker()
-    model.meta[CHECKED] = checker.counts
+    CHECKED.set(model, checker.counts)
     return checker.run

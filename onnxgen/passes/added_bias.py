@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import ROOT
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import only_user, replace
 from onnxgen.passes.steps import flattened, input_at
-from onnxgen.passes.trainable import ROOT
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views
@@ -49,7 +49,7 @@ def bias_of(node: ir.Node, channel: int, views: Views) -> tuple[ir.Node, ir.Valu
 def _is_own(bias: ir.Value, weight: ir.Value | None, views: Views) -> bool:
     """Whether the names allow a stored bias to be the weight's partner: `conv.weight` has none called `shift`."""
     source, partner = views(bias), views(weight)
-    if source is None or partner is None or ROOT in _beginning(bias).meta:
+    if source is None or partner is None or ROOT.has(_beginning(bias)):
         return False
     module = {path[:-1] for name in partner.names if (path := param_path(name)) is not None}
     return all(path is None or path[:-1] in module for path in map(param_path, source.names))

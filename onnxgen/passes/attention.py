@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import DROPOUT, SCOPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes, made_by
@@ -93,7 +94,7 @@ def _rewrite(node: ir.Node, opset: int) -> None:
     attributes.append(ir.AttrFloat32("scale", logits.scale * math.prod(o.scale for o in operands)))
     inputs = [as_value(operand, node) for operand in operands] + ([mask] if mask is not None else [])
     new = ir.Node(DOMAIN, "Attention", inputs, attributes, version=1)
-    new.meta["dropout"] = weights.dropout_scope
+    DROPOUT.set(new, weights.dropout_scope)
     if len(operands[0].perm) > len(found.order):
         merge_heads(node, new, operands)
     else:
@@ -114,13 +115,13 @@ def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
 
 def _weights(value: ir.Value | None, opset: int) -> _Weights | None:
     """The softmax over the last axis behind a value that only one product uses."""
-    dropout, guarded, scope = 0.0, False, ()
+    dropout, guarded, scope = 0.0, False, tuple[str, ...]()
     node = made_by(value, "Dropout")
     if node is not None and value is not None and only_user(value) is not None:
         ratio = dropout_ratio(node)
         if ratio is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
             return None
-        dropout, value, scope = ratio, node.inputs[0], node.meta.get("scope", ())
+        dropout, value, scope = ratio, node.inputs[0], SCOPE.get(node)
     node = made_by(value, "Where")
     if node is not None and value is not None and only_user(value) is not None:
         softmaxed, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.passes.match import scalar
-from onnxgen.passes.trainable import KEPT
 from onnxgen.shapes.dims import Dim, product
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -68,7 +68,7 @@ def causal(value: ir.Value | None, depth: int = DEEPEST) -> Causal | None:
     array = _array(value)
     if array is not None:
         found = _of_array(array)
-        return found if found is None else replace(found, kept=bool(value.meta.get(KEPT)))
+        return found if found is None else replace(found, kept=KEPT.get(value))
     node = value.producer()
     if node is None or node.domain != "":
         return None
@@ -81,7 +81,7 @@ def _array(value: ir.Value) -> np.ndarray[Any, Any] | None:
     if constant is not None:
         return constant
     tensor = stored(value)
-    known = tensor is not None and tensor.size <= LARGEST and not value.meta.get("trainable", (False,))[0]
+    known = tensor is not None and tensor.size <= LARGEST and not is_trained(value)
     return tensor.numpy() if tensor is not None and known else None
 
 

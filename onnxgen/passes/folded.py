@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import RESTORED, SCOPE, TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
@@ -31,7 +32,6 @@ from onnxgen.weights.stored import stored
 WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # what exporters fold a BatchNorm into
 CONVOLUTIONS = {"Conv", "ConvTranspose"}
 EPSILON = 1e-5
-RESTORED = "restored"  # in `model.meta`: the `Restored`, in order
 _HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 
 
@@ -120,7 +120,7 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
             continue
         if _is_own(weight, nodes):  # one module that is called several times is still one
             restored.append(_restore(model, nodes, paths, bool(told)))
-    model.meta[RESTORED] = restored
+    RESTORED.set(model, restored)
 
 
 def _is_normed(node: ir.Node) -> bool:
@@ -204,7 +204,7 @@ def _initializer(model: ir.Model, name: str, array: np.ndarray[tuple[int, ...], 
         name = f"{name}_"
     tensor = ir.tensor(array, name=name)
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    value.meta["trainable"] = ("running" not in name, "a BatchNorm that was put back")
+    TRAINABLE.set(value, ("running" not in name, "a BatchNorm that was put back"))
     set_info(value, Info(tensor.dtype, array.shape))
     model.graph.register_initializer(value)
     return value
@@ -214,7 +214,7 @@ def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: tuple[str, ...])
     result = node.outputs[0]
     norm = ir.Node("", "BatchNormalization", inputs, [ir.AttrFloat32("epsilon", EPSILON)], version=15)
     norm.name = node.name
-    norm.meta["scope"] = scope
+    SCOPE.set(norm, scope)
     made = norm.outputs[0]
     made.shape, made.type = result.shape, result.type
     set_info(made, info(result))
@@ -250,18 +250,18 @@ class _Paths:
 
     def __init__(self, model: ir.Model) -> None:
         nodes = all_nodes(model.graph)
-        scopes = {tuple(node.meta.get("scope", ())) for node in nodes}
+        scopes = {SCOPE.get(node) for node in nodes}
         names = [path[:-1] for path in map(param_path, model.graph.initializers) if path is not None]
         self.taken = {path[:n] for path in (*scopes, *names) for n in range(1, len(path) + 1)}
         self.weights: dict[tuple[str, ...], set[ir.Value]] = {}  # of the layers that stand in a scope itself
         for node in nodes:
             if node.op_type in WEIGHTED and node.inputs[1] is not None:
-                self.weights.setdefault(tuple(node.meta.get("scope", ())), set()).add(node.inputs[1])
+                self.weights.setdefault(SCOPE.get(node), set()).add(node.inputs[1])
         self.count = 0
 
     def of_norm(self, conv: ir.Node) -> tuple[tuple[str, ...], str]:
         """The scope that the norm stands in, and what the names of its tensors begin with."""
-        scope = tuple(conv.meta.get("scope", ()))
+        scope = SCOPE.get(conv)
         is_own = len(self.weights[scope]) == 1
         recorded = recorded_scope(conv) if _from_norm(conv) else None
         beside = _beside(scope) if is_own else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
 from onnxgen.passes.match import other
@@ -58,7 +59,7 @@ def _affine(after: ir.Node, shape: Shape, dtype: ir.DataType) -> tuple[ir.Node, 
 
 def _is_all(value: ir.Value | None, number: float) -> bool:
     constant = info(value).constant
-    if constant is None and value is not None and not value.meta.get("trainable", (False,))[0]:
+    if constant is None and value is not None and not is_trained(value):
         tensor = stored(value)
         constant = tensor.numpy() if tensor is not None else None
     return constant is not None and bool((constant == number).all())

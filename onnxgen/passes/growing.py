@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import replace
 from onnxgen.passes.steps import stored_views
@@ -54,6 +55,6 @@ def _hand_on(before: ir.Node, node: ir.Node) -> None:
     """Let a node begin with what the one before it joined, which is no longer the own affair of who asked for it."""
     rest = node.inputs[len(before.inputs) :]
     attributes = list(node.attributes.values())
-    if "scope" in before.meta and "scope" in node.meta:
-        before.meta["scope"] = common_scope([before.meta["scope"], node.meta["scope"]])
+    if SCOPE.has(before) and SCOPE.has(node):
+        SCOPE.set(before, common_scope([SCOPE.get(before), SCOPE.get(node)]) or ())
     replace(node, ir.Node("", "Concat", [before.outputs[0], *rest], attributes, version=node.version))

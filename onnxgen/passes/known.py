@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import KEPT
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.passes.trainable import KEPT
 from onnxgen.shapes.info import info, set_info, shown_dims
 
 
@@ -33,6 +33,6 @@ def known(model: ir.Model, options: Options) -> None:
 
 def _is_known(value: ir.Value) -> bool:
     facts = info(value)
-    if value.meta.get(KEPT):
+    if KEPT.get(value):
         return False
     return facts.data is not None and facts.dtype is not None and not facts.dtype.is_floating_point()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
@@ -37,7 +38,7 @@ def linear(model: ir.Model, options: Options) -> None:
             bias, last = _bias(node, views)
             inputs = [x, weight] if bias is None else [x, weight, bias]
             # Of a layer whose matrix an exporter turned, only the bias has a name that tells where it is.
-            origin = max(node, last, key=lambda n: len(n.meta.get("scope", ())))
+            origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
             replace(last, ir.Node(DOMAIN, "Linear", inputs, version=1), origin=origin)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.nodes import made_by
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -19,7 +20,7 @@ def scalar(value: ir.Value | None) -> float | None:
     constant = info(value).constant
     if constant is None:
         tensor = stored(value)
-        if tensor is None or tensor.size != 1 or value.meta.get("trainable", (False,))[0]:
+        if tensor is None or tensor.size != 1 or is_trained(value):
             return None
         constant = tensor.numpy()
     return float(constant.reshape(-1)[0]) if constant.size == 1 and constant.dtype.kind in "iuf" else None

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import ROOT
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.match import scalar
 from onnxgen.passes.rewrite import drop, replace
-from onnxgen.passes.trainable import ROOT
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -62,7 +62,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
     """The input that a node's output is, if it is one."""
     output, source = node.outputs[0], node.inputs[0] if node.inputs else None
     if node.op_type == "Identity":
-        kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT in output.meta)
+        kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
         return None if kept else source
     if node.op_type == "Cast":
         dtype = info(source).dtype

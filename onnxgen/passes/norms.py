@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import OWN_NORM, SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
 from onnxgen.graph.traits import RESHAPE
@@ -131,11 +132,12 @@ def _channels_first(root: ir.Node, norm: ir.Node, perm: tuple[int, ...]) -> ir.N
     assert x is not None
     facts = permuted(info(x), perm)
     norm.replace_input_with(0, transposed(root, x, perm, facts))
-    norm.meta["scope"] = scope = root.meta.get("scope", ())
+    scope = SCOPE.get(root)
+    SCOPE.set(norm, scope)
     # a module of its own has the Transposes, too: then the weights are its parameters, and no nn.LayerNorm's
     stored_ones = [_parameter(i) for i in norm.inputs[1:]]
     if scope and all(v is not None and _module(v) == scope for v in stored_ones):
-        norm.meta["own"] = True
+        OWN_NORM.set(norm, True)
         for i, value in enumerate(stored_ones):
             norm.replace_input_with(i + 1, value)
     insert(root, norm)
@@ -150,7 +152,7 @@ def _parameter(value: ir.Value | None) -> ir.Value | None:
     while value is not None and stored(value) is None:
         node = value.producer()
         value = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
-    return value if value is not None and value.meta.get("trainable", (False,))[0] else None
+    return value if value is not None and is_trained(value) else None
 
 
 def _module(value: ir.Value) -> tuple[str, ...] | None:

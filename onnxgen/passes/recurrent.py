@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
@@ -156,7 +157,7 @@ def _state(node: ir.Node, index: int, batched: bool) -> ir.Value | None:
 
 def _is_zero(value: ir.Value | None, depth: int = 0) -> bool:
     """Whether a value is all zeros, whatever its shape: stored so, or made by ConstantOfShape or Expand."""
-    if value is None or depth > 8 or value.meta.get("trainable", (False,))[0]:
+    if value is None or depth > 8 or is_trained(value):
         return False
     tensor, node = stored(value), value.producer()
     if tensor is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.match import dropout_ratio
 from onnxgen.passes.rewrite import beside, drop, only_user
@@ -61,8 +62,8 @@ def layer_above(layer: Layer, layers: dict[ir.Value, Layer]) -> Layer | None:
     if layer.home is not None or above.home is not None:
         together = above.home == layer.home and above.number == layer.number + 1
     else:
-        scope = layer.new.meta.get("scope", ())
-        together = bool(scope) and above.new.meta.get("scope", ()) == scope
+        scope = SCOPE.get(layer.new)
+        together = bool(scope) and SCOPE.get(above.new) == scope
     return above if same and together else None
 
 

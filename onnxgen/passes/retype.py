@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import Problem, Problems
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, subgraphs, told
 from onnxgen.graph.traits import BROADCASTS
@@ -90,7 +91,7 @@ def _refuse_classical(graph: ir.Graph) -> None:
 def _is_number(value: ir.Value) -> bool:
     """Whether it is a single number that is no weight and no output, and whatever takes it takes a tensor beside it."""
     tensor = stored(value)
-    if tensor is None or tensor.size != 1 or value.is_graph_output() or value.meta.get("trainable", (False,))[0]:
+    if tensor is None or tensor.size != 1 or value.is_graph_output() or is_trained(value):
         return False
     rank = len(tensor.shape)
     return all(_takes_numbers(use.node) and any(_is_wide(v, rank) for v in use.node.inputs) for use in value.uses())

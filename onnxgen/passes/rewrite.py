@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE, STANDS_FOR
 from onnxgen.shapes.info import info, set_info
 
 
@@ -26,32 +27,30 @@ def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
     graph = last.graph
     assert graph is not None
     new.name = origin.name
-    beside(new, origin if "scope" in origin.meta else last)
+    beside(new, origin if SCOPE.has(origin) else last)
     graph.insert_before(last, new)
     for old, fresh in zip(last.outputs, new.outputs):
         fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
         set_info(fresh, info(old))
         ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
     gone = [node for node in drop(last) if node.op_type != "Constant"]
-    new.meta["nodes"] = tuple(dict.fromkeys(name for node in reversed(gone) for name in names_of(node)))
+    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in reversed(gone) for name in names_of(node))))
 
 
 def beside(new: ir.Node, node: ir.Node) -> None:
     """Let a new node stand in the same scope, if that is known."""
-    if "scope" in node.meta:
-        new.meta["scope"] = node.meta["scope"]
+    SCOPE.copy(node, new)
 
 
 def names_of(node: ir.Node) -> tuple[str, ...]:
     """What the file calls the nodes that this one stands for; one without a name is called by what it makes."""
-    names: tuple[str, ...] = node.meta.get("nodes", ())
-    return names or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
+    return STANDS_FOR.get(node) or ((node.name or (node.outputs[0].name if node.outputs else "") or node.op_type),)
 
 
 def together(nodes: Iterable[ir.Node]) -> bool:
     """Whether nodes are of one graph, and of one scope as far as theirs are known."""
     nodes = list(nodes)
-    return len({n.graph for n in nodes}) <= 1 and len({n.meta["scope"] for n in nodes if "scope" in n.meta}) <= 1
+    return len({n.graph for n in nodes}) <= 1 and len({SCOPE.get(n) for n in nodes if SCOPE.has(n)}) <= 1
 
 
 def drop(node: ir.Node) -> list[ir.Node]:

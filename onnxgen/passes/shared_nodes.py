@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.views import arranges
@@ -30,7 +31,7 @@ def shared_nodes(model: ir.Model, options: Options) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         layers = _Layers(graph)
         for node in reversed(list(graph)):
-            if node.meta.get("scope") and (node in layers.given or _arranges(node)):
+            if SCOPE.get(node) and (node in layers.given or _arranges(node)):
                 layers.share_out(node)
 
 
@@ -43,13 +44,13 @@ class _Layers:
         self.before: dict[int, list[ir.Node]] = {}  # the copies that stand before the node of that place, in order
         self.own: dict[Path, list[ir.Node]] = defaultdict(list)  # what is computed with more than what is given
         for node in graph:
-            scope = node.meta.get("scope", ())
+            scope = SCOPE.get(node)
             if node not in self.given:
                 for end in range(1, len(scope) + 1):
                     self.own[scope[:end]].append(node)
 
     def share_out(self, node: ir.Node) -> None:
-        value, scope = node.outputs[0], node.meta["scope"]
+        value, scope = node.outputs[0], SCOPE.get(node)
         if value.is_graph_output() or info(value).data is not None:
             return
         elsewhere: dict[Path, list[tuple[ir.Node, int]]] = {}
@@ -82,14 +83,14 @@ class _Layers:
         """Before which node of a layer it does what another does at `node`: layers that are equal stay so."""
         if node not in self.given:
             return []
-        before = sum(self.order[other] < self.order[node] for other in self.own[node.meta["scope"]])
+        before = sum(self.order[other] < self.order[node] for other in self.own[SCOPE.get(node)])
         after = self.own[place][before : before + 1]
         return [other for other in after if self.order[other] > self.order[node]]
 
 
 def _layer(user: ir.Node, scope: Path) -> Path:
     """The layer that uses a value of the layer `scope`: the user's own scope, or as much of it."""
-    place: Path = user.meta.get("scope", ())
+    place = SCOPE.get(user)
     return place[: len(scope)]
 
 
@@ -104,17 +105,13 @@ def _given(graph: ir.Graph) -> set[ir.Node]:
     for node in graph:
         if node.domain == "" and (_arranges(node) or node.op_type in ARITHMETIC | {"Constant"}):
             if all(v is None or v in known or _is_constant(v) for v in node.inputs):
-                known.update(v for v in node.outputs if not _is_trained(v))
+                known.update(v for v in node.outputs if not is_trained(v))
                 found.add(node)
     return found
 
 
 def _is_constant(value: ir.Value) -> bool:
-    return value.is_initializer() and not _is_trained(value)
-
-
-def _is_trained(value: ir.Value) -> bool:
-    return bool(value.meta.get("trainable", (False,))[0])
+    return value.is_initializer() and not is_trained(value)
 
 
 def _role(scope: Path) -> str:
@@ -124,7 +121,9 @@ def _role(scope: Path) -> str:
 def _copy(node: ir.Node, scope: Path) -> ir.Node:
     copy = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), version=node.version)
     copy.name = node.name
-    copy.meta.update(node.meta, scope=scope, nodes=names_of(node))
+    copy_all(node, copy)
+    SCOPE.set(copy, scope)
+    STANDS_FOR.set(copy, names_of(node))
     old, new = node.outputs[0], copy.outputs[0]
     new.type, new.shape = old.type, old.shape
     set_info(new, info(old))

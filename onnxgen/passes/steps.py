@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.shapes.dims import Dim
@@ -65,7 +66,7 @@ def known_ints(dims: Sequence[Dim]) -> ir.Value:
 
 def transposed(before: ir.Node, value: ir.Value, perm: tuple[int, ...], facts: Info) -> ir.Value:
     node = ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], version=13)
-    node.meta["scope"] = before.meta.get("scope", ())
+    SCOPE.set(node, SCOPE.get(before))
     insert(before, node)
     node.outputs[0].name = f"{value.name}.transposed"
     set_info(node.outputs[0], facts)
@@ -82,7 +83,7 @@ def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
         before_views = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
     size = math.prod(d for d in info(value).shape or () if isinstance(d, int))
     node = ir.Node("", "Reshape", [value, constant(before, np.asarray([size]), f"{value.name}.size")], version=14)
-    node.meta["scope"] = before.meta.get("scope", ())
+    SCOPE.set(node, SCOPE.get(before))
     insert(before, node)
     node.outputs[0].name = f"{value.name}.flat"
     set_info(node.outputs[0], Info(info(value).dtype, (size,)))

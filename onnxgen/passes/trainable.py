@@ -1,4 +1,4 @@
-"""Which stored tensors are trained: `value.meta["trainable"] = (bool, reason)` for each of floating point.
+"""Which stored tensors are trained: `TRAINABLE` for each of floating point.
 
 A tensor is trained if it reaches an output differentiably, wherever the exporter put it (initializer or Constant),
 except one-element constants without a parameter's name, masks, arange and triangles, and the input's mean and
@@ -8,7 +8,7 @@ deviation. The options `trainable` and `frozen` overrule. Nothing here changes t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.annotations import BLOCKED, KEEPS_STATE, KEPT, PRODUCER, RECORDED, ROOT, STILL, TRAINABLE, is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
 from onnxgen.graph.element_types import FLOATS
@@ -34,10 +35,6 @@ COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 SIGNATURE = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-BLOCKED = "blocked"  # in `node.meta`: inputs of one node that training should not follow
-ROOT = "root"  # in `value.meta`: the name without a dot is one of PyTorch's state dict
-STILL = "still"  # in `value.meta`: why nothing flows to a tensor that would be trained otherwise
-KEPT = "kept"  # in `value.meta`: a buffer that PyTorch's state dict keeps, or no more than a view of one
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"
 WRITTEN = re.compile(r"reorder|\w+_token_\d+|val_\d+")  # what onnxruntime, and the dynamo exporter, call what they make
 
@@ -50,10 +47,10 @@ def trainable(model: ir.Model, options: Options) -> None:
     """
     reached = differentiable(model.graph)
     by_torch = model.producer_name == "pytorch"
-    model.graph.meta["producer"] = model.producer_name
-    model.graph.meta["state"] = by_torch and any(map(param_path, model.graph.initializers))
+    PRODUCER.set(model.graph, model.producer_name)
+    KEEPS_STATE.set(model.graph, by_torch and any(map(param_path, model.graph.initializers)))
     # torch's dynamo exporter says of each parameter that it is one
-    model.graph.meta["recorded"] = any(SIGNATURE in v.metadata_props for v in model.graph.initializers.values())
+    RECORDED.set(model.graph, any(SIGNATURE in v.metadata_props for v in model.graph.initializers.values()))
     _note_root_names(model.graph)
     inputs = set(model.graph.inputs) - set(model.graph.initializers.values())
     names = []
@@ -62,7 +59,7 @@ def trainable(model: ir.Model, options: Options) -> None:
         if tensor is None or tensor.dtype not in FLOATS:
             continue
         names.append(value.name or "")
-        value.meta["trainable"] = _decide(value, tensor, value in reached, inputs, model.graph, options)
+        TRAINABLE.set(value, _decide(value, tensor, value in reached, inputs, model.graph, options))
     _note_kept(model.graph)
     for option, pattern in (("trainable", options.trainable), ("frozen", options.frozen)):
         if pattern and not any(re.search(pattern, name) for name in names):
@@ -76,13 +73,13 @@ def _note_kept(graph: ir.Graph) -> None:
     The legacy exporter names only what is in the state dict; the dynamo exporter records what is not.
     """
     for value in stored_values(graph):
-        named = param_path(value.name or "") is not None or ROOT in value.meta
+        named = param_path(value.name or "") is not None or ROOT.has(value)
         if named and value.metadata_props.get(PERSISTENT) != "False":
-            value.meta[KEPT] = not value.meta.get("trainable", (False, ""))[0]
+            KEPT.set(value, not is_trained(value))
     for node in all_nodes(graph):
         if is_a(node, PASSES_ON) and node.inputs and node.inputs[0] is not None:
-            for output in node.outputs if node.inputs[0].meta.get(KEPT) else ():
-                output.meta[KEPT] = True
+            for output in node.outputs if KEPT.get(node.inputs[0]) else ():
+                KEPT.set(output, True)
 
 
 def _op(node: ir.Node) -> str:
@@ -98,12 +95,12 @@ def _note_root_names(graph: ir.Graph) -> None:
     `val_3`; without the record (onnxslim and onnxsim drop it) what they fold there has a node's name, `mul_2`.
     """
     values = list(graph.initializers.values())
-    if graph.meta["state"] and not graph.meta["recorded"] and not _is_by_dynamo(graph):
+    if KEEPS_STATE.get(graph) and not RECORDED.get(graph) and not _is_by_dynamo(graph):
         values += [o for v in values for u in v.uses() if _op(u.node) == "Identity" for o in u.node.outputs]
         for value in values:
             name = value.name or ""
             if re.fullmatch(r"[A-Za-z_]\w*", name) and not WRITTEN.fullmatch(name) and not folded_from(value):
-                value.meta[ROOT] = True
+                ROOT.set(value, True)
 
 
 def _is_by_dynamo(graph: ir.Graph) -> bool:
@@ -134,7 +131,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
             continue
         if node.op_type == "Cast" and node.domain in STANDARD and node.attributes["to"].value not in FLOATS:
             continue
-        blocked: Collection[int] = node.meta.get(BLOCKED, known(node).still)
+        blocked = BLOCKED.get(node) or known(node).still
         reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in blocked and not _counts(v))
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
@@ -168,13 +165,13 @@ def _decide(
     if options.trainable and re.search(options.trainable, name):
         return True, "--trainable says so"
     if not reached:
-        return False, value.meta.get(STILL, "no gradient reaches it from an output")
+        return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(SIGNATURE)
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
     if _says_not_affine(value, graph):
         return False, "a normalisation scale of 1 or bias of 0, not named like a parameter"
-    keeps_state = bool(graph.meta.get("state"))
+    keeps_state = KEEPS_STATE.get(graph)
     if keeps_state and value.producer() is not None:
         return False, "a Constant node: PyTorch exports parameters as initializers"
     role = next((f"{node.op_type} weight" for node, i in _slots(value) if i in known(node).weights), None)
@@ -185,14 +182,14 @@ def _decide(
     if any(_is_bias(use.node, use.idx, tensor) for use in value.uses()):
         return True, "the bias of a product with a weight"
     path = param_path(folded_from(value) or name)
-    named = path is not None or ROOT in value.meta
+    named = path is not None or ROOT.has(value)
     if not named and tensor.size == 1:
         return False, "a one-element constant, not named like a parameter"
     if not (named and path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1])):
         if any(_op(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
             return False, "the mean or standard deviation of the input"
         form = _form(tensor)
-        if form and not (keeps_state and not graph.meta.get("recorded") and _is_fresh(tensor)):
+        if form and not (keeps_state and not RECORDED.get(graph) and _is_fresh(tensor)):
             return False, form
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
 
@@ -206,7 +203,7 @@ def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
     tensor = stored(value)
     if tensor is None or param_path(folded_from(value) or value.name or "") is not None or tensor.size < 1:
         return False
-    by_pytorch = graph.meta.get("producer") == "pytorch"
+    by_pytorch = PRODUCER.get(graph) == "pytorch"
     slots = [(node, index) for node, index in _slots(value) if not is_a(node, PASSES_ON)]
     if not slots or not all(is_a(node, NORM) and index in (1, 2) for node, index in slots):
         return False

@@ -10,9 +10,10 @@ import onnx
 import onnx_ir as ir
 from onnx_ir import external_data
 
-from onnxgen.common.budget import note_read
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.graph.annotations import DATA_FILES
+from onnxgen.graph.budget import note_read
 from onnxgen.graph.maps import map_types, note_maps
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import named
@@ -40,7 +41,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     Nodes are sorted, local functions inlined (a node of a function that imports another opset carries its own
     `version`), inputs with an initializer are inputs no longer, named dims have the sizes that `options.input_shapes`
     gives them. Of the graph there is the part that `options.inputs` and `options.outputs` bound.
-    `node.meta["scope"]` and `model.meta["classes"]` say where nodes came from.
+    `SCOPE` and `CLASSES` say where nodes came from.
     `rehearsed`: this is the process that reads a large file first (see `reader.rehearsal`).
     No weight is read: inline tensors stay in the protobuf, or if they are large in the file, which is held open;
     external ones are mapped when first used.
@@ -72,7 +73,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     check_signatures(model)
     store_tables(model)
     external_data.set_base_dir(model.graph, folder)
-    model.meta["data files"] = _data_files(model.graph)
+    DATA_FILES.set(model, _data_files(model.graph))
     note_read(model, path)
     _drop_default_inputs(model.graph)
     fix_inputs(model, options.input_shapes)

@@ -1,7 +1,7 @@
 """Inline local functions: replace each call by the function's nodes (https://onnx.ai/onnx/repo-docs/IR.html#functions).
 
 How many nodes that makes is computed first, so that functions nested to make billions are refused. Where a call had a
-name, its nodes remember it (`node.meta["calls"]`), for `origin` to read.
+name, its nodes remember it (`CALLS`), for `origin` to read.
 
 onnx_ir has an inlining pass of its own. It is not used: it renames a graph input that a function hands through, refuses
 functions of another opset than the model's, and takes quadratic time in the number of calls.
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import Namer, printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.graph.annotations import BODY_NAME, CALLS, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.sites import note_body
 
@@ -141,12 +142,12 @@ class _Inliner:
             made.discard(new)
             new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape
             value.replace_all_uses_with(new, replace_graph_outputs=True)
-        chain = (*call.meta.get("calls", ()), *([name] if (name := call.meta.get("name", call.name)) else []))
+        name = BODY_NAME.get(call) if BODY_NAME.has(call) else call.name
+        chain = (*CALLS.get(call), *([name] if name else []))
         for node in body:
             for inside in (node, *_inner_nodes(node)):
-                inside.meta["calls"] = chain
-                if "scope" in call.meta:  # the call already has a scope
-                    inside.meta["scope"] = call.meta["scope"]
+                CALLS.set(inside, chain)
+                SCOPE.copy(call, inside)  # the call already has a scope
         graph.insert_after(call, body)
         graph.remove(call, safe=True)
 
@@ -164,7 +165,7 @@ class _Inliner:
             name=self.nodes.take(node.name) if node.name else None,
             metadata_props={**call.metadata_props, **node.metadata_props},
         )
-        new.meta["name"] = node.name
+        BODY_NAME.set(new, node.name)
         for old, output in zip(node.outputs, new.outputs, strict=True):
             output.name = self.values.take(old.name) if old.name else old.name
             output.type, output.shape = old.type, old.shape

@@ -1,7 +1,7 @@
 """Turn numbers that classical models (ai.onnx.ml) keep in attributes into stored tensors.
 
 A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
-input of its node; `node.meta["tables"]` has the names of those inputs, which follow the schema's own.
+input of its node; `TABLE_INPUTS` has the names of those inputs, which follow the schema's own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import TABLE_INPUTS
 from onnxgen.graph.nodes import all_nodes
 
 ML = "ai.onnx.ml"
-NAMES = "tables"  # in `node.meta`
 _WEIGHTS = ("base_values", "base_values_as_tensor")
 TABLES = {
     "LinearRegressor": ("coefficients", "intercepts"),
@@ -62,7 +62,7 @@ def _store(node: ir.Node, names: tuple[str, ...], graph: ir.Graph) -> None:
     node.resize_inputs(len(inputs))
     for index, new in enumerate(inputs):
         node.replace_input_with(index, new)
-    node.meta[NAMES] = tuple(stored)
+    TABLE_INPUTS.set(node, tuple(stored))
 
 
 def _tensor(attribute: ir.Attr | None) -> ir.TensorProtocol | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import CLASSES, SCOPE
 from onnxgen.options import Options
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.regions import find_regions
@@ -19,34 +20,34 @@ from onnxgen.scopes.tokens import Tokenizer
 
 
 def find_blocks(model: ir.Model, options: Options) -> None:
-    """Set `node.meta["scope"]` of nodes that have none, and the names of their classes in `model.meta["classes"]`.
+    """Set the scopes of nodes that have none, and the names of their classes (`SCOPE`, `CLASSES`).
 
     A network most of whose layers have a scope is left as it is.
     """
     if options.flat:
         return
     flow = Flow(model.graph)
-    named = {i for i, node in enumerate(flow.nodes) if node.meta.get("scope")}
+    named = {i for i, node in enumerate(flow.nodes) if SCOPE.get(node)}
     layers = [i for i, weighs in enumerate(flow.weighs) if weighs]
     if 2 * sum(i in named for i in layers) > len(layers) or len(layers) < 4:
         return
     tokenizer = Tokenizer(flow, named)
     arranger = Arranger(tokenizer)
     tokens = arranger.arrange(tokenizer.sequence(range(len(flow.nodes)), find_regions(flow)))
-    taken = {flow.nodes[i].meta["scope"][0] for i in named}
+    taken = {SCOPE.get(flow.nodes[i])[0] for i in named}
     Writer(flow, arranger, taken).sequence(tokens, ())  # what is a block inside of one is so inside of all, but
     writer = Writer(flow, arranger, taken)  # that is known only when all were looked at
     writer.sequence(tokens, ())
-    model.meta.setdefault("classes", {}).update(writer.classes)
+    CLASSES.set(model, {**CLASSES.get(model), **writer.classes})
     _place_fixed(flow)
 
 
 def _place_fixed(flow: Flow) -> None:
     """What is computed of stored tensors alone belongs where it is used."""
     for node in reversed(flow.fixed):
-        if node.meta.get("scope"):
+        if SCOPE.get(node):
             continue
-        places = [u.node.meta.get("scope", ()) for o in node.outputs for u in o.uses()]
+        places = [SCOPE.get(u.node) for o in node.outputs for u in o.uses()]
         shared = min(places, key=len, default=())
         while any(place[: len(shared)] != shared for place in places):
             shared = shared[:-1]

@@ -2,7 +2,7 @@
 
 PyTorch before 1.13 wrote no paths, so that only layers with parameters say where they are; rewriting tools add nodes
 without metadata in the middle of a module. Left to the root, such nodes would tear the module in two: a way would lead
-out of it and back in. A node is silent while its `meta` has no "scope"; after this pass all have one.
+out of it and back in. A node is silent while no `SCOPE` is noted; after this pass all have one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.graph.traits import ACTIVATION
@@ -23,20 +24,20 @@ JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
 
 
 def place_silent(model: ir.Model, options: Options) -> None:
-    """Set `node.meta["scope"]` of every silent node.
+    """Set the scope of every silent node.
 
     What the scopes before and after it have in common, in general; but a skip connection is added where it began,
     branches of a module meet in it, and an activation at the end of a numbered block is the block's own.
     """
     nodes = [node for node in all_nodes(model.graph) if node.op_type != "Constant"]
-    if all("scope" in node.meta for node in nodes):
+    if all(SCOPE.has(node) for node in nodes):
         return
     places = _Places(nodes)
     for node in nodes:
-        if "scope" not in node.meta:
+        if not SCOPE.has(node):
             places.scope[node] = places.of(node)
     for node in nodes:
-        node.meta["scope"] = places.scope[node]
+        SCOPE.set(node, places.scope[node])
 
 
 class _Places:
@@ -48,7 +49,7 @@ class _Places:
     """
 
     def __init__(self, nodes: list[ir.Node]) -> None:
-        self.scope: dict[ir.Node, Scope] = {node: node.meta["scope"] for node in nodes if "scope" in node.meta}
+        self.scope: dict[ir.Node, Scope] = {node: SCOPE.get(node) for node in nodes if SCOPE.has(node)}
         known = set(self.scope.values())
         homes = {self.scope[node] for node in self.scope if _takes_weights(node, 1)}
         self.lists = {s[:i] for s in known for i in range(len(s)) if s[i].isdigit()} - homes

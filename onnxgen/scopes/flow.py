@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import subgraphs
@@ -92,4 +93,4 @@ def _is_fixed(node: ir.Node, constant: set[ir.Value]) -> bool:
 def _is_matrix(value: ir.Value) -> bool:
     facts = info(value)
     dims = [d for d in facts.shape or () if d != 1]
-    return facts.dtype in FLOATS and len(dims) > 1 and bool(value.meta.get("trainable", (False,))[0])
+    return facts.dtype in FLOATS and len(dims) > 1 and is_trained(value)

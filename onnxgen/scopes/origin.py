@@ -23,6 +23,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import VIEW
@@ -69,7 +70,7 @@ def seen_from(scope: Scope, home: Scope) -> Scope:
 
 
 def note_origin(model: ir.Model) -> None:
-    """Set `node.meta["scope"]` of every node that says where it was written, and `model.meta["classes"]`.
+    """Set the scope of every node that says where it was written, and the model's `CLASSES`.
 
     docs/ARCHITECTURE.md has what they mean.
     """
@@ -80,7 +81,7 @@ def note_origin(model: ir.Model) -> None:
     homes = {path[:-1] for paths in params.values() for path in paths}
     known = {home[:i] for home in homes for i in range(len(home) + 1)}  # modules that certainly exist
     for node in nodes:
-        prefix = tuple(part for name in node.meta.get("calls", ()) for part in _call_scope(name, known))
+        prefix = tuple(part for name in CALLS.get(node) for part in _call_scope(name, known))
         scope = torch_path(node.name or "", known)
         if scope is None:
             scope = _metadata_scope(node, classes)
@@ -103,8 +104,8 @@ def note_origin(model: ir.Model) -> None:
         if (node.name or "").startswith("/"):
             mine = [path for path in mine if not is_alias(scope, path[:-1])]
         if recorded[node] is not None or mine:
-            node.meta["scope"] = _choose(recorded[node], mine, at_home)
-    model.meta["classes"] = classes
+            SCOPE.set(node, _choose(recorded[node], mine, at_home))
+    CLASSES.set(model, classes)
 
 
 def _by_other_conventions(recorded: dict[ir.Node, Scope | None]) -> dict[ir.Node, Scope | None]:

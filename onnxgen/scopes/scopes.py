@@ -1,4 +1,4 @@
-"""Writes where blocks and their parts lie: `node.meta["scope"]`, as if the exporter had recorded it."""
+"""Writes where blocks and their parts lie (`SCOPE`), as if the exporter had recorded it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import FOUND, SCOPE
 from onnxgen.graph.nodes import subgraphs
 from onnxgen.scopes.flow import Flow
 from onnxgen.scopes.kinds import kind
@@ -190,9 +191,10 @@ def _attention(part: Token) -> str:
 
 def set_scope(node: ir.Node, path: Path) -> None:
     """Say where a node was written, and with it what its subgraphs hold, unless the file says."""
-    if node.meta.get("scope") and not node.meta.get("found"):
+    if SCOPE.get(node) and not FOUND.get(node):
         return
-    node.meta["scope"], node.meta["found"] = path, True
+    SCOPE.set(node, path)
+    FOUND.set(node, True)
     for graph in subgraphs(node):
         for inner in graph:
             set_scope(inner, path)

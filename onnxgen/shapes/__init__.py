@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.maps import MAP, MapType
+from onnxgen.graph.annotations import MAP, is_trained
 from onnxgen.options import Options
 from onnxgen.shapes import bodies
 from onnxgen.shapes.dims import Dim, symbols
@@ -50,8 +50,7 @@ class _Propagation:
 
     def graph_input(self, value: ir.Value) -> Info:
         """Return the facts that the file declares for a graph input."""
-        if MAP in value.meta:
-            held: MapType = value.meta[MAP]
+        if (held := MAP.get(value)) is not None:
             return Info(held.value, None, None, held.kind, held.key)
         kind = "tensor"
         if isinstance(value.type, ir.SequenceType):
@@ -132,11 +131,7 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
     """Return the facts of a stored tensor; with its elements if they are few and not trained."""
     facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
-    if (
-        tensor.dtype == ir.DataType.STRING
-        or tensor.size > MAX_STORED_ELEMENTS
-        or value.meta.get("trainable", (False,))[0]
-    ):
+    if tensor.dtype == ir.DataType.STRING or tensor.size > MAX_STORED_ELEMENTS or is_trained(value):
         return facts
     try:
         return replace(facts, data=np.asarray(tensor.numpy()))

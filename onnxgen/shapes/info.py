@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.graph.annotations import INFO
 from onnxgen.shapes.dims import Dim, symbols
 
 Shape = tuple[Dim, ...]
@@ -54,8 +55,8 @@ UNKNOWN = Info()
 
 def info(value: ir.Value | None) -> Info:
     """Return the facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
-    found = None if value is None else value.meta.get("info")
-    return found if isinstance(found, Info) else UNKNOWN
+    found = None if value is None else INFO.get(value)
+    return UNKNOWN if found is None else found
 
 
 def named_dims(value: ir.Value) -> set[str]:
@@ -78,4 +79,4 @@ def set_info(value: ir.Value, facts: Info) -> None:
     for dim in facts.shape or ():
         if isinstance(dim, int) and dim:
             size *= dim
-    value.meta["info"] = facts if size < MOST_ELEMENTS else replace(facts, shape=None, data=None)
+    INFO.set(value, facts if size < MOST_ELEMENTS else replace(facts, shape=None, data=None))

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 
 from onnxgen.code.module_def import ModuleDef, Path, expressions
 from onnxgen.code.quote import Ref, walk
+from onnxgen.code.torch_api import CONVOLUTIONS, TRANSPOSED, function_of
 from onnxgen.common.names import RESERVED, Namer, class_name, singular
+from onnxgen.structure.literals import is_number
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sublayers import sublayer, wrapped
 
@@ -209,12 +211,14 @@ def _kind(build: ast.expr) -> str:
     """ "point", "depth" or "conv" of a convolution; "other" of another layer with a matrix; "" of anything else."""
     if not isinstance(build, ast.Call):
         return ""
-    name = ast.unparse(build.func) if isinstance(build.func, ast.Attribute) else ""
-    if name in ("nn.Linear", "nn.Embedding", "nn.LSTM", "nn.GRU") or name.startswith("nn.ConvTranspose"):
+    name = function_of(build)
+    if name in TRANSPOSED | {"nn.Linear", "nn.Embedding", "nn.LSTM", "nn.GRU"}:
         return "other"
-    if not re.fullmatch(r"nn\.Conv[123]d", name) or len(build.args) < 3:
+    if name not in CONVOLUTIONS or len(build.args) < 3:
         return ""
-    groups = next((ast.unparse(k.value) for k in build.keywords if k.arg == "groups"), "1")
-    if groups != "1" and groups == ast.unparse(build.args[0]):
+    channels, kernel = build.args[0], build.args[2]
+    groups = next((k.value for k in build.keywords if k.arg == "groups"), ast.Constant(1))
+    if not is_number(groups, 1) and ast.dump(groups) == ast.dump(channels):
         return "depth"
-    return "point" if re.fullmatch(r"1|\(1(, 1)*,?\)", ast.unparse(build.args[2])) else "conv"
+    sizes = kernel.elts if isinstance(kernel, ast.Tuple) else [kernel]
+    return "point" if all(is_number(size, 1) for size in sizes) else "conv"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from onnxgen.code.annotations import note_twins
 from onnxgen.code.module_def import Assign, If, Member, Path, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
+from onnxgen.code.torch_api import function_of
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.tree import Place, tree
@@ -75,12 +76,14 @@ class Part:
 
     Attributes:
         head: the member without its literals, or what holds others.
+        maker: the class or function that makes the member, by name.
         uniform: how many items each instance's list has, where instances differ in that and all items are alike.
         moved: the items of a list were numbered anew.
     """
 
     place: Place
     head: str
+    maker: str
     slots: Slots
     below: dict[str, Part]
     only: set[int]
@@ -161,17 +164,18 @@ class FormMaker:
         return Form(scope, [instance], nodes, returned, root, "\n".join(heads), names, effects)
 
     def _part(self, place: Place, instance: int) -> Part:
-        traced = Traced("list" if place.is_list else "holder", {})
+        maker, traced = "", Traced("list" if place.is_list else "holder", {})
         if place.member is not None:
             member = place.member
-            traced = trace(self.made(member.build), lambda n: None, self.classes)
+            made = self.made(member.build)
+            maker, traced = function_of(made), trace(made, lambda n: None, self.classes)
             traced.head = f"{member.kind} {sorted(member.frozen)} {bool(member.keys)} {traced.head}"
         elif place.container is not None:
-            traced.head = ast.unparse(place.container.build)
+            traced.head = place.container.layer
         slots = Slots()
         slots.put(instance, traced)
         below = {name: self._part(p, instance) for name, p in place.below.items()}
-        return Part(place, traced.head, slots, below, {instance})
+        return Part(place, traced.head, maker, slots, below, {instance})
 
     def made(self, build: ast.expr) -> ast.expr:
         """What makes a member, with the classes of the file by name."""

@@ -57,7 +57,7 @@ def layout(root: Place, text: Callable[[ast.expr], str]) -> Layout:
         made.layers = [_value(made, place) for place in root.below.values()]
         _reach_items(made, SELF, root)
         if root.container is not None:
-            whole = ast.unparse(root.container.build) == "nn.Sequential"
+            whole = root.container.layer == "nn.Sequential"
             made.reach[id(root.container)] = quote("super().forward") if whole else SELF
         return made
     for name, place in root.below.items():
@@ -135,7 +135,7 @@ def _value(made: Layout, place: Place) -> ast.expr:
         return place.member.build if place.value is None else place.value
     if not place.is_list:
         return quote("nn.Module()")
-    kind = ast.unparse(place.container.build) if place.container is not None else "nn.ModuleList"
+    kind = place.container.layer if place.container is not None else "nn.ModuleList"
     starred = kind == "nn.Sequential"
     if any(below.flag for below in place.below.values()):
         return _listed(made, place, kind)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxgen.code.quote import MemberRef, Ref
+from onnxgen.code.torch_api import ACTIVATIONS, DEFAULTS, dotted
 
 Key = tuple[int | str, ...]
 
-# what torch calls the positional arguments of its layers
+# what a class of the file calls what it hands on to a layer by position
 POSITIONAL = {
     "nn.Conv": ("in_channels", "out_channels", "kernel_size"),
     "nn.ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
@@ -36,36 +37,8 @@ POSITIONAL = {
     "constant": ("key",),
 }
 
-_CONV = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-_RECURRENT = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-_MAX_POOL = {"padding": 0, "dilation": 1, "ceil_mode": False}
-_AVG_POOL = {"padding": 0, "ceil_mode": False, "count_include_pad": True}
-# what torch takes for the keywords that are not written
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "nn.Conv": {**_CONV, "bias": True, "padding_mode": "zeros"},
-    "nn.ConvTranspose": {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "bias": True, "dilation": 1},
-    "F.conv": _CONV,
-    "nn.Linear": {"bias": True},
-    "nn.BatchNorm": {"eps": 1e-5, "momentum": 0.1, "affine": True},
-    "nn.GroupNorm": {"eps": 1e-5, "affine": True},
-    "nn.LayerNorm": {"eps": 1e-5, "elementwise_affine": True, "bias": True},
-    "nn.LSTM": _RECURRENT,
-    "nn.GRU": _RECURRENT,
-    "nn.MaxPool": _MAX_POOL,
-    "F.max_pool": _MAX_POOL,
-    "nn.AvgPool": _AVG_POOL,
-    "F.avg_pool": _AVG_POOL,
-    "nn.LeakyReLU": {"negative_slope": 0.01},
-    "F.leaky_relu": {"negative_slope": 0.01},
-}
-
 # functions and layers of one tensor and no options: a class may be told which one to apply
-ACTIVATIONS = {
-    *("F.relu", "F.relu6", "F.elu", "F.selu", "F.gelu", "F.silu", "F.mish", "F.hardswish", "F.hardsigmoid"),
-    *("F.softplus", "F.leaky_relu", "torch.sigmoid", "torch.tanh"),
-    *("nn.ReLU", "nn.ReLU6", "nn.ELU", "nn.SELU", "nn.GELU", "nn.SiLU", "nn.Mish", "nn.Hardswish", "nn.Hardsigmoid"),
-    *("nn.Softplus", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh"),
-}
+APPLIED = {*ACTIVATIONS, *ACTIVATIONS.values()}
 
 
 @dataclass
@@ -106,7 +79,7 @@ def signature(function: str, classes: Mapping[str, Signature]) -> Signature:
     if function in classes:
         return classes[function]
     layer = re.sub(r"\dd$", "", function)
-    defaults = {name: ast.Constant(value) for name, value in DEFAULTS.get(layer, {}).items()}
+    defaults = {name: ast.Constant(value) for name, value in DEFAULTS.get(function, {}).items()}
     return Signature(POSITIONAL.get(layer, ()), dict(defaults))
 
 
@@ -117,6 +90,10 @@ def is_literal(tree: ast.AST) -> bool:
     if isinstance(tree, ast.UnaryOp):
         return isinstance(tree.op, ast.USub) and isinstance(tree.operand, ast.Constant)
     return isinstance(tree, (ast.Tuple, ast.List)) and bool(tree.elts) and all(is_literal(e) for e in tree.elts)
+
+
+def is_number(tree: ast.AST, number: int) -> bool:
+    return is_literal(tree) and bool(ast.literal_eval(tree) == number)
 
 
 def trace(tree: ast.expr, token: Callable[[ast.AST], str | None], classes: Mapping[str, Signature]) -> Traced:
@@ -172,8 +149,8 @@ class _Visit:
     def _call(self, tree: ast.Call) -> ast.Call:
         self.calls += 1
         call = self.calls
-        name = _dotted(tree.func)
-        if name in ACTIVATIONS and len(tree.args) == (not name.startswith("nn.")) and not tree.keywords:
+        name = dotted(tree.func)
+        if name in APPLIED and len(tree.args) == (not name.startswith("nn.")) and not tree.keywords:
             self.tokens.append("activation")
             applied = self.leaf((call, "function"), Slot(tree.func, "activation", call))
             assert applied is not None
@@ -224,11 +201,4 @@ def _splits_heads(tree: ast.Call) -> bool:
     if not (isinstance(tree.func, ast.Attribute) and tree.func.attr == "unflatten" and len(tree.args) == 2):
         return False
     sizes = tree.args[1]
-    return ast.unparse(tree.args[0]) == "-1" and isinstance(sizes, ast.Tuple) and len(sizes.elts) in (2, 3)
-
-
-def _dotted(tree: ast.expr) -> str:
-    if isinstance(tree, ast.Attribute):
-        inner = _dotted(tree.value)
-        return f"{inner}.{tree.attr}" if inner else ""
-    return tree.id if isinstance(tree, ast.Name) else ""
+    return is_number(tree.args[0], -1) and isinstance(sizes, ast.Tuple) and len(sizes.elts) in (2, 3)

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, assigned, blocks, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, walk
+from onnxgen.code.torch_api import ACTIVATIONS, PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, identifier, local
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.shapes.info import Info
@@ -17,9 +18,8 @@ from onnxgen.structure.scopes import ClassRef, Scope, count_uses
 
 SPARE = ("x", "y", "z")
 _ROLE = re.compile(r"[a-z_][a-z0-9_]*")
-ACTIVATIONS = frozenset(
-    "relu relu6 gelu silu tanh sigmoid elu selu leaky_relu hardswish mish softplus dropout clamp".split()
-)
+# what is called as what it was before; a hardsigmoid makes a gate
+SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
 GATE, GATED = "gate", "probs"  # the result of a sigmoid that is multiplied with something, and of any other
 # what the results of functions are called
 RESULTS = {
@@ -28,8 +28,6 @@ RESULTS = {
     "argsort": "order", "cumsum": "total", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
     "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
 }  # fmt: skip
-SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
-PARTS = frozenset(("split", "chunk", "unbind", "tensor_split"))
 # parts of a network that say nothing of what comes out of them
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
@@ -214,7 +212,7 @@ def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str
             return [*weak, RESULTS[name]], []
         if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
             node = seen_through(node.left)
-        elif name in ACTIVATIONS and operands:
+        elif name in SAME_NAME and operands:
             node = seen_through(operands[0])
         else:
             break

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, If, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite
+from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, parts
-from onnxgen.structure.literals import ACTIVATIONS
+from onnxgen.structure.literals import APPLIED
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.parameters import Flag
 
@@ -241,7 +242,7 @@ def _rebuilt(statement: Statement, values: Iterator[ast.expr]) -> Statement:
 def _is_choice(value: ast.expr) -> bool:
     if isinstance(value, ast.BinOp):
         return isinstance(value.op, (ast.Add, ast.Mult))
-    return isinstance(value, ast.Call) and ast.unparse(value.func) in (ACTIVATIONS | {"F.dropout"})
+    return function_of(value) in APPLIED | {"F.dropout"}
 
 
 def role(node: Node) -> str:

@@ -17,39 +17,12 @@ from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
+from onnxgen.code.torch_api import LAYER_OF, function_of
+from onnxgen.structure.literals import is_number
 from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, count_uses
 from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
-
-# functions that have a module of the same meaning, for the gaps that a Sequential's functional layers leave
-AS_MODULE = {
-    "F.relu": "nn.ReLU",
-    "F.relu6": "nn.ReLU6",
-    "torch.sigmoid": "nn.Sigmoid",
-    "torch.tanh": "nn.Tanh",
-    "F.gelu": "nn.GELU",
-    "F.silu": "nn.SiLU",
-    "F.elu": "nn.ELU",
-    "F.selu": "nn.SELU",
-    "F.leaky_relu": "nn.LeakyReLU",
-    "F.hardswish": "nn.Hardswish",
-    "F.hardsigmoid": "nn.Hardsigmoid",
-    "F.softplus": "nn.Softplus",
-    "F.mish": "nn.Mish",
-    "F.softmax": "nn.Softmax",
-    "F.log_softmax": "nn.LogSoftmax",
-    "F.max_pool1d": "nn.MaxPool1d",
-    "F.max_pool2d": "nn.MaxPool2d",
-    "F.max_pool3d": "nn.MaxPool3d",
-    "F.avg_pool1d": "nn.AvgPool1d",
-    "F.avg_pool2d": "nn.AvgPool2d",
-    "F.avg_pool3d": "nn.AvgPool3d",
-    "F.adaptive_avg_pool1d": "nn.AdaptiveAvgPool1d",
-    "F.adaptive_avg_pool2d": "nn.AdaptiveAvgPool2d",
-    "F.interpolate": "nn.Upsample",
-    "F.pixel_shuffle": "nn.PixelShuffle",
-}
 
 RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what is only there when `forward` runs
 
@@ -335,13 +308,13 @@ def as_module(value: ast.expr) -> ast.expr | None:
     if not isinstance(value, ast.Call) or not isinstance(_operand(value), Ref):
         return None
     if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, Ref):
-        is_default = [ast.unparse(a) for a in value.args] == ["1"] and not value.keywords
+        is_default = len(value.args) == 1 and is_number(value.args[0], 1) and not value.keywords
         return quote("nn.Flatten()") if value.func.attr == "flatten" and is_default else None
-    name = ast.unparse(value.func) if isinstance(value.func, ast.Attribute) and not refs(value.func) else ""
+    name = function_of(value)
     options = [*value.args[1:], *(k.value for k in value.keywords)]
-    if name not in AS_MODULE or any(isinstance(n, RUNTIME) for option in options for n in walk(option)):
+    if name not in LAYER_OF or any(isinstance(n, RUNTIME) for option in options for n in walk(option)):
         return None
-    return ast.Call(ast.parse(AS_MODULE[name], mode="eval").body, value.args[1:], value.keywords)
+    return ast.Call(quote(LAYER_OF[name]), value.args[1:], value.keywords)
 
 
 def _operand(value: ast.expr) -> ast.expr | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from onnxgen.code.module_def import Statement
 from onnxgen.code.quote import rewrite
 from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
-from onnxgen.structure.literals import Key, Slot, fill
+from onnxgen.structure.literals import Key, Slot, fill, is_number
 from onnxgen.structure.optional import Body, Only, role
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use
 from onnxgen.structure.tree import Place
@@ -142,11 +141,10 @@ def _item_name(part: Part) -> str:
     first = next(iter(part.below.values()), part) if part.place.is_list else part
     if _is_pointwise(first):
         return "expand"
-    name = re.search(r"Name\( '(\w+)'", part.head)
-    return identifier(name[1]) if name and name[1] != "nn" else ""
+    return identifier(part.maker) if part.maker and "." not in part.maker else ""
 
 
 def _is_pointwise(part: Part) -> bool:
     """A 1x1 convolution."""
     kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
-    return bool(kernel) and all(ast.unparse(slot.value) == "1" for slot in kernel)
+    return bool(kernel) and all(is_number(slot.value, 1) for slot in kernel)

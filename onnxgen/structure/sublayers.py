@@ -9,14 +9,20 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Member, Path
 from onnxgen.code.quote import MemberRef, Ref, refs
+from onnxgen.code.torch_api import NORMS, function_of
 from onnxgen.common.names import identifier
 from onnxgen.lowering.roles import called, seen_through
-from onnxgen.structure.literals import ACTIVATIONS
+from onnxgen.structure.literals import APPLIED
 from onnxgen.structure.scopes import ClassRef, Scope
 
 # letters of the steps: norm, linear, activation, split in parts, product, what does nothing, "?" for all others
-NORM = re.compile(r"nn\.(LayerNorm|RMSNorm|GroupNorm|(Batch|Instance)Norm[123]d)")
-LETTERS = {"nn.Linear": "l", "nn.Dropout": "", "nn.Identity": "", **dict.fromkeys(ACTIVATIONS, "a")}
+LETTERS = {
+    "nn.Linear": "l",
+    "nn.Dropout": "",
+    "nn.Identity": "",
+    **dict.fromkeys(APPLIED, "a"),
+    **dict.fromkeys(NORMS, "n"),
+}
 FEED_FORWARD = re.compile("n?l(a|sap)l")
 SCORES, PROBABILITIES = 1, 2  # a product of two values; the softmax of one
 
@@ -109,10 +115,9 @@ def _steps(scope: Scope) -> list[Step]:
 
 
 def _function(value: ast.expr) -> str:
-    name = ast.unparse(value.func) if isinstance(value, ast.Call) and not refs(value.func) else ""
     if isinstance(value, ast.BinOp) and isinstance(value.left, Ref) and isinstance(value.right, Ref):
         return {ast.Add: "+", ast.Mult: "p"}.get(type(value.op), "?")
-    return "s" if called(value)[0] in ("chunk", "split") else LETTERS.get(name, "?")
+    return "s" if called(value)[0] in ("chunk", "split") else LETTERS.get(function_of(value), "?")
 
 
 def _letters(member: Member, scope: Scope) -> str:
@@ -121,8 +126,7 @@ def _letters(member: Member, scope: Scope) -> str:
         items = [m for m in scope.members if m.path[: len(member.path)] == member.path]
         items.sort(key=lambda m: [int(part) if part.isdigit() else -1 for part in m.path])
         return "".join(_letters(item, scope) for item in items)
-    name = ast.unparse(member.build.func) if not _is_class(member) and isinstance(member.build, ast.Call) else ""
-    return "n" if NORM.fullmatch(name) else LETTERS.get(name, "?")
+    return LETTERS.get(member.layer, "?")
 
 
 def _attends(scope: Scope) -> bool:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.code.torch_api import function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.validate.python import PYTHON
 
@@ -92,14 +93,14 @@ def _is_whole(tree: ast.expr) -> bool:
 
 def _limit(tree: ast.Attribute) -> float:
     """Compute `torch.finfo(torch.float32).min` and similar attributes."""
-    assert isinstance(tree.value, ast.Call) and ast.unparse(tree.value.func) == "torch.finfo"
+    assert isinstance(tree.value, ast.Call) and function_of(tree.value) == "torch.finfo"
     return float(getattr(np.finfo(_value(tree.value.args[0])), tree.attr))
 
 
 def _call(tree: ast.Call) -> Any:
     given = {k.arg: _value(k.value) for k in tree.keywords if k.arg != "device"}
     dtype, args = given.pop("dtype", None), [_value(a) for a in tree.args]
-    name = ast.unparse(tree.func)
+    name = function_of(tree)
     if isinstance(tree.func, ast.Attribute) and isinstance(tree.func.value, (ast.Call, ast.Subscript)):
         name, args = f".{tree.func.attr}", [_value(tree.func.value), *args]
     if given or name not in FUNCTIONS:

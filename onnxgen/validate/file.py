@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from functools import cache
 
 from onnxgen.code.copied import helper_source
+from onnxgen.code.own_code import FRAME
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
 
 METHODS = {"__init__", "forward", "from_pretrained", "tie_weights"}
 PYTHONS = frozenset(dir(builtins))
-# meaning of the names that flat modules use
-MEANING = {"torch": "torch", "F": "torch.nn.functional", "nn": "torch.nn", "Tensor": "torch.Tensor"}
-MEANING |= {"np": "numpy", "math": "math", "json": "json", "Path": "pathlib.Path"}
 
 
 def module_names(tree: ast.Module) -> frozenset[str]:
@@ -30,7 +28,7 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names += [alias.asname or alias.name for alias in node.names]
-            if any(MEANING.get(a.asname or a.name, _source(node, a)) != _source(node, a) for a in node.names):
+            if any(FRAME.get(a.asname or a.name, _source(node, a)) != _source(node, a) for a in node.names):
                 raise Unreadable("an import under the name of something else")
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.append(node.name)

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, is_statistic
+from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.info import Info
 from onnxgen.validate.statements import Statements
@@ -57,9 +58,7 @@ def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
     same = after.result is before.result and kept == before.members
     same = same and (after.program.nexts, after.program.stops) == (before.program.nexts, before.program.stops)
     same = same and after.program.effects == before.program.effects
-    if not same or any(
-        ast.unparse(build.func) != "nn.Dropout" for build in new.values() if isinstance(build, ast.Call)
-    ):
+    if not same or any(isinstance(build, ast.Call) and function_of(build) != "nn.Dropout" for build in new.values()):
         raise WrongTranslation("--dropout changed more than it should: the network is another one in evaluation, too")
 
 
@@ -95,10 +94,6 @@ def _frozen(member: Member) -> list[str]:
     return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
 
 
-# layers without state or randomness: two calls on the same values are one
-FUNCTIONS = frozenset(("nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"))
-FUNCTIONS |= {f"nn.{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)}
-STATISTICS = frozenset(f"nn.BatchNorm{n}d" for n in (1, 2, 3))
 MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied
 
 
@@ -114,10 +109,9 @@ class _Flat(Statements):
         self.passed_by = {graph.make("member", path) for path in passed_by}
         self.infos = {variable(name): facts for name, facts in module.infos.items()}
         self.whole: set[tuple[object, ...]] = set()
-        layers = [(m, ast.unparse(m.build.func)) for m in module.members if isinstance(m.build, ast.Call)]
         self.repeatable, self.measuring = (
-            frozenset(graph.make("member", ".".join(m.path)) for m, kind in layers if kind in kinds)
-            for kinds in (FUNCTIONS, STATISTICS)
+            frozenset(graph.make("member", ".".join(m.path)) for m in module.members if m.layer in kinds)
+            for kinds in (PURE, BATCH_NORMS)
         )
         inputs = any(argument.annotation == "Tensor" for argument in module.inputs)
         self.immovable = not inputs and not any(m.kind != "module" or m.keys for m in module.members)

@@ -1,58 +1,14 @@
 """Normalise torch layers that are functions: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
 
-Both are brought to one form, with the names of the arguments as torch documents them. Source: the signatures in
-torch.nn and torch.nn.functional.
+Both are brought to one form, with the names of the arguments as torch documents them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from onnxgen.code.signatures import SIGNATURES
+from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
 from onnxgen.validate.values import Graph, Node, Unreadable
-
-# layers and their functions; the order of the function's arguments if it differs
-_ROWS = [
-    *((f"nn.{c}", f"F.{c.lower()}", "") for c in "ReLU ReLU6 SiLU SELU Hardswish Hardsigmoid Mish GELU ELU".split()),
-    ("nn.Sigmoid", "torch.sigmoid", ""),
-    ("nn.Tanh", "torch.tanh", ""),
-    ("nn.LeakyReLU", "F.leaky_relu", ""),
-    ("nn.Softplus", "F.softplus", ""),
-    ("nn.Softmax", "F.softmax", ""),
-    ("nn.LogSoftmax", "F.log_softmax", ""),
-    ("nn.Upsample", "F.interpolate", ""),
-    ("nn.PixelShuffle", "F.pixel_shuffle", ""),
-    *((f"nn.AvgPool{n}d", f"F.avg_pool{n}d", "") for n in (1, 2, 3)),
-    *((f"nn.AdaptiveAvgPool{n}d", f"F.adaptive_avg_pool{n}d", "") for n in (1, 2, 3)),
-    *(
-        (f"nn.MaxPool{n}d", f"F.max_pool{n}d", "kernel_size stride padding dilation ceil_mode return_indices")
-        for n in (1, 2, 3)
-    ),
-]
-
-
-_CONV = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-_TRANSPOSED = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
-_RECURRENT = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-_LARGEST = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-_AVERAGE = {"padding": 0, "ceil_mode": False, "count_include_pad": True}
-# torch's defaults; a shared class spells them out if one instance needs another value
-DEFAULTS: dict[str, dict[str, Any]] = {
-    **{f"nn.Conv{n}d": {**_CONV, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
-    **{f"nn.ConvTranspose{n}d": {**_TRANSPOSED, "bias": True, "padding_mode": "zeros"} for n in (1, 2, 3)},
-    **{f"nn.BatchNorm{n}d": {"eps": 1e-5, "momentum": 0.1, "affine": True} for n in (1, 2, 3)},
-    **{f"nn.MaxPool{n}d": _LARGEST for n in (1, 2, 3)},
-    **{f"F.max_pool{n}d": _LARGEST for n in (1, 2, 3)},
-    **{f"{kind}{n}d": _AVERAGE for kind in ("nn.AvgPool", "F.avg_pool") for n in (1, 2, 3)},
-    **{f"F.conv{n}d": _CONV for n in (1, 2, 3)},
-    "nn.Linear": {"bias": True},
-    "nn.GroupNorm": {"eps": 1e-5, "affine": True},
-    "nn.LayerNorm": {"eps": 1e-5, "elementwise_affine": True, "bias": True},
-    "nn.LSTM": _RECURRENT,
-    "nn.GRU": _RECURRENT,
-    "nn.LeakyReLU": {"negative_slope": 0.01},
-    "F.leaky_relu": {"negative_slope": 0.01},
-}
 
 
 class Layers:
@@ -61,8 +17,13 @@ class Layers:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.defaults = {graph.dotted(name): given for name, given in DEFAULTS.items()}
-        self.functions = {graph.dotted(f): names.split() or list(SIGNATURES[c]) for c, f, names in _ROWS}
-        self.of_layer = {graph.dotted(c): (graph.dotted(f), list(SIGNATURES[c])) for c, f, _ in _ROWS}
+        self.functions = {
+            graph.dotted(f): list(SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer])
+            for f, layer in LAYER_OF.items()
+        }
+        self.of_layer = {
+            graph.dotted(layer): (graph.dotted(f), list(SIGNATURES[layer])) for f, layer in LAYER_OF.items()
+        }
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

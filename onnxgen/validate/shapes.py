@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxgen.code.module_def import Member
-from onnxgen.code.signatures import SIGNATURES
+from onnxgen.code.torch_api import SIGNATURES, function_of
 from onnxgen.errors import WrongTranslation
 
 Shapes = dict[str, tuple[int, ...]]
@@ -33,7 +33,7 @@ def registered(build: ast.expr) -> Shapes:
     """Return the tensors that a layer registers by its call; none if it is not in the table or its sizes are
     unknown.
     """
-    name = ast.unparse(build.func) if isinstance(build, ast.Call) else ""
+    name = function_of(build)
     rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}

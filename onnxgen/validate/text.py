@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any, TypeGuard
 
+from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
@@ -17,6 +18,8 @@ from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, 
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
 MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
+
+_FALSE = ast.dump(ast.Constant(False))
 
 
 class Text(Statements):
@@ -80,7 +83,7 @@ class Text(Statements):
     # ------------------------------------------------------------------------------------------ making modules
 
     def _construct(self, definition: ast.ClassDef, args: list[Value], kwargs: dict[str, Value]) -> Holder:
-        base = ast.unparse(definition.bases[0]) if len(definition.bases) == 1 else ""
+        base = dotted(definition.bases[0]) if len(definition.bases) == 1 else ""
         if base not in ("nn.Module", "nn.Sequential") or definition.decorator_list or definition.keywords:
             raise Unreadable(f"class {definition.name} of another base")
         made = Holder(base.removeprefix("nn."), definition)
@@ -161,7 +164,7 @@ class Text(Statements):
     def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
         """Execute a statement of `__init__` that registers something. Returns False if it does not."""
         name = function.attr
-        if name == "requires_grad_" and ast.unparse(tree).endswith("(False)"):
+        if name == "requires_grad_" and [ast.dump(argument) for argument in tree.args] == [_FALSE]:
             of, key = self._tensor(function.value, scope)
             of.frozen.add(key)
             return True

@@ -16,8 +16,9 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.graph.annotations import APPROXIMATED, FREED
 from onnxgen.options import Options
-from onnxgen.passes.batch import FREED, Freed
+from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import stored_values
@@ -45,7 +46,6 @@ from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
-from onnxgen.weights.approximation import KEY as APPROXIMATION
 from onnxgen.weights.approximation import Approximation
 from onnxgen.weights.stored import stored
 
@@ -115,7 +115,7 @@ class Check:
         """Compare with single runs of the file if the module's batch is free and the file's is not."""
         freed = freed_of(space)
         if freed is None and self.options.dynamic_batch:
-            freed = read_and_simplify(self.path, self.options).meta[FREED]
+            freed = FREED.get(read_and_simplify(self.path, self.options))
         if freed is None or not freed.inputs or is_free(read(self.path, self.options), freed):
             return
         if self.graph.trains_norm:
@@ -201,7 +201,7 @@ class Check:
         """Allow differences due to rounding if the module was made of a quantised file (`--quantized`)."""
         self.approximation = approximation_of(space)
         if self.approximation is None and self.options.quantized != "keep":
-            self.approximation = read_and_simplify(self.path, self.options).meta[APPROXIMATION]
+            self.approximation = APPROXIMATED.get(read_and_simplify(self.path, self.options))
         if self.approximation is not None:
             self.options = replace(self.options, quantized=self.approximation.mode)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.graph.annotations import is_trained
 from onnxgen.options import Options
 from onnxgen.passes.trainable import differentiable, stored_values
 from onnxgen.pipeline import read_and_simplify
@@ -89,7 +90,7 @@ def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> se
     found: set[str] = set()
     for value in stored_values(model.graph):
         keys = _keys(record.get(value.name or "", []))
-        if value.meta.get("trainable", (False,))[0] and (len(keys) == 1 or _is_reached_everywhere(value, reached)):
+        if is_trained(value) and (len(keys) == 1 or _is_reached_everywhere(value, reached)):
             found |= keys
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
@@ -49,7 +50,7 @@ def node_rows(model: ir.Model, options: Options) -> list[tuple[str, list[NodeRow
     """The nodes of a model that `reader.read` returned, in order, by the scope that they stand in."""
     propagate(model.graph, options)
     numbered = enumerate(all_nodes(model.graph))
-    groups = groupby(numbered, key=lambda item: ".".join(item[1].meta.get("scope", ())))
+    groups = groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1])))
     return [(scope, [_node(number, node) for number, node in nodes]) for scope, nodes in groups]
 
 

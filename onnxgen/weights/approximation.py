@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import counted
 
-KEY = "quantized"  # in the sidecar's metadata, and in `model.meta`
+KEY = "quantized"  # in the sidecar's metadata
 MAX_SIGMAS = 6.0
 MAX_SATURATED_PART = 0.5  # part of an output's standard deviation that saturation in the file may change
 MAX_MISSING_PART = 0.2  # part of the file's output that may be missing; correct modules lacked at most 0.01

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.budget import past, writable
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.budget import past, writable
 from onnxgen.graph.nodes import answered, told
 from onnxgen.options import Options
 from onnxgen.shapes.info import info

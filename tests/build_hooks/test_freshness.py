@@ -29,6 +29,7 @@ from onnxgen.common import cache as caching
 from onnxgen.common.cache import Cache, digest
 from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
+from onnxgen.graph.annotations import DATA_FILES
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.locations import locations
@@ -257,7 +258,7 @@ def everywhere() -> onnx.ModelProto:
 
 def files_read(path: Path) -> set[Path]:
     """What reading the model finds."""
-    found: set[Path] = read(path, Options()).meta["data files"]
+    found = DATA_FILES.get(read(path, Options()))
     return {Path(os.path.normpath(file)) for file in found}
 
 

@@ -16,12 +16,13 @@ import pytest
 
 import onnxgen.passes
 from onnxgen.cli import run
+from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
 from onnxgen.paranoid import check, single
 from onnxgen.paranoid.apart import Apart, Crashed
 from onnxgen.paranoid.claims import claims, difference
 from onnxgen.paranoid.picture import take
-from onnxgen.passes import CHECKED, PARANOID, PASSES, simplify
+from onnxgen.passes import PARANOID, PASSES, simplify
 from onnxgen.pipeline import build
 from onnxgen.reader import read
 
@@ -71,7 +72,7 @@ def test_the_environment_asks_for_it_too(gelu: Path, value: str, looks: bool, mo
     monkeypatch.setenv(PARANOID, value)
     model = read(gelu, Options())
     simplify(model, Options())
-    assert (CHECKED in model.meta) == looks
+    assert CHECKED.has(model) == looks
 
 
 def test_what_is_written_does_not_depend_on_it(gelu: Path) -> None:

@@ -12,6 +12,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
+from onnxgen.graph.annotations import RESTORED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, WrongRewrite
@@ -78,11 +79,11 @@ def other_statistics(model: ir.Model) -> None:
 
 
 def other_axis(model: ir.Model) -> None:
-    model.meta["restored"] = [replace(norm, axis=1 - norm.axis) for norm in model.meta["restored"]]
+    RESTORED.set(model, [replace(norm, axis=1 - norm.axis) for norm in RESTORED.get(model) or ()])
 
 
 def not_looked_for(model: ir.Model) -> None:
-    del model.meta["restored"]
+    RESTORED.set(model, None)
 
 
 @pytest.mark.parametrize("restores", [False, True])

@@ -17,6 +17,7 @@ import pytest
 import onnxgen.output.compose
 import onnxgen.passes
 from onnxgen import Options
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.paranoid.check import WrongRewrite
 from onnxgen.passes import PASSES
@@ -129,7 +130,7 @@ def forgotten(node: ir.Node) -> None:
     """A node's weight is said to be no parameter."""
     weight = node.inputs[1]
     assert weight is not None
-    weight.meta["trainable"] = False, "no gradient reaches it from an output"
+    TRAINABLE.set(weight, (False, "no gradient reaches it from an output"))
 
 
 def transposed(node: ir.Node) -> None:

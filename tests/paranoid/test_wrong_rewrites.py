@@ -13,12 +13,13 @@ import onnx_ir as ir
 import pytest
 
 import onnxgen.passes
+from onnxgen.graph.annotations import CHECKED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid import check
 from onnxgen.paranoid.check import Comparison, Counts, WrongRewrite
 from onnxgen.paranoid.region import Broken
-from onnxgen.passes import CHECKED, PASSES, simplify
+from onnxgen.passes import PASSES, simplify
 from onnxgen.reader import read
 from onnxgen.shapes.info import Info, info, set_info
 
@@ -295,7 +296,7 @@ def checked(
     model = read(path, options)
     simplify(model, options)
     assert harm is None or harmed, f"{name} wrote no {op}: {[n.op_type for n in model.graph]}"
-    counts = model.meta[CHECKED]
+    counts = CHECKED.get(model)
     assert isinstance(counts, Counts)
     return counts
 

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
 from onnxgen.code.own_code import FRAME
-from onnxgen.lowering.builder import KNOWN
+from onnxgen.lowering.node_builder import KNOWN
 from onnxgen.pipeline import build, check, generate
 from tests.plugins.nets import SWISH, model, net, one, saved, written
 from tests.support.real import Run, assert_way_back, imported

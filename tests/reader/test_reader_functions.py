@@ -14,6 +14,7 @@ from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
 from onnxgen.common.limits import Limits
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.support.reader_models import Write, X, branch, conditional, model, node, refusal, run, same_as_before, write
@@ -44,9 +45,7 @@ def test_functions_are_inlined(write: Write) -> None:
     assert not found.functions and len(found.graph) == 8
     same_as_before(calling(chain, [outer, inner]), found)
     # The first call had a name, and so had the first one inside; node metadata is clean again.
-    assert [n.meta.get("scope", ()) for n in found.graph][:3] == [("encoder", "block", "first")] * 2 + [
-        ("encoder", "block")
-    ]
+    assert [SCOPE.get(n) for n in found.graph][:3] == [("encoder", "block", "first")] * 2 + [("encoder", "block")]
     assert not any(n.metadata_props for n in found.graph)
 
 

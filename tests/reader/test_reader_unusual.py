@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
 from tests.conftest import shared_models
@@ -173,7 +174,7 @@ def test_every_real_file_is_read(entry: dict[str, Any]) -> None:
     found = read(entry["path"], Options())
     made = {v for n in found.graph.all_nodes() for v in n.outputs}
     assert all(v in made or v.is_graph_input() or v.is_initializer() for v in found.graph.outputs)
-    assert all(isinstance(n.meta.get("scope", ()), tuple) for n in found.graph.all_nodes())
+    assert all(isinstance(SCOPE.get(n), tuple) for n in found.graph.all_nodes())
     seen = {*found.graph.inputs, *found.graph.initializers.values()}
     for step in found.graph:  # several files are not sorted
         assert all(v is None or v in seen for v in step.inputs)

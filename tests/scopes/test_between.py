@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.scopes.between import place_silent
@@ -23,7 +24,7 @@ def placed(write: Write, nodes: Sequence[onnx.NodeProto], weights: Sequence[str]
     """Dotted scopes by node name."""
     read_model = read(write(model(nodes, [weight(name, 4, 4) for name in weights])), Options())
     place_silent(read_model, Options())
-    return {n.name or "": ".".join(n.meta["scope"]) for n in read_model.graph}
+    return {n.name or "": ".".join(SCOPE.get(n)) for n in read_model.graph}
 
 
 def layer(name: str, source: str, result: str) -> onnx.NodeProto:

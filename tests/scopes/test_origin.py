@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
+from onnxgen.graph.annotations import CLASSES, SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import param_path, read
 from onnxgen.scopes.origin import torch_path
@@ -19,7 +20,7 @@ __all__ = ["write"]  # a fixture
 
 def scopes(path: Path) -> dict[str, str]:
     """Dotted scopes by node name."""
-    return {n.name or "": ".".join(n.meta.get("scope", ())) for n in read(path, Options()).graph.all_nodes()}
+    return {n.name or "": ".".join(SCOPE.get(n)) for n in read(path, Options()).graph.all_nodes()}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_hostile_metadata_is_ignored(write: Write, text: str) -> None:
     for key in ("name_scopes", "class_hierarchy"):
         relu.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=text)
     found = read(write(model([relu])), Options())
-    assert "scope" not in found.graph[0].meta and not found.meta["classes"]
+    assert not SCOPE.has(found.graph[0]) and not CLASSES.get(found)
 
 
 # --- what PyTorch's exporters really write -------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_torch_exports(tmp_path: Path, dynamo: bool, training: bool) -> None:
     modules = dict(net.named_modules())
     by_op: dict[str, list[str]] = {}
     for step in found.graph.all_nodes():
-        scope = ".".join(step.meta.get("scope", ()))
+        scope = ".".join(SCOPE.get(step))
         assert scope in modules, (step.name, scope)
         by_op.setdefault(step.op_type, []).append(scope)
     assert by_op["Conv"] == ["encoder.layer.0.conv1", "encoder.layer.1.conv1"]
@@ -252,5 +253,5 @@ def test_torch_exports(tmp_path: Path, dynamo: bool, training: bool) -> None:
     assert by_op["Relu"] == [*layers, "encoder", "seq.1"]
     if dynamo:
         expected = {path: type(module).__name__ for path, module in modules.items()}
-        classes = {".".join(path): kind for path, kind in found.meta["classes"].items()}
+        classes = {".".join(path): kind for path, kind in CLASSES.get(found).items()}
         assert classes.items() <= expected.items() and {"", "encoder", "encoder.layer.1"} <= classes.keys()

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import Info, info
@@ -229,7 +230,7 @@ def test_trainable_values_have_no_elements() -> None:
     scales = model.graph.initializers["scales"]
     propagate(model.graph, Options())
     assert info(scales).data is not None
-    scales.meta["trainable"] = (True, "a test says so")
+    TRAINABLE.set(scales, (True, "a test says so"))
     propagate(model.graph, Options())
     assert info(scales).data is None and info(scales).shape == (3,)
 

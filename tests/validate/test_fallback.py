@@ -55,7 +55,7 @@ def network(tmp_path: Path) -> Network:
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Sequential takes another activation than the graph has."""
-    monkeypatch.setitem(runs.AS_MODULE, "F.relu", "nn.GELU")
+    monkeypatch.setattr(runs, "LAYER_OF", {**runs.LAYER_OF, "F.relu": "nn.GELU"})
 
 
 def test_a_fault_is_left_out_with_a_note(network: Network, wrong: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnxgen.code.signatures import SIGNATURES
-from onnxgen.validate.layers import _ROWS, DEFAULTS
+from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
 
 PLACES = {"nn": nn, "F": F, "torch": torch}
 
@@ -37,19 +36,30 @@ def test_defaults(name: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("row", _ROWS, ids=lambda row: row[0])
-def test_a_layer_is_its_function(row: tuple[str, str, str]) -> None:
-    layer, function, order = row
-    own = " ".join(SIGNATURES[layer])
+@pytest.mark.parametrize("function", LAYER_OF)
+def test_a_layer_is_its_function(function: str) -> None:
+    layer = LAYER_OF[function]
+    own = SIGNATURES[layer]
     made = signature(layer)
     if made is None:  # of no arguments at all
         assert not own
         return
-    assert list(made)[: len(own.split())] == own.split()
+    assert tuple(made)[: len(own)] == own
     called = signature(function)
     if called is None:
         return
-    assert list(called)[1 : 1 + len((order or own).split())] == (order or own).split()
-    assert all(
-        made[name] == called[name] for name in own.split() if name in called and called[name] is not inspect._empty
-    )
+    order = SIGNATURES.get(function, ("input", *own))
+    assert tuple(called)[1 : len(order)] == order[1:]
+    assert all(made[name] == called[name] for name in own if name in called and called[name] is not inspect._empty)
+
+
+@pytest.mark.parametrize("function", LAYER_OF)
+def test_a_layer_computes_what_its_function_does(function: str) -> None:
+    """Who writes a layer for a function and who checks that share the table: torch says that they are one."""
+    options = {"output_size": 2, "kernel_size": 2, "dim": 1, "upscale_factor": 2, "scale_factor": 2}
+    layer = LAYER_OF[function]
+    given = {key: options[key] for key in SIGNATURES[layer] if key in options}
+    rank = int(function[-2]) if function[-2].isdigit() and function.endswith("d") else 2
+    x = torch.linspace(-9, 9, 4 * 6**rank).reshape(1, 4, *[6] * rank).sin() * 4
+    place, _, name = function.partition(".")
+    assert torch.equal(getattr(nn, layer[3:])(**given)(x), getattr(PLACES[place], name)(x, **given))

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.graph.annotations import FREED
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import subgraphs
 from onnxgen.graph.traits import ELEMENTWISE, RANDOM
@@ -30,7 +31,6 @@ from onnxgen.shapes.dims import symbol, symbols
 from onnxgen.shapes.info import info, set_info
 
 RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
-FREED = "batch"  # in `model.meta`: the `Freed`
 NAME = "batch"  # of the dim
 WAY_OUT = "name the axes of the inputs with --batch-axis, export with a dynamic batch, or leave --dynamic-batch out"
 
@@ -53,7 +53,7 @@ class Freed:
 
 
 def dynamic_batch(model: ir.Model, options: Options) -> None:
-    """Make the batch free, and note in `model.meta` what was (`Freed`).
+    """Make the batch free, and note what was (`Freed`).
 
     Raises:
         OnnxgenError: it can't be proven to be free; names every node that stands in the way.
@@ -62,7 +62,7 @@ def dynamic_batch(model: ir.Model, options: Options) -> None:
         return
     size, inputs = _inputs(model.graph, options)
     if not inputs:
-        model.meta[FREED] = Freed(size, {}, {}, ("no input has a fixed batch: --dynamic-batch has nothing to do",))
+        FREED.set(model, Freed(size, {}, {}, ("no input has a fixed batch: --dynamic-batch has nothing to do",)))
         return
     taken = {name for v in model.graph.inputs for dim in info(v).shape or () for name in symbols(dim)}
     name = next(n for n in (NAME, *(f"{NAME}_{i}" for i in range(len(taken) + 1))) if n not in taken)
@@ -72,7 +72,7 @@ def dynamic_batch(model: ir.Model, options: Options) -> None:
     outputs = _outputs(model.graph, batch)
     _infer_anew(model, options, batch, name)
     axes = {value.name or "": axis for value, axis in inputs}
-    model.meta[FREED] = Freed(size, axes, outputs, tuple(dict.fromkeys(batch.notes)))
+    FREED.set(model, Freed(size, axes, outputs, tuple(dict.fromkeys(batch.notes))))
 
 
 # ---- inputs and outputs ----------------------------------------------------------------------------------------------

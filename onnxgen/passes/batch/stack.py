@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
+from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.passes.steps import insert
@@ -184,7 +185,8 @@ class Here:
         """A further node before this one; `shape` is that of its result in the file, its type that of `like`."""
         like = like or inputs[0]
         node = ir.Node("", op, inputs, list((attributes or {}).values()), version=13)
-        node.name, node.meta["scope"] = self.node.name, self.node.meta.get("scope", ())
+        node.name = self.node.name
+        SCOPE.set(node, SCOPE.get(self.node))
         insert(self.node, node)
         made = node.outputs[0]
         made.name = f"{like.name}.{hint}"
@@ -265,7 +267,7 @@ class Here:
 def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
     """The elements of a constant that is not trained."""
     found, tensor = info(value).constant, stored(value)
-    if found is None and tensor is not None and not value.meta.get("trainable", (False,))[0]:
+    if found is None and tensor is not None and not is_trained(value):
         found = tensor.numpy()
     return found
 

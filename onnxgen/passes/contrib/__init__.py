@@ -14,6 +14,7 @@ import pkgutil
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
+from onnxgen.graph.annotations import REFUSED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import find
 from onnxgen.options import Options
@@ -23,7 +24,6 @@ from onnxgen.shapes import propagate
 from onnxgen.shapes.node_facts import NONSENSE
 
 DEPTH = 8
-REFUSED = "refused"  # in `node.meta`: (what a node asks for that can't be written, the way out)
 
 # domains of which nothing can be said, and why
 FOREIGN = {
@@ -71,9 +71,9 @@ def contrib(model: ir.Model, options: Options) -> None:
     known = bodies()
     for node in all_nodes(model.graph):
         if node.domain in FOREIGN:
-            node.meta[REFUSED] = FOREIGN[node.domain]
+            REFUSED.set(node, FOREIGN[node.domain])
         elif node.domain == MICROSOFT and node.op_type in REFUSALS:
-            node.meta[REFUSED] = REFUSALS[node.op_type]
+            REFUSED.set(node, REFUSALS[node.op_type])
     for _ in range(DEPTH):  # what one node makes may be what another must know
         nodes = [n for n in all_nodes(model.graph) if (n.domain, n.op_type) in known and _is_ours(n, model)]
         if not nodes:
@@ -88,9 +88,9 @@ def _write(node: ir.Node) -> bool:
     try:
         write(node)
     except Refused as refused:
-        node.meta[REFUSED] = refused.what, refused.help
+        REFUSED.set(node, (refused.what, refused.help))
     except NONSENSE:
-        node.meta[REFUSED] = "the inputs and attributes contradict each other", WRITER
+        REFUSED.set(node, ("the inputs and attributes contradict each other", WRITER))
     else:
         return True
     return False

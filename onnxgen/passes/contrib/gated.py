@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, INFER, WRITER
+from onnxgen.graph.annotations import BLOCKED
 from onnxgen.passes.contrib.writer import FLOAT, Refused, Writer, body
-from onnxgen.passes.trainable import BLOCKED
 from onnxgen.shapes.info import info
 
 Results = list[ir.Value | None]
@@ -48,7 +48,7 @@ def flag_of(x: ir.Value, what: str) -> bool:
 def plain_rms_norm(g: Writer, x: ir.Value, size: int, epsilon: float) -> ir.Value:
     """RMSNormalization over the last axis in float32, by ones that nobody trains."""
     made = g("RMSNormalization", x, g.constant(np.ones(size, np.float32)), axis=-1, epsilon=epsilon)
-    g.written[-1].meta[BLOCKED] = {1}
+    BLOCKED.set(g.written[-1], {1})
     return made
 
 

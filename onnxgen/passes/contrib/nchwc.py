@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import NCHWC_BLOCK
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
 from onnxgen.passes.contrib.writer import Refused, Writer, body
@@ -19,7 +20,6 @@ from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
 BLOCKS = (8, 16)  # of AVX2 and SSE; of AVX-512, ARM's NEON and the others
-BLOCK = "nchwc_block"  # in `node.meta`
 UNKNOWN = (
     "the weights are in blocks of 8 or 16 channels, and the file does not say which",
     "give --nchwc-block 16 if the file was optimised on AVX-512 or ARM, else --nchwc-block 8; or optimise the model"
@@ -34,7 +34,7 @@ def set_block(graph: ir.Graph, given: int | None) -> None:
     found = given if given is not None else left[0] if len(left) == 1 else None
     for node in nodes:
         if found is not None and found in left:
-            node.meta[BLOCK] = found
+            NCHWC_BLOCK.set(node, found)
 
 
 def _fits(node: ir.Node, block: int) -> bool:
@@ -66,8 +66,8 @@ def aligned(channels: int, block: int) -> int:
 
 
 def _block(g: Writer) -> int:
-    block = g.node.meta.get(BLOCK)
-    if not isinstance(block, int):
+    block = NCHWC_BLOCK.get(g.node)
+    if block is None:
         raise Refused(*UNKNOWN)
     return block
 

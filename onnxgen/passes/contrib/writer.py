@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, INFER, WRITER
+from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
-from onnxgen.passes.trainable import BLOCKED
 from onnxgen.shapes.info import info, set_info
 
 MICROSOFT = "com.microsoft"
@@ -111,7 +111,7 @@ class Writer:
 
     def detached(self, value: ir.Value, index: int = 0) -> ir.Value:
         """The value written last, of which nobody trains an input that is stored: tables of sines, say."""
-        self.written[-1].meta[BLOCKED] = {index}
+        BLOCKED.set(self.written[-1], {index})
         return value
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
@@ -177,8 +177,8 @@ def _put(writer: Writer, results: list[ir.Value | None]) -> None:
             set_info(value, info(old))
         old.replace_all_uses_with(value, replace_graph_outputs=True)
     for new in writer.written:
-        new.meta.update({key: v for key, v in node.meta.items() if key != "nodes"})
-        new.meta["nodes"] = names_of(node)
+        copy_all(node, new)
+        STANDS_FOR.set(new, names_of(node))
         new.metadata_props.update(node.metadata_props)
     graph.insert_before(node, writer.written)
     graph.remove(node, safe=True)

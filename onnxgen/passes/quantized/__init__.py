@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems, counted
+from onnxgen.graph.annotations import APPROXIMATED, QUANTISED_NOTES, STILL
 from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
@@ -26,14 +27,12 @@ from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
 from onnxgen.passes.quantized.pairs import input_ranges, output_ranges, pairs
 from onnxgen.passes.quantized.products import products
 from onnxgen.passes.quantized.weights import note_products, weights
-from onnxgen.passes.trainable import STILL, stored_values
+from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 from onnxgen.shapes.node_facts import NONSENSE
-from onnxgen.weights.approximation import KEY as APPROXIMATION
 from onnxgen.weights.approximation import Approximation
 
-NOTES = "quantised"  # in `model.meta`: what a person should know of the result
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 INTEGER = "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split()
 SHOWN = 3
@@ -59,9 +58,9 @@ def quantized(model: ir.Model, options: Options) -> None:
     _drop_unused(model)
     about = options.quantized, len(roundings), _bits(roundings), outputs, inputs, ranges
     rectified = tuple(v.name or "" for v in model.graph.outputs if v.name in ranges and least(v) >= 0)
-    model.meta[APPROXIMATION] = Approximation(*about, rectified)
+    APPROXIMATED.set(model, Approximation(*about, rectified))
     left = [n for n in all_nodes(model.graph) if n.op_type in INTEGER]
-    model.meta[NOTES] = notes + _still(model) + ([_left(left)] if left else [])
+    QUANTISED_NOTES.set(model, notes + _still(model) + ([_left(left)] if left else []))
 
 
 def _write_layers(model: ir.Model, options: Options) -> None:
@@ -102,8 +101,8 @@ def _still(model: ir.Model) -> list[str]:
     """The scales that were to be learned and are not, by the reason."""
     found: dict[str, list[str]] = {}
     for value in stored_values(model.graph):
-        if STILL in value.meta and value.uses():
-            found.setdefault(value.meta[STILL], []).append(printable(value.name or ""))
+        if STILL.has(value) and value.uses():
+            found.setdefault(STILL.get(value), []).append(printable(value.name or ""))
     return [
         f"not trained, since {why}: {', '.join(n[:SHOWN])}{', ...' if n[SHOWN:] else ''}" for why, n in found.items()
     ]

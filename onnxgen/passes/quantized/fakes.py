@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import BLOCKED, FIXED, SCOPE, STILL
 from onnxgen.graph.catalogue import known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.quantized.moved import moves
 from onnxgen.passes.quantized.scales import Scaled, elements, factors, is_zero, same
 from onnxgen.passes.steps import input_at, insert
-from onnxgen.passes.trainable import BLOCKED, STILL
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
 from onnxgen.weights.stored import stored
 
 FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
 LEARNED = "qat-learned"
-FIXED = "fixed scale"  # in `node.meta` of a QuantizeLinear: no other scale would do
 
 
 def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
@@ -35,7 +34,7 @@ def fake(quantise: ir.Node, x: ir.Value, mode: str) -> ir.Value:
 def _is_of_one_scale(quantise: ir.Node) -> bool:
     """Whether the file has one tensor for the scale by which it quantises and dequantises: two would drift apart."""
     users = [use.node for use in quantise.outputs[0].uses()]
-    return FIXED not in quantise.meta and all(
+    return not FIXED.has(quantise) and all(
         n.op_type == "DequantizeLinear" and n.inputs[1] is quantise.inputs[1] for n in users
     )
 
@@ -73,7 +72,7 @@ def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) 
     node = _node(weight, scaled, dtype, mode, how)
     if node is None:
         return weight
-    node.meta.update({key: v for key, v in before.meta.items() if key == "scope"})
+    SCOPE.copy(before, node)
     return _put(before, node, weight)
 
 
@@ -104,11 +103,11 @@ def _node(
 def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
     """Let the scale of a fake quantisation be trained, or note why it is not."""
     if one_scale and elements(scale) is not None and _is_own(scale):
-        node.meta[BLOCKED] = {2}
+        BLOCKED.set(node, {2})
         return
     why = "several tensors share the scale" if one_scale else "the file has further numbers that go with the scale"
     for value in factors(scale) or ():
-        value.meta[STILL] = why
+        STILL.set(value, why)
 
 
 def _is_own(scale: ir.Value) -> bool:

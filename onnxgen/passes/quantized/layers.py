@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import FIXED
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.quantized import qattention_of
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, Writer, body
-from onnxgen.passes.quantized.fakes import FIXED
 from onnxgen.shapes.info import info
 
 Value = ir.Value
@@ -190,7 +190,7 @@ def qlinear_softmax(
     if opset < 13 and axis % rank != rank - 1:
         raise Refused("the softmax is over several axes", "generate with --quantized keep")
     made = _integers(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
-    g.written[-1].meta[FIXED] = True  # onnxruntime takes the whole number below 1 / y_scale instead
+    FIXED.set(g.written[-1], True)  # onnxruntime takes the whole number below 1 / y_scale instead
     return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import copy_all
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import FILLS, MOVES, PICKS
@@ -28,7 +29,7 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
         if quantise is None or numbers is None or info(output).dtype not in EIGHT:
             continue
         node = ir.Node("", "DequantizeLinear", [output, *quantise.inputs[1:]], quantise.attributes.values(), version=21)
-        node.meta.update(quantise.meta)
+        copy_all(quantise, node)
         producer = output.producer()
         assert producer is not None
         model.graph.insert_after(producer, node)
@@ -102,7 +103,7 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
     for index, value in enumerate(inputs):
         if value is not None and index in data:
             first = ir.Node("", "DequantizeLinear", [value, *node.inputs[1:]], node.attributes.values(), version=21)
-            first.meta.update(node.meta)
+            copy_all(node, first)
             first.outputs[0].name = f"{node.outputs[0].name}:{index}"
             insert(mover, first)
             pending.append(first)
@@ -111,7 +112,7 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
         "", mover.op_type, inputs, mover.attributes.values(), num_outputs=len(mover.outputs), version=mover.version,
         name=mover.name,
     )  # fmt: skip
-    made.meta.update(mover.meta)
+    copy_all(mover, made)
     made.metadata_props.update(mover.metadata_props)
     insert(mover, made)
     return made

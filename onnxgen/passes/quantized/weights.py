@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.annotations import PRODUCT, copy_all
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
@@ -18,7 +19,6 @@ from onnxgen.weights.dequantised import BITS, LINEAR, TABLE, Dequantised, Dequan
 from onnxgen.weights.stored import stored
 
 BIASED = {"Conv", "ConvTranspose", "Gemm"}
-PRODUCT = "product"  # in `node.meta` of a bias's DequantizeLinear
 # what quantisers append to the name of a tensor
 # _Transposed: of a Gemm's weight for a MatMul (onnxruntime 1.32)
 SUFFIX = re.compile(
@@ -54,7 +54,7 @@ def note_products(model: ir.Model) -> None:
         if all(p.op_type == "DequantizeLinear" for p in (x, weight, bias)) and len(bias.outputs[0].uses()) == 1:
             scales = [factors(Scaled.of(p).scale) for p in (x, weight)]
             if all(scales) and _is_product(bias.inputs[1], [v for found in scales for v in found or ()]):
-                bias.meta[PRODUCT] = tuple(v.name or "" for found in scales for v in found or ())
+                PRODUCT.set(bias, tuple(v.name or "" for found in scales for v in found or ()))
 
 
 def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
@@ -88,7 +88,7 @@ def _linear(node: ir.Node) -> Dequantised | None:
     axis = 0 if scaled.is_single or not shape else scaled.axis % len(shape)
     block = 0 if scaled.is_single else scaled.block
     zero = "" if scaled.zero is None else scaled.zero.name or ""
-    names, product = tuple(v.name or "" for v in scales), node.meta.get(PRODUCT, ())
+    names, product = tuple(v.name or "" for v in scales), PRODUCT.get(node)
     return Dequantised(x.name or "", names, zero, shape, axis, block, LINEAR, product=product)
 
 
@@ -115,7 +115,7 @@ def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, names: _Names
     tensor = DequantisedTensor(how, tensors, names.take_over(how.tensor, source, node.outputs[0]))
     shape = ir.Shape(how.shape)
     value = ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-    value.meta.update({key: v for key, v in source.meta.items() if key != "info"})
+    copy_all(source, value)
     value.metadata_props.update(source.metadata_props)
     set_info(value, Info(tensor.dtype, how.shape))
     model.graph.register_initializer(value)

@@ -6,23 +6,41 @@ import ast
 import inspect
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from onnxgen.code.allowed import Refused, check_module
 from onnxgen.code.meant import Meant, hold
-from onnxgen.code.signatures import SIGNATURES
+from onnxgen.code.torch_api import DEFAULTS, SIGNATURES
 
 RECURRENT = ("nn.RNN", "nn.GRU", "nn.LSTM")  # they take `*args`
+BUILTIN = {
+    name for name in SIGNATURES if name.startswith(("F.conv", "F.avg_pool", "F.max_pool"))
+}  # no Python signature
 PLAIN = ("nn.LogSigmoid", "nn.Sigmoid", "nn.Softsign", "nn.Tanh", "nn.Parameter")
 
 
-@pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {*RECURRENT, *PLAIN}))
+@pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {*RECURRENT, *PLAIN, *BUILTIN}))
 def test_the_table_is_pytorchs(name: str) -> None:
     module, _, last = name.partition(".")
     function = getattr(nn, last).__init__ if module == "nn" else getattr(F, last)
     found = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     assert tuple(found[: len(SIGNATURES[name])]) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_builtin_functions_take_what_the_table_has(name: str) -> None:
+    rank = int(name[-2])
+    x = torch.rand(1, 1, *[4] * rank)
+    usual = {"input": x, "kernel_size": 2, "stride": 1, "weight": torch.rand(1, 1, *[2] * rank), "bias": torch.zeros(1)}
+    usual |= {"divisor_override": 3} | DEFAULTS[name]
+    function = getattr(F, name[2:])
+    by_place = function(*[usual[key] for key in SIGNATURES[name]])
+    assert torch.equal(by_place, function(**{key: usual[key] for key in SIGNATURES[name]}))
+    usual["divisor_override"] = None
+    required = {key: usual[key] for key in SIGNATURES[name] if key not in DEFAULTS[name]}
+    assert torch.equal(function(**required), function(**required, **DEFAULTS[name]))
 
 
 @pytest.mark.parametrize("name", RECURRENT)

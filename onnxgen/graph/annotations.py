@@ -1,0 +1,138 @@
+"""The facts that are noted on nodes, values, graphs and models while one file is worked on: all of them, with types.
+
+onnx_ir gives each of these objects a dict, `meta`, that no file stores. This module alone reads and writes it. Before
+each fact stands what it says, then who notes it -> who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onnxgen.graph.maps import MapType
+    from onnxgen.graph.sites import Nodes, Site
+    from onnxgen.passes.batch import Freed
+    from onnxgen.passes.folded import Restored
+    from onnxgen.shapes.info import Info
+    from onnxgen.weights.approximation import Approximation
+
+Holder = TypeVar("Holder", bound="ir.Node | ir.Value | ir.Graph | ir.Model")
+Fact = TypeVar("Fact")
+Scope = tuple[str, ...]
+
+
+class Annotation(Generic[Holder, Fact]):
+    """One kind of fact; where it was not noted, it is the default."""
+
+    def __init__(self, key: str, default: Fact) -> None:
+        self._key, self._default = key, default
+
+    def get(self, holder: Holder) -> Fact:
+        found: Fact = holder.meta.get(self._key, self._default)
+        return found
+
+    def has(self, holder: Holder) -> bool:
+        return self._key in holder.meta
+
+    def set(self, holder: Holder, fact: Fact) -> None:
+        holder.meta[self._key] = fact
+
+    def copy(self, old: Holder, new: Holder) -> None:
+        """Note it of another object, too, if it was noted."""
+        if self.has(old):
+            self.set(new, self.get(old))
+
+
+def copy_all(old: Holder, new: Holder) -> None:
+    """Note of another object whatever was noted of this one."""
+    new.meta.update(old.meta)
+
+
+# ---- of nodes ----
+
+# The module path that the node was written in. scopes, reader.functions, passes -> passes, lowering
+SCOPE: Annotation[ir.Node, Scope] = Annotation("scope", ())
+# The scope was found by the graph's shape: a better one may replace it. scopes.scopes -> scopes.scopes
+FOUND: Annotation[ir.Node, bool] = Annotation("found", False)
+# Names of the calls whose inlining made the node, outermost first. reader.functions -> scopes.origin
+CALLS: Annotation[ir.Node, tuple[str, ...]] = Annotation("calls", ())
+# What the node of a local function's body was called in there. reader.functions -> reader.functions
+BODY_NAME: Annotation[ir.Node, str | None] = Annotation("name", None)
+# For inputs that an inlined function's call hands in, where the call's own are written. graph.sites -> graph.sites
+CALLED: Annotation[ir.Node, Mapping[int, Site]] = Annotation("called", {})
+# What the file calls the nodes that this one stands for. passes.rewrite -> passes.rewrite
+STANDS_FOR: Annotation[ir.Node, tuple[str, ...]] = Annotation("nodes", ())
+# Names of the inputs that were attributes, after the schema's own. reader.tables -> lowering.bind
+TABLE_INPUTS: Annotation[ir.Node, tuple[str, ...]] = Annotation("tables", ())
+# Inputs that training should not follow. passes.contrib, passes.quantized -> passes.trainable, paranoid.trained
+BLOCKED: Annotation[ir.Node, Set[int] | None] = Annotation("blocked", None)
+# What the node asks for that can't be written, and the way out. passes.contrib -> lowering.lower
+REFUSED: Annotation[ir.Node, tuple[str, str] | None] = Annotation("refused", None)
+# Its channels' block in onnxruntime's layout. passes.contrib.nchwc -> passes.contrib.nchwc
+NCHWC_BLOCK: Annotation[ir.Node, int | None] = Annotation("nchwc_block", None)
+# Of a QuantizeLinear: no other scale would do. passes.quantized.layers -> passes.quantized.fakes
+FIXED: Annotation[ir.Node, bool] = Annotation("fixed scale", False)
+# Of a bias's DequantizeLinear: the tensors whose product its scale is. passes.quantized.weights -> the same
+PRODUCT: Annotation[ir.Node, tuple[str, ...]] = Annotation("product", ())
+# The scope of the Dropout inside an attention. passes.attention -> ops.attention
+DROPOUT: Annotation[ir.Node, Scope | None] = Annotation("dropout", None)
+# Of a norm: it was spelled out, in a module of its own. passes.norms -> ops.norm, paranoid.run
+OWN_NORM: Annotation[ir.Node, bool] = Annotation("own", False)
+
+# ---- of values ----
+
+# What is known of it before anything runs. shapes.info -> `shapes.info.info`, for everyone
+INFO: Annotation[ir.Value, Info | None] = Annotation("info", None)
+# The types of the map that it is. graph.maps -> shapes
+MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
+# Whether a stored tensor is trained, and why. passes.trainable, passes.folded -> `is_trained`, reports
+TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
+# The name without a dot is one of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
+ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
+# Why nothing flows to a tensor that would be trained otherwise. passes.quantized -> passes.trainable, paranoid
+STILL: Annotation[ir.Value, str] = Annotation("still", "")
+# A buffer that PyTorch's state dict keeps, or no more than a view of one. passes.trainable -> passes, lowering
+KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
+# The local function that stores a tensor (3 names), and its name in there. graph.sites -> output.compose
+LOCAL: Annotation[ir.Value, tuple[str | None, ...]] = Annotation("local", ())
+
+# ---- of a graph ----
+
+# What exported it: the model's producer. passes.trainable -> the same
+PRODUCER: Annotation[ir.Graph, str | None] = Annotation("producer", None)
+# Its names are those of PyTorch's state dict. passes.trainable -> the same
+KEEPS_STATE: Annotation[ir.Graph, bool] = Annotation("state", False)
+# The exporter recorded which tensors are parameters. passes.trainable -> the same
+RECORDED: Annotation[ir.Graph, bool] = Annotation("recorded", False)
+
+# ---- of the model ----
+
+# The files of its external data. reader -> graph.budget, output.compose
+DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset())
+# Bytes of the file, and of each data file once. graph.budget -> the same
+BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
+# The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
+CLASSES: Annotation[ir.Model, Mapping[Scope, str]] = Annotation("classes", {})
+# By each output's name, where its node's inputs are written, and their names. graph.sites -> lowering.uses
+NODES: Annotation[ir.Model, Nodes] = Annotation("nodes", {})
+# The norms that were put back, in order. passes.folded -> output, paranoid
+RESTORED: Annotation[ir.Model, list[Restored] | None] = Annotation("restored", None)
+# What `--dynamic-batch` did. passes.batch -> output, verify, export, paranoid
+FREED: Annotation[ir.Model, Freed | None] = Annotation("batch", None)
+# How far the module may differ from a quantised file. passes.quantized -> output.compose, verify
+APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized", None)
+# What a person should know of integers that became floats. passes.quantized -> output.notes
+QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
+# What `--paranoid` compared, in numbers. passes -> pipeline
+CHECKED: Annotation[ir.Model, object] = Annotation("checked", None)
+# `--paranoid` has checked which tensors are trained. paranoid.promises -> the same
+DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
+
+
+def is_trained(value: ir.Value) -> bool:
+    return TRAINABLE.get(value)[0]
