@@ -10,7 +10,7 @@ import ast
 import re
 from functools import lru_cache
 
-from onnxgen.common.paths import helpers_dir
+from onnxgen.common.paths import helper_files
 
 _CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")  # a function or class, and no method of that name
 
@@ -19,7 +19,7 @@ _CALL = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")  # a function or class, and no
 def _sources() -> dict[str, str]:
     """The source of every helper by its name, in the order in which they are written."""
     found: dict[str, str] = {}
-    for path in sorted(helpers_dir().glob("*.py")):
+    for path in helper_files():
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for node in ast.parse(text).body:
@@ -33,7 +33,7 @@ def _sources() -> dict[str, str]:
 def _imports() -> dict[str, tuple[str, str]]:
     """What the helpers' files import, by the name that it has there: (module, name in it or "")."""
     found: dict[str, tuple[str, str]] = {}
-    for path in sorted(helpers_dir().glob("*.py")):
+    for path in helper_files():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import):
                 found.update({a.asname or a.name: (a.name, "") for a in node.names})

@@ -16,7 +16,7 @@ _HERE = Path(__file__).resolve().parents[1]
 
 
 def templates_dir() -> Path:
-    """Return the folder with the Jinja templates.
+    """The folder with the Jinja templates.
 
     Raises:
         OnnxgenError: the installation is incomplete.
@@ -27,9 +27,9 @@ def templates_dir() -> Path:
     raise OnnxgenError("the templates of onnxgen are missing; install onnxgen again")
 
 
-def helpers_dir() -> Path:
-    """Return the folder whose functions are copied into generated files."""
-    return _HERE / "helpers"
+def helper_files() -> list[Path]:
+    """The files whose functions are copied into generated files, by name: onnxgen's, and those of bundled plugins."""
+    return sorted([*_HERE.glob("helpers/*.py"), *_HERE.glob("*/helpers/*.py")], key=lambda path: path.name)
 
 
 def installing(extra: str) -> str:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.reader.tables import ML, TABLES, table_name
+from onnxgen.reader.tables import table_name, tables_of
 from onnxgen.reader.tensors import dense
 
 Array = NDArray[Any]
@@ -151,7 +151,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
                     yield Place(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
                 elif attribute.name in ("value_float", "value_floats"):
                     yield Place(node.output[0], attribute=attribute)
-            elif node.domain == ML and attribute.name in TABLES.get(node.op_type, ()):
+            elif attribute.name in tables_of(node.domain, node.op_type):
                 name = table_name(attribute.name, node.output)
                 yield Place(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
+BUNDLED = ("onnxgen.classical",)  # plugins in this tree, which no generation has to name
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
@@ -46,6 +48,7 @@ class Operator:
         takes: whether the function can take a node; others are replaced by the standard's function body.
         infer: the rule for dtypes and shapes of its outputs, where it brings one.
         reference: what it computes, in numpy; onnxgen's own have onnx's.
+        tables: attributes whose numbers become stored tensors.
         plugin: what it comes from; None if it is onnxgen's own.
         traits, data, matrix, weights, still, least: what is known of the operator, see `op` and `graph.catalogue`.
     """
@@ -58,6 +61,7 @@ class Operator:
     takes: Callable[[ir.Node], bool] = lambda node: True
     infer: Rule | None = None
     reference: Lowering | None = None
+    tables: tuple[str, ...] = ()
     plugin: Plugin | None = None
     traits: frozenset[Trait] = frozenset()
     data: str = ""
@@ -95,6 +99,7 @@ def op(
     weights: str = "",
     still: str = "",
     least: float | None = None,
+    tables: tuple[str, ...] = (),
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -117,6 +122,8 @@ def op(
         weights: the inputs whose stored tensors are weights, whatever their names, sizes and values.
         still: the inputs that carry no gradient, or none that training should follow.
         least: no element of the first output is less than this.
+        tables: attributes whose numbers are weights. Each becomes a stored tensor and one more input of the node: the
+            function takes it by the attribute's name, and it is trained and written back as any weight is.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -124,7 +131,7 @@ def op(
         for name in names:
             made = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
-                takes or (lambda node: True), infer, reference, traits=all_of(traits), data=data, matrix=matrix,
+                takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
                 weights=weights, still=still, least=least,
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
@@ -158,9 +165,13 @@ def layer(operators: Iterable[Operator]) -> Layer:
 def _own() -> Layer:
     """Return onnxgen's own operators."""
     with stage(IMPORTS):
-        package = importlib.import_module("onnxgen.ops")
-        modules = [importlib.import_module(f"onnxgen.ops.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+        modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
     return layer(operator for module in modules for operator in noted_in(module))
+
+
+def _modules(name: str) -> list[ModuleType]:
+    package = importlib.import_module(name)
+    return [importlib.import_module(f"{name}.{m.name}") for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
 class Plugged:
@@ -208,7 +219,12 @@ def operators(*plugins: Layer) -> Layer:
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function for an operator as opset `opset` defines it, or None."""
-    return of_plugins(domain, name, opset) or _newest(_own(), domain, name, opset)
+    return of_plugins(domain, name, opset) or own(domain, name, opset)
+
+
+def own(domain: str, name: str, opset: int) -> Operator | None:
+    """Return the function that onnxgen itself has for an operator, or None."""
+    return _newest(_own(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:

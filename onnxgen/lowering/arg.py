@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -124,7 +123,3 @@ class Arg:
         """A Python sequence of ints: a tuple of literals and sizes, or `.tolist()` of the tensor."""
         ints = self.ints
         return literal(tuple(ints)) if ints is not None else quote("x.tolist()", x=self.expr)
-
-
-def is_number(array: np.ndarray[Any, Any]) -> bool:
-    return array.size == 1 and array.dtype.kind in "biuf"

@@ -209,7 +209,3 @@ class Builder(Protocol):
             self.opset,
             help,
         )
-
-
-def one_element(value: float | int | bool, dtype: ir.DataType) -> NDArray[Any]:
-    return np.asarray(value, dtype.numpy())

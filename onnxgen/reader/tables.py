@@ -13,20 +13,17 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import TABLE_INPUTS
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import find
 
-ML = "ai.onnx.ml"
-_WEIGHTS = ("base_values", "base_values_as_tensor")
-TABLES = {
-    "LinearRegressor": ("coefficients", "intercepts"),
-    "LinearClassifier": ("coefficients", "intercepts"),
-    "SVMRegressor": ("coefficients", "support_vectors", "rho"),
-    "SVMClassifier": ("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
-    "Scaler": ("offset", "scale"),
-    "TreeEnsemble": ("leaf_weights",),
-    "TreeEnsembleRegressor": ("target_weights", "target_weights_as_tensor", *_WEIGHTS),
-    "TreeEnsembleClassifier": ("class_weights", "class_weights_as_tensor", *_WEIGHTS),
-}
-"""Of each operator, the attributes that its output is differentiable in."""
+NEWEST = 1 << 31
+
+
+def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
+    """Return the attributes of an operator that its output is differentiable in, as its function says."""
+    if domain in ("", "ai.onnx"):
+        return ()
+    operator = find(domain, op_type, NEWEST)
+    return operator.tables if operator is not None else ()
 
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
@@ -39,11 +36,11 @@ def table_name(attribute: str, outputs: Sequence[str]) -> str:
 def store_tables(model: ir.Model) -> None:
     """Turn these attributes into initializers, for every node of the model."""
     for node in all_nodes(model.graph):
-        if node.domain != ML or not isinstance(node.graph, ir.Graph):
+        if not isinstance(node.graph, ir.Graph) or not (names := tables_of(node.domain, node.op_type)):
             continue
         if "one_class" in node.attributes and node.attributes["one_class"].value:
             continue  # its output is a sign, so no gradient flows
-        _store(node, TABLES.get(node.op_type, ()), node.graph)
+        _store(node, names, node.graph)
 
 
 def _store(node: ir.Node, names: tuple[str, ...], graph: ir.Graph) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import of_plugins
+from onnxgen.graph.operators import of_plugins, own
 from onnxgen.shapes import (
     infer_conv,
     infer_elementwise,
     infer_layout,
     infer_math,
     infer_microsoft,
-    infer_ml,
     infer_slice,
 )
 from onnxgen.shapes.dims import TooComplex
@@ -31,7 +30,6 @@ RULES: dict[str, Rule] = {
 
 STANDARD = ("", "ai.onnx")
 OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
-    "ai.onnx.ml": infer_ml.RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
     DOMAIN: {  # operators that passes create before the last propagation
@@ -48,7 +46,8 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    rule = RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
+    other = OTHERS.get(n.node.domain, {}).get(n.op)
+    rule = (RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else other) or _own_rule(n)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
@@ -56,6 +55,12 @@ def infer(n: NodeFacts) -> list[Info]:
     except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]
+
+
+def _own_rule(n: NodeFacts) -> Rule | None:
+    """Return the rule that stands with an operator's function."""
+    operator = own(n.node.domain, n.op, n.opset)
+    return operator.infer if operator is not None else None
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:

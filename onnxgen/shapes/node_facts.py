@@ -150,10 +150,6 @@ class NodeFacts:
         found = self.node.attributes.get(name)
         return default if found is None else found.as_int()
 
-    def float_(self, name: str, default: float = 0.0) -> float:
-        found = self.node.attributes.get(name)
-        return default if found is None else found.as_float()
-
     def str_(self, name: str, default: str = "") -> str:
         found = self.node.attributes.get(name)
         return default if found is None else found.as_string()

@@ -28,8 +28,7 @@ from onnxgen.code.module_def import (
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
-from onnxgen.common.names import FileText, module_part, printable
-from onnxgen.errors import BUG, OnnxgenError, Problem
+from onnxgen.common.names import FileText, module_part
 from onnxgen.lowering.roles import BESIDE
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
@@ -279,17 +278,6 @@ def _in_order_of_use(scope: Scope) -> None:
         for member in _members(statement):
             first.setdefault(id(member), len(first))
     scope.members.sort(key=lambda m: first.get(id(m), len(first)))
-
-
-def _check_tree(scope: Scope) -> None:
-    """Nothing of a scope lies inside a class that it calls: that would be another module than the class's own."""
-    classes = {m.path for m in scope.members if isinstance(m.build, ast.Call) and isinstance(m.build.func, ClassRef)}
-    for member in scope.members:
-        if any(member.path[:n] in classes for n in range(len(scope.path) + 1, len(member.path))):
-            path = printable(".".join(member.path))
-            raise OnnxgenError(
-                Problem(f"module {path} would belong to two classes", help=f"generate with --flat; {BUG}")
-            )
 
 
 def _containers(members: list[Member]) -> set[Path]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgen.ops.re2 import NotRe, as_python
+from onnxgen.classical.re2 import NotRe, as_python
 from tests.ops.harness import (
     node_model,
     refusal,

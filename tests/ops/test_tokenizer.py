@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxgen.classical.re2 import NotRe, as_searches
 from onnxgen.helpers.text import split_words
-from onnxgen.ops.re2 import NotRe, as_searches
 from tests.ops.fuzz import examples
 from tests.ops.harness import Ran, node_model, refusal, run_node, run_onnxruntime
 from tests.ops.kernels import needs

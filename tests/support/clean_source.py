@@ -11,7 +11,7 @@ import tokenize
 from functools import cache
 
 from onnxgen.code.allowed import Refused, check_module
-from onnxgen.common.paths import helpers_dir
+from onnxgen.common.paths import helper_files
 
 
 def assert_safe(source: str) -> None:
@@ -29,4 +29,4 @@ def assert_safe(source: str) -> None:
 
 @cache
 def helper_text() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in sorted(helpers_dir().glob("*.py")))
+    return "".join(path.read_text(encoding="utf-8") for path in helper_files())

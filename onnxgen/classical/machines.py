@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.linear import product
+from onnxgen.classical.scores import ML, elements, labels, rows, second_class, table, transformed
 from onnxgen.code.quote import shortest
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_linear import product
-from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -39,7 +40,13 @@ def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params
     return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
 
 
-@op("SVMRegressor", domain=ML, weights="coefficients support_vectors rho")
+@op(
+    "SVMRegressor",
+    domain=ML,
+    infer=shapes.regressor,
+    tables=("coefficients", "support_vectors", "rho"),
+    weights="coefficients support_vectors rho",
+)
 def svm_regressor(
     b: Builder,
     X: Arg,
@@ -68,7 +75,13 @@ def svm_regressor(
     return b("torch.where(s > 0, 1.0, -1.0)", s=scores) if one_class else scores
 
 
-@op("SVMClassifier", domain=ML, weights="coefficients support_vectors rho prob_a prob_b")
+@op(
+    "SVMClassifier",
+    domain=ML,
+    infer=shapes.classifier,
+    tables=("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
+    weights="coefficients support_vectors rho prob_a prob_b",
+)
 def svm_classifier(
     b: Builder,
     X: Arg,

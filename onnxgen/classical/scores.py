@@ -16,13 +16,11 @@ from onnxgen.code.quote import literal
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.cast import METHODS
-from onnxgen.reader.tables import ML
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
-__all__ = ["ML", "as_dtype", "elements", "labels", "matrix", "rows", "second_class", "table", "transformed"]
-
+ML = "ai.onnx.ml"
 TRANSFORMS = {
     "NONE": "x",
     "SOFTMAX": "x.softmax(1)",

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen import op
 from onnxgen.code.quote import Ref, literal, unless
 from onnxgen.errors import CHECK, WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 
 if TYPE_CHECKING:

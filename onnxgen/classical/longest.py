@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnxgen.ops.ambiguity import STEPS, Pattern, Ranges, letter_kinds
+from onnxgen.classical.ambiguity import STEPS, Pattern, Ranges, letter_kinds
 
 MATCH = -1
 Threads = tuple[int, ...]  # numbers of letters, or `MATCH`; what `re` tries first comes first

@@ -1,4 +1,4 @@
-"""Infer dtypes and shapes of classical models (ai.onnx.ml)."""
+"""Dtypes and shapes of what classical models (ai.onnx.ml) compute."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import NodeFacts, Rule, tensor
+from onnxgen.shapes.node_facts import NodeFacts, tensor
 
 FLOAT, INT64, STRING = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.STRING
 
 
 def _rows(n: NodeFacts) -> Dim:
-    """Return the length of the first axis; a vector is one row. Raises `Unknown`."""
+    """The length of the first axis; a vector is one row. Raises `Unknown`."""
     shape = n.shape()
     return 1 if len(shape) == 1 else shape[0]
 
@@ -22,22 +22,22 @@ def _has(n: NodeFacts, name: str) -> bool:
     return found is not None and bool(len(found.value))
 
 
-def _same(n: NodeFacts) -> list[Info]:
+def same(n: NodeFacts) -> list[Info]:
     return [Info(n.dtype(), n.input(0).shape)]
 
 
-def _as_float(n: NodeFacts) -> list[Info]:
+def as_float(n: NodeFacts) -> list[Info]:
     return [Info(FLOAT, n.input(0).shape)]
 
 
-def _regressor(n: NodeFacts) -> list[Info]:
+def regressor(n: NodeFacts) -> list[Info]:
     columns = 1 if n.op == "SVMRegressor" else n.int_("targets" if n.op == "LinearRegressor" else "n_targets", 1)
     dtype = n.dtype() if n.op == "TreeEnsemble" else FLOAT
     return [tensor(dtype, [_rows(n), columns])]
 
 
-def _classifier(n: NodeFacts) -> list[Info]:
-    """Infer labels, and one column of scores for each class (of support vectors perhaps for each pair of classes)."""
+def classifier(n: NodeFacts) -> list[Info]:
+    """Labels, and a column of scores a class (of support vectors perhaps one a pair of classes)."""
     labels = STRING if _has(n, "classlabels_strings") else INT64
     columns: Dim = n.fresh(1, 1)
     if n.op == "TreeEnsembleClassifier":
@@ -50,8 +50,8 @@ def _classifier(n: NodeFacts) -> list[Info]:
     return [tensor(labels, [_rows(n)]), tensor(FLOAT, [_rows(n), columns])]
 
 
-def _encoder(n: NodeFacts) -> list[Info]:
-    """Infer LabelEncoder and CategoryMapper from the type of the values, else from the input's type."""
+def encoder(n: NodeFacts) -> list[Info]:
+    """LabelEncoder and CategoryMapper: by what the values are, else by what the input is."""
     shape = n.input(0).shape
     for name, dtype in (("values_strings", STRING), ("values_int64s", INT64), ("values_floats", FLOAT)):
         if _has(n, name):
@@ -61,17 +61,17 @@ def _encoder(n: NodeFacts) -> list[Info]:
     return [Info({STRING: INT64, INT64: STRING}.get(n.dtype() or INT64), shape)]
 
 
-def _one_hot_encoder(n: NodeFacts) -> list[Info]:
+def one_hot_encoder(n: NodeFacts) -> list[Info]:
     name = "cats_int64s" if _has(n, "cats_int64s") else "cats_strings"
     return [tensor(FLOAT, [*n.shape(), len(n.node.attributes[name].value)])]
 
 
-def _feature_vectorizer(n: NodeFacts) -> list[Info]:
+def feature_vectorizer(n: NodeFacts) -> list[Info]:
     sizes = n.ints("inputdimensions")
     return [tensor(FLOAT, [_rows(n), n.fresh(1) if sizes is None else sum(sizes)])]
 
 
-def _array_feature_extractor(n: NodeFacts) -> list[Info]:
+def array_feature_extractor(n: NodeFacts) -> list[Info]:
     shape, picked = n.shape(), n.shape(1)
     count: Dim = 1
     for dim in picked:
@@ -80,39 +80,16 @@ def _array_feature_extractor(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(), [*lead, count])]
 
 
-def _zip_map(n: NodeFacts) -> list[Info]:
+def zip_map(n: NodeFacts) -> list[Info]:
     return [Info(FLOAT, None, None, "maps", STRING if _has(n, "classlabels_strings") else INT64)]
 
 
-def _dict_vectorizer(n: NodeFacts) -> list[Info]:
+def dict_vectorizer(n: NodeFacts) -> list[Info]:
     name = "string_vocabulary" if _has(n, "string_vocabulary") else "int64_vocabulary"
     return [tensor(n.dtype(), [1, len(n.node.attributes[name].value)])]
 
 
-def _cast_map(n: NodeFacts) -> list[Info]:
+def cast_map(n: NodeFacts) -> list[Info]:
     dtype = {"TO_STRING": STRING, "TO_INT64": INT64}.get(n.str_("cast_to", "TO_FLOAT"), FLOAT)
     is_dense = n.str_("map_form", "DENSE") == "DENSE"
     return [tensor(dtype, [1, n.fresh(1) if is_dense else n.int_("max_map", 1)])]
-
-
-RULES: dict[str, Rule] = {
-    "ZipMap": _zip_map,
-    "DictVectorizer": _dict_vectorizer,
-    "CastMap": _cast_map,
-    "Binarizer": _same,
-    "Imputer": _same,
-    "Normalizer": _as_float,
-    "Scaler": _as_float,
-    "LinearRegressor": _regressor,
-    "SVMRegressor": _regressor,
-    "TreeEnsemble": _regressor,
-    "TreeEnsembleRegressor": _regressor,
-    "LinearClassifier": _classifier,
-    "SVMClassifier": _classifier,
-    "TreeEnsembleClassifier": _classifier,
-    "LabelEncoder": _encoder,
-    "CategoryMapper": _encoder,
-    "OneHotEncoder": _one_hot_encoder,
-    "FeatureVectorizer": _feature_vectorizer,
-    "ArrayFeatureExtractor": _array_feature_extractor,
-}

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.scores import ML, as_dtype, elements, matrix, table
 from onnxgen.code.quote import shortest
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_scores import ML, as_dtype, elements, matrix, table
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
-@op("Scaler", domain=ML, weights="offset scale")
+@op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"), weights="offset scale")
 def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = None) -> ast.expr:
     """`(X - offset) * scale`: one number, or one a column."""
     x: ast.expr | Arg = X if X.dtype == DOUBLE else as_dtype(b, X, X.dtype, FLOAT)
@@ -44,7 +45,7 @@ NORMS = {
 }
 
 
-@op("Normalizer", domain=ML)
+@op("Normalizer", domain=ML, infer=shapes.as_float)
 def normalizer(b: Builder, X: Arg, *, norm: str = "MAX") -> ast.expr:
     """Rows divided by their norm, unless it is 0; MAX is the largest number, not the largest distance from 0."""
     matrix(b, X)
@@ -56,7 +57,7 @@ def normalizer(b: Builder, X: Arg, *, norm: str = "MAX") -> ast.expr:
     return b("x / n", x=x, n=length if norm == "L2" else b("or_one(n)", n=length))
 
 
-@op("Imputer", domain=ML)
+@op("Imputer", domain=ML, infer=shapes.same)
 def imputer(
     b: Builder,
     X: Arg,
@@ -77,13 +78,13 @@ def imputer(
     return b("fill_missing(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
 
 
-@op("Binarizer", domain=ML)
+@op("Binarizer", domain=ML, infer=shapes.same)
 def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
     """1 where X is greater than the threshold, else 0."""
     return b("(x > t).to(d)", x=X, t=shortest(threshold, X.dtype), d=X.dtype)
 
 
-@op("FeatureVectorizer", domain=ML)
+@op("FeatureVectorizer", domain=ML, infer=shapes.feature_vectorizer)
 def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = None) -> ast.expr:
     """Inputs side by side, each cut or filled up with zeros to its number of columns."""
     if inputdimensions is not None and len(inputdimensions) != len(X):
@@ -92,7 +93,7 @@ def feature_vectorizer(b: Builder, *X: Arg, inputdimensions: list[int] | None = 
     return b("torch.cat(x, 1)", x=[b("feature_rows(x, n)", x=x, n=n) for x, n in zip(X, counts)])
 
 
-@op("ArrayFeatureExtractor", domain=ML)
+@op("ArrayFeatureExtractor", domain=ML, infer=shapes.array_feature_extractor)
 def array_feature_extractor(b: Builder, X: Arg, Y: Arg) -> ast.expr:
     """Columns of the last axis; a vector's come out as one row."""
     if X.dtype == ir.DataType.STRING:

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
+from onnxgen.classical.scores import ML, as_dtype, elements, rows, table, transformed
+from onnxgen.classical.votes import classified
 from onnxgen.code.quote import OMIT, literal
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_forest import LEAF, MODES, Forest, Nodes, first_of_each, forest, numbered
-from onnxgen.ops.ml_scores import ML, as_dtype, elements, rows, table, transformed
-from onnxgen.ops.ml_votes import classified
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+BASES = ("base_values", "base_values_as_tensor")
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
@@ -170,7 +172,14 @@ def _regressed(
     return as_dtype(b, scores, ensemble.dtype, out)
 
 
-@op("TreeEnsembleRegressor", domain=ML, weights="target_weights target_weights_as_tensor", still="X")
+@op(
+    "TreeEnsembleRegressor",
+    domain=ML,
+    infer=shapes.regressor,
+    tables=("target_weights", "target_weights_as_tensor", *BASES),
+    weights="target_weights target_weights_as_tensor",
+    still="X",
+)
 def tree_ensemble_regressor(
     b: Builder,
     X: Arg,
@@ -206,7 +215,14 @@ def tree_ensemble_regressor(
     return _regressed(ensemble, base, aggregate_function, post_transform, FLOAT)
 
 
-@op("TreeEnsembleClassifier", domain=ML, weights="class_weights class_weights_as_tensor", still="X")
+@op(
+    "TreeEnsembleClassifier",
+    domain=ML,
+    infer=shapes.classifier,
+    tables=("class_weights", "class_weights_as_tensor", *BASES),
+    weights="class_weights class_weights_as_tensor",
+    still="X",
+)
 def tree_ensemble_classifier(
     b: Builder,
     X: Arg,
@@ -255,7 +271,15 @@ def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int,
     return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
 
 
-@op("TreeEnsemble", since=5, domain=ML, weights="leaf_weights", still="X")
+@op(
+    "TreeEnsemble",
+    since=5,
+    domain=ML,
+    infer=shapes.regressor,
+    tables=("leaf_weights",),
+    weights="leaf_weights",
+    still="X",
+)
 def tree_ensemble(
     b: Builder,
     X: Arg,

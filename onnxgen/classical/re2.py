@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxgen.ops.ambiguity import Pattern, Ranges, TooManyWays, check_linear
-from onnxgen.ops.longest import greedy_is_longest
+from onnxgen.classical.ambiguity import Pattern, Ranges, TooManyWays, check_linear
+from onnxgen.classical.longest import greedy_is_longest
 
 LONGEST = 4_096  # characters of a pattern
 LAST = 0x10FFFF

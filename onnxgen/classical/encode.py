@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.scores import ML
 from onnxgen.errors import INFER, WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_scores import ML
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -56,7 +57,7 @@ def _last(keys: Sequence[Any], values: Sequence[Any]) -> tuple[Column, Column]:
     return list(found), list(found.values())
 
 
-@op("LabelEncoder", domain=ML)
+@op("LabelEncoder", domain=ML, infer=shapes.encoder)
 def label_encoder_1(
     b: Builder,
     X: Arg,
@@ -72,7 +73,7 @@ def label_encoder_1(
     return _mapped(b, X, list(range(len(texts))), texts, default_string, STRING)
 
 
-@op("LabelEncoder", since=2, domain=ML)
+@op("LabelEncoder", since=2, domain=ML, infer=shapes.encoder)
 def label_encoder(
     b: Builder,
     X: Arg,
@@ -121,7 +122,7 @@ def _listed(tensor: ir.TensorProtocol | None) -> Column | None:
     return [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in found]
 
 
-@op("CategoryMapper", domain=ML)
+@op("CategoryMapper", domain=ML, infer=shapes.encoder)
 def category_mapper(
     b: Builder,
     X: Arg,
@@ -138,7 +139,7 @@ def category_mapper(
     return _mapped(b, X, *_last(numbers, texts), default_string, STRING)
 
 
-@op("OneHotEncoder", domain=ML)
+@op("OneHotEncoder", domain=ML, infer=shapes.one_hot_encoder)
 def one_hot_encoder(
     b: Builder,
     X: Arg,

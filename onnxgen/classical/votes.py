@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 
+from onnxgen.classical.scores import as_dtype, elements, labels, second_class, transformed
 from onnxgen.errors import WRITER
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_scores import as_dtype, elements, labels, second_class, transformed
 
 if TYPE_CHECKING:
-    from onnxgen.ops.ml_trees import Ensemble
+    from onnxgen.classical.trees import Ensemble
 
 FLOAT = ir.DataType.FLOAT
 Ints: TypeAlias = "Sequence[int] | None"

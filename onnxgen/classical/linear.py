@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.scores import ML, elements, labels, rows, second_class, table, transformed
 from onnxgen.code.quote import OMIT
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.linear import linear_module
-from onnxgen.ops.ml_scores import ML, elements, labels, rows, second_class, table, transformed
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -50,7 +51,13 @@ def _functional(b: Builder, x: ast.expr, weight: ast.expr, bias: Arg | None, col
     return b.call("F.linear", x, weight, offset)
 
 
-@op("LinearRegressor", domain=ML, weights="coefficients intercepts")
+@op(
+    "LinearRegressor",
+    domain=ML,
+    infer=shapes.regressor,
+    tables=("coefficients", "intercepts"),
+    weights="coefficients intercepts",
+)
 def linear_regressor(
     b: Builder,
     X: Arg,
@@ -67,7 +74,13 @@ def linear_regressor(
     return transformed(b, scores, post_transform if targets > 1 or post_transform == "PROBIT" else "NONE")
 
 
-@op("LinearClassifier", domain=ML, weights="coefficients intercepts")
+@op(
+    "LinearClassifier",
+    domain=ML,
+    infer=shapes.classifier,
+    tables=("coefficients", "intercepts"),
+    weights="coefficients intercepts",
+)
 def linear_classifier(
     b: Builder,
     X: Arg,

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onnxgen import op
+from onnxgen.classical import shapes
+from onnxgen.classical.scores import ML, matrix
 from onnxgen.code.quote import TORCH_DTYPES, quote
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.ml_scores import ML, matrix
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -20,7 +21,7 @@ STRING = ir.DataType.STRING
 CASTS = {"TO_FLOAT": ir.DataType.FLOAT, "TO_INT64": ir.DataType.INT64, "TO_STRING": STRING}
 
 
-@op("ZipMap", domain=ML)
+@op("ZipMap", domain=ML, infer=shapes.zip_map)
 def zip_map(
     b: Builder, X: Arg, *, classlabels_strings: list[str] | None = None, classlabels_int64s: list[int] | None = None
 ) -> ast.expr:
@@ -40,7 +41,7 @@ def _row(b: Builder, values: ast.expr, dtype: ir.DataType) -> ast.expr:
     return b("number_row(v, d)", v=values, d=quote(f"torch.{TORCH_DTYPES[dtype]}"))
 
 
-@op("DictVectorizer", domain=ML)
+@op("DictVectorizer", domain=ML, infer=shapes.dict_vectorizer)
 def dict_vectorizer(
     b: Builder, X: Arg, *, string_vocabulary: list[str] | None = None, int64_vocabulary: list[int] | None = None
 ) -> ast.expr:
@@ -53,7 +54,7 @@ def dict_vectorizer(
     return _row(b, b("map_values(x, k, d)", x=X, k=keys, d="" if X.dtype == STRING else 0), X.dtype)
 
 
-@op("CastMap", domain=ML)
+@op("CastMap", domain=ML, infer=shapes.cast_map)
 def cast_map(b: Builder, X: Arg, *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE", max_map: int = 1) -> ast.expr:
     """A row of what a map has by rising keys (dense), or for each key below `max_map`, 0 for those it has not."""
     if cast_to not in CASTS or map_form not in ("DENSE", "SPARSE"):

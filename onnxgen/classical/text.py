@@ -1,0 +1,97 @@
+"""Text that is split, matched and normalised."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from onnxgen import op
+from onnxgen.classical.re2 import NotRe, as_python, as_searches
+from onnxgen.code.quote import unless
+from onnxgen.errors import WRITER
+from onnxgen.lowering.arg import Arg
+from onnxgen.ops.microsoft import MICROSOFT
+
+if TYPE_CHECKING:
+    from onnxgen.lowering.builder import Builder
+
+# languages whose letters change case in ways of their own, and locales that know ASCII alone
+PECULIAR, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
+
+
+@op("StringSplit")
+def string_split(b: Builder, X: Arg, *, delimiter: str = "", maxsplit: int | None = None) -> Any:
+    return b.unpack(b.call("string_split", X, delimiter=unless(delimiter, ""), most=unless(_most(maxsplit), -1)), 2)
+
+
+def _most(maxsplit: int | None) -> int:
+    return -1 if maxsplit is None or maxsplit < 0 else maxsplit
+
+
+@op("StringNormalizer")
+def string_normalizer(
+    b: Builder,
+    X: Arg,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    stopwords: list[str] | None = None,
+    locale: str = "en_US",
+) -> ast.expr:
+    words, compares = sorted(set(stopwords or [])), not is_case_sensitive and bool(stopwords)
+    if case_change_action != "NONE" or compares:
+        language = locale.replace("-", "_").partition("_")[0].partition(".")[0].lower()
+        if language in PECULIAR or locale in ASCII_ONLY:
+            raise b.error(f"case rules of locale {locale} differ from Python's", "use en_US")
+    return b.call(
+        "normalized_words",
+        X,
+        case=unless(case_change_action, "NONE"),
+        stopwords=unless(words, []),
+        case_sensitive=unless(not compares, False) if words else unless(False, False),
+    )
+
+
+@op("RegexFullMatch")
+def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
+    """The pattern is RE2's; Python's `re` gets one that matches the same strings."""
+    try:
+        return b("full_match(x, p)", x=X, p=as_python(pattern))
+    except NotRe as error:
+        raise b.error(
+            f"the pattern can't be translated to Python's `re`: {error}", "write the pattern without it"
+        ) from error
+
+
+@op("Tokenizer", domain=MICROSOFT)
+def tokenizer(
+    b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
+    tokenexp: str | None = None,
+) -> ast.expr:  # fmt: skip
+    """RE2 takes the longest of all matches at a place; of patterns for which `re` does not, only the alternatives."""
+    if X.rank not in (None, 1, 2) or mincharnum < 1:
+        raise b.error(
+            f"the input must have 1 or 2 axes (rank {X.rank}), and mincharnum {mincharnum} be at least 1", WRITER
+        )
+    if not separators and not tokenexp:
+        raise b.error("the node has neither separators nor a tokenexp", WRITER)
+    by_letter = separators == [""] or not separators and tokenexp == "."
+    if by_letter and mincharnum > 1:
+        raise b.error(f"tokens are single letters, but mincharnum is {mincharnum}", WRITER)
+    try:
+        between = [] if by_letter else [as_searches(pattern) for pattern in separators or ()]
+        words = [] if by_letter or separators else as_searches(tokenexp or "")
+    except NotRe as error:
+        raise b.error(
+            f"the pattern can't be translated to Python's `re`: {error}",
+            "write the pattern otherwise, or cut the node off with --inputs",
+        ) from error
+    return b.call(
+        "split_words",
+        X,
+        pad_value,
+        separators=unless(between, []),
+        words=unless(words, []),
+        least=unless(mincharnum, 1),
+        mark=unless(bool(mark), False),
+    )
