@@ -18,7 +18,7 @@ from .settings import Entry
 
 
 @dataclass(frozen=True)
-class Place:
+class PackageFolder:
     """A folder that packages lie in: `src`, or the folder of one package that `package_dir` names.
 
     Attributes:
@@ -34,10 +34,10 @@ class Place:
         return self.inside / path.relative_to(self.base)
 
 
-def place_of(distribution: Distribution, path: Path, root: Path) -> Place | None:
+def place_of(distribution: Distribution, path: Path, root: Path) -> PackageFolder | None:
     """Return the folder of packages that a file lies in, or None if no installation would have the file."""
     folders = {"": "", **(distribution.package_dir or {})}
-    places = [Place(Path(os.path.abspath(root / f)), Path(*p.split("."))) for p, f in folders.items()]
+    places = [PackageFolder(Path(os.path.abspath(root / f)), Path(*p.split("."))) for p, f in folders.items()]
     around = [place for place in places if path.is_relative_to(place.base)]
     if not around:
         return None
@@ -57,7 +57,7 @@ def package_of(distribution: Distribution, folder: Path) -> str | None:
     return None
 
 
-def place_of_output(distribution: Distribution, entry: Entry) -> Place:
+def place_of_output(distribution: Distribution, entry: Entry) -> PackageFolder:
     """Return the folder of packages that an entry's files are written to.
 
     Raises:
@@ -74,7 +74,7 @@ def place_of_output(distribution: Distribution, entry: Entry) -> Place:
     return place
 
 
-def installed(entry: Entry, place: Place, to: Path) -> Entry:
+def installed(entry: Entry, place: PackageFolder, to: Path) -> Entry:
     """Return the entry with its files in `to`, a folder of installed files."""
     weights = entry.options.weights
     options = replace(entry.options, weights=weights and to / place.of(weights))

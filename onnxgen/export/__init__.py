@@ -63,12 +63,12 @@ def export(
     from onnxgen.runtime.load import need_torch
 
     need_torch("export")
-    from onnxgen.export.road import Road, Verification
+    from onnxgen.export.road import ExportJob, Verification
 
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
     original, target = (None if path is None else Path(path) for path in (onnx, out))
-    return Road(Path(module), original, trained, target, force, same_graph).run(wanted)
+    return ExportJob(Path(module), original, trained, target, force, same_graph).run(wanted)
 
 
 callable_module(__name__, export)

@@ -16,9 +16,9 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
 from onnxgen.export.integers import Integers
-from onnxgen.export.places import Array, Place, function_places, places, tensors_of
+from onnxgen.export.places import Array, StoredTensor, function_places, places, tensors_of
 from onnxgen.export.report import ExportReport
-from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
+from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.weights.provenance import rebuild
 
@@ -48,7 +48,7 @@ def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Arra
         report: learns which tensors changed.
 
     Raises:
-        NoWayBack: the graph can't hold the values.
+        CannotWriteBack: the graph can't hold the values.
         OnnxgenError: a file can't be read or written.
     """
     model = onnx.load(source, load_external_data=False)
@@ -80,7 +80,7 @@ class _Writer:
     def _before(self, name: str) -> Array:
         """Return a tensor as the file has it."""
         if name not in self.stored:
-            raise NoWayBack(f"the original graph has no tensor {printable(name)}")
+            raise CannotWriteBack(f"the original graph has no tensor {printable(name)}")
         return self.stored[name].read(self.folder).numpy()
 
     def run(self) -> None:
@@ -91,7 +91,7 @@ class _Writer:
         double = sorted(name for name, count in counts.items() if count > 1)
         if lost or double:
             what = f"has no tensor {printable(lost[0])}" if lost else f"has several tensors {printable(double[0])}"
-            raise NoWayBack(f"the original graph {what}")
+            raise CannotWriteBack(f"the original graph {what}")
         done: dict[int, onnx.TensorProto] = {}
         for place, names in found:
             content = place.read(self.folder)
@@ -104,7 +104,7 @@ class _Writer:
                 content.release()
         self._move_out(done)
 
-    def _places(self) -> Iterator[tuple[Place, list[str]]]:
+    def _places(self) -> Iterator[tuple[StoredTensor, list[str]]]:
         """Yield every stored tensor and its names in the record. A tensor of a function has one name for each call."""
         for place in places(self.model):
             names = self.integers.by_tensor.get(place.name, [place.name])
@@ -115,7 +115,7 @@ class _Writer:
                 where = [*own, place.name]
                 yield place, [name for name, found in self.record.functions.items() if found == where]
 
-    def _trained(self, place: Place, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
+    def _trained(self, place: StoredTensor, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
         """Return the tensor with its trained value. If it is stored in the protobuf itself, it is replaced there."""
         self.report.tensors += bool(names)
         before = original.numpy()
@@ -126,7 +126,7 @@ class _Writer:
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
         if any(not same(self._value(name, before), value) for name in names[1:]):
-            raise NoWayBack(
+            raise CannotWriteBack(
                 f"a local function stores {printable(place.name)} once for all calls, but the values now differ"
             )
         entries = self.record.tensors[names[0]]
@@ -134,7 +134,7 @@ class _Writer:
             self._add(name, other, original.dtype, place.is_external)
         return self._put(place, value, original, self._is_finer(names[0], before))
 
-    def _put(self, place: Place, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
+    def _put(self, place: StoredTensor, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
         """Replace a stored tensor. `moved`: training changed its float value, though the stored numbers may be the
         same.
         """
@@ -161,7 +161,9 @@ class _Writer:
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)
         if value.shape != before.shape:
-            raise NoWayBack(f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}")
+            raise CannotWriteBack(
+                f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}"
+            )
         return value
 
     def _add(self, name: str, value: Array, dtype: ir.DataType, external: bool) -> None:

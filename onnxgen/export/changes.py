@@ -18,7 +18,7 @@ from onnxgen.export.origin import Origin
 from onnxgen.export.places import Array
 from onnxgen.export.report import ExportReport
 from onnxgen.export.retyped import retyped_file
-from onnxgen.export.shared import NoWayBack
+from onnxgen.export.shared import CannotWriteBack
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES, KEY
@@ -60,7 +60,7 @@ class Changed:
         """Write the file to `made`, and return which of the changes it has. The report says why others are missing.
 
         Raises:
-            NoWayBack: the original graph can't hold the values.
+            CannotWriteBack: the original graph can't hold the values.
             OnnxgenError: a file can't be read or written.
         """
         with TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ class Changed:
             return None
         try:
             return retyped_file(self.origin.onnx, DTYPES[name], self.options, folder)
-        except NoWayBack as reason:
+        except CannotWriteBack as reason:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
@@ -112,9 +112,9 @@ class Changed:
         options = options if approximation is None else replace(options, quantized=approximation.mode)
         try:
             if cut_of(options) is not None:
-                raise NoWayBack("the module is a part of the network")
+                raise CannotWriteBack("the module is a part of the network")
             free_batch(model, source, options, freed)
-        except (NoWayBack, OnnxgenError) as reason:
+        except (CannotWriteBack, OnnxgenError) as reason:
             report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")
             return False
         report.notes.append("the batch is free, as in the module")

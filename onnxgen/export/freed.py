@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxgen.common.names import printable
-from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names
+from onnxgen.export.shared import CannotWriteBack, declare, drop_unused, used_names
 from onnxgen.graph.annotations import FREED
 from onnxgen.options import Options
 from onnxgen.output.signature import Signature
@@ -73,12 +73,12 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         freed: what the generation freed.
 
     Raises:
-        NoWayBack: the graph can't have it; `model` is then half changed.
+        CannotWriteBack: the graph can't have it; `model` is then half changed.
         OnnxgenError: the proof fails.
     """
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     if opset < MIN_OPSET:
-        raise NoWayBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
+        raise CannotWriteBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
     with plugged(options):
         proven = read(source, options)
         for step in PASSES[: PASSES.index(dynamic_batch)]:
@@ -88,7 +88,7 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
     found = FREED.get(proven)
     assert found is not None
     if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
-        raise NoWayBack("the batch would move to other axes")
+        raise CannotWriteBack("the batch would move to other axes")
     _Writer(model, proven.graph, before).run()
 
 
@@ -193,7 +193,7 @@ class _Writer:
             shape = info(node.inputs[0]).shape if node.op_type == "Reshape" and i == 1 else None
             self.new[value] = self._known(name, facts, shape, node.op_type == "Reshape")
         else:
-            raise NoWayBack(f"{printable(name)} is not a value of the file")
+            raise CannotWriteBack(f"{printable(name)} is not a value of the file")
         return self.new[value]
 
     def _fresh(self, wanted: str) -> str:
@@ -245,7 +245,7 @@ class _Writer:
     def _symbol(self, atom: object) -> str:
         """Return the name of a one-element tensor that holds the size of an input's axis."""
         if not isinstance(atom, Symbol) or atom.source is None or atom.source[0] not in self.inputs:
-            raise NoWayBack(f"no input has the size {printable(str(atom))}")
+            raise CannotWriteBack(f"no input has the size {printable(str(atom))}")
         if atom.name not in self.sizes:
             value, axis = atom.source
             shape = self._op("Shape", [value], f"{value}.shape", self.first)

@@ -10,7 +10,7 @@ import numpy as np
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.places import Array
-from onnxgen.export.shared import NoWayBack, same
+from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.weights.dequantised import Dequantised
 from onnxgen.weights.provenance import rebuild
 
@@ -57,13 +57,13 @@ class Integers:
         return before
 
     def value(self, names: list[str]) -> Array:
-        """Return the integers for float tensors. Raises `NoWayBack` if a single integer tensor cannot represent all of
-        them.
-        """
+        """Return the integers for float tensors. Raises `CannotWriteBack` if one tensor cannot hold them all."""
         values = [self._value(name) for name in names]
         if not all(same(value, values[0]) for value in values[1:]):
             tensor = printable(self.floats[names[0]].tensor)
-            raise NoWayBack(f"the file stores {tensor} once for tensors with several scales, but the values now differ")
+            raise CannotWriteBack(
+                f"the file stores {tensor} once for tensors with several scales, but the values now differ"
+            )
         return values[0]
 
     def _value(self, name: str) -> Array:
@@ -73,7 +73,7 @@ class Integers:
         entries = self.tensors[name]
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
-                raise NoWayBack(
+                raise CannotWriteBack(
                     f"the file stores {printable(how.tensor)} once for several tensors, but the values now differ"
                 )
         if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):

@@ -43,7 +43,7 @@ _FIELDS: tuple[Any, ...] = (
 
 
 @dataclass
-class Place:
+class StoredTensor:
     """One stored tensor in a protobuf.
 
     Attributes:
@@ -119,25 +119,25 @@ def fill(tensor: onnx.TensorProto, array: Array) -> None:
         tensor.raw_data = ir.tensor(np.ascontiguousarray(array), ir.DataType(tensor.data_type)).tobytes()
 
 
-def places(model: onnx.ModelProto) -> Iterator[Place]:
+def places(model: onnx.ModelProto) -> Iterator[StoredTensor]:
     """Yield every stored tensor of a model's graph and its subgraphs."""
     yield from _of_graph(model.graph)
 
 
-def function_places(function: onnx.FunctionProto) -> Iterator[Place]:
+def function_places(function: onnx.FunctionProto) -> Iterator[StoredTensor]:
     """Yield every stored tensor of a local function."""
     yield from _of_nodes(function.node)
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[Place]:
+def _of_graph(graph: onnx.GraphProto) -> Iterator[StoredTensor]:
     for tensor in graph.initializer:
-        yield Place(tensor.name, tensor, graph=graph)
+        yield StoredTensor(tensor.name, tensor, graph=graph)
     for sparse in list(graph.sparse_initializer):
-        yield Place(sparse.values.name, sparse=sparse, graph=graph)
+        yield StoredTensor(sparse.values.name, sparse=sparse, graph=graph)
     yield from _of_nodes(graph.node)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[StoredTensor]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -146,14 +146,14 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
                 yield from _of_graph(graph)
             if node.op_type == CONSTANT and node.domain in ("", "ai.onnx") and node.output:
                 if attribute.name == "value" and attribute.HasField("t"):
-                    yield Place(node.output[0], attribute.t, attribute=attribute)
+                    yield StoredTensor(node.output[0], attribute.t, attribute=attribute)
                 elif attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
-                    yield Place(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
+                    yield StoredTensor(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
                 elif attribute.name in ("value_float", "value_floats"):
-                    yield Place(node.output[0], attribute=attribute)
+                    yield StoredTensor(node.output[0], attribute=attribute)
             elif attribute.name in tables_of(node.domain, node.op_type):
                 name = table_name(attribute.name, node.output)
-                yield Place(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
+                yield StoredTensor(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

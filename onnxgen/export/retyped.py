@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import Namer
 from onnxgen.export import files
-from onnxgen.export.shared import NoWayBack
+from onnxgen.export.shared import CannotWriteBack
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.retype import FLOATS, retype, retype_node
@@ -29,15 +29,15 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     """Write the file in another floating point type into a folder. Nodes and names stay; Cast nodes are added.
 
     Raises:
-        NoWayBack: the file's opset has no such type, or it has local functions.
+        CannotWriteBack: the file's opset has no such type, or it has local functions.
     """
     try:
         model = ir.load(source)
     except Exception as error:  # onnx_ir cannot read some forms, such as types of maps
-        raise NoWayBack("onnx_ir can't read the file") from error
+        raise CannotWriteBack("onnx_ir can't read the file") from error
     is_external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
     if model.functions:
-        raise NoWayBack("the file has local functions")
+        raise CannotWriteBack("the file has local functions")
     opset = model.opset_imports.get("", 1)
     model.graph.sort()  # in an unsorted file, inputs of a node may not have a known type yet
     propagate(model.graph, options)
@@ -66,7 +66,7 @@ class _Casting:
         names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
         self.namer = Namer(name for name in names if name)
         if not _takes(onnx.defs.get_schema("Cast", opset, "").outputs[0], dtype):
-            raise NoWayBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
+            raise CannotWriteBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
 
     def fit(self, node: ir.Node) -> None:
         """Cast the inputs and outputs of a node that must compute in single precision."""

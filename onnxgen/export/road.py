@@ -15,7 +15,7 @@ from onnxgen.export import anew, files
 from onnxgen.export.changes import DTYPE, LEFT_OUT, Changed, choices
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
-from onnxgen.export.shared import NoWayBack, same
+from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
 from onnxgen.options import Options
 from onnxgen.output.write import Output
@@ -64,7 +64,7 @@ class Verification:
         return report
 
 
-class Road:
+class ExportJob:
     """One export job, from a trained module to an ONNX file (see `export` for the arguments and errors)."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Road:
             report.road, report.why = BACK, "the network has not changed since it was generated"
             try:
                 done = changed.write(made, report, changes)
-            except NoWayBack as reason:
+            except CannotWriteBack as reason:
                 return str(reason)
             if done in tried:
                 continue

@@ -21,7 +21,7 @@ from onnxgen.weights.provenance import rebuild
 Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]
 
 
-class NoWayBack(Exception):
+class CannotWriteBack(Exception):
     """The original graph cannot hold the trained values. The text gives the reason."""
 
 
@@ -59,7 +59,7 @@ class Sharing:
         them.
 
         Raises:
-            NoWayBack: it is not known who uses the tensor for which key.
+            CannotWriteBack: it is not known who uses the tensor for which key.
         """
         dtype = ir.DataType.from_numpy(value.dtype)
         found = list(parts(entries, value.shape))
@@ -76,7 +76,7 @@ class Sharing:
                 self._rewire(site, name, self._added(added, name, here))
         for part in found:
             if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
-                raise NoWayBack(
+                raise CannotWriteBack(
                     f"the file stores {printable(name)} once for several tensors, but the values now differ"
                 )
         return added
@@ -90,7 +90,7 @@ class Sharing:
 
         made = of(found, value)
         if any(not same(of([part], made), made) for part in found):
-            raise NoWayBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
+            raise CannotWriteBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
         return made
 
     def _added(self, added: dict[str, Array], name: str, value: Array) -> str:
@@ -105,7 +105,7 @@ class Sharing:
         output, index = site
         node = self.nodes.get(output)
         if node is None or index >= len(node.input) or node.input[index] != old:
-            raise NoWayBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
+            raise CannotWriteBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
         node.input[index] = new
 
 

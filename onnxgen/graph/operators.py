@@ -82,7 +82,7 @@ class Operator:
         return found
 
 
-Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest version first
+OperatorTable = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest version first
 
 
 def op(
@@ -148,9 +148,9 @@ def noted_in(module: object) -> list[Operator]:
     return found
 
 
-def layer(operators: Iterable[Operator]) -> Layer:
+def layer(operators: Iterable[Operator]) -> OperatorTable:
     """Group operators by (domain, name). Raises `ValueError` if one is registered twice."""
-    found: Layer = {}
+    found: OperatorTable = {}
     for operator in operators:
         versions = found.setdefault((operator.domain, operator.name), [])
         if any(v.since == operator.since for v in versions):
@@ -162,7 +162,7 @@ def layer(operators: Iterable[Operator]) -> Layer:
 
 
 @cache
-def _own() -> Layer:
+def _own() -> OperatorTable:
     """Return onnxgen's own operators."""
     with stage(IMPORTS):
         modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
@@ -181,11 +181,11 @@ class Plugged:
         named: those of the plugins that it names, which come before onnxgen's own.
     """
 
-    def __init__(self, named: Layer, find_installed: Callable[[], Layer]) -> None:
+    def __init__(self, named: OperatorTable, find_installed: Callable[[], OperatorTable]) -> None:
         self.named, self.find_installed = named, find_installed
 
     @cached_property
-    def installed(self) -> Layer:
+    def installed(self) -> OperatorTable:
         """Return the operators of installed packages. They are searched for when a file has an operator of an unknown
         domain.
         """
@@ -197,7 +197,7 @@ _plugged: ContextVar[Plugged | None] = ContextVar("plugged", default=None)
 
 
 @contextmanager
-def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Plugged]:
+def plugged_in(named: OperatorTable, find_installed: Callable[[], OperatorTable]) -> Iterator[Plugged]:
     """Activate plugins for the block: the named ones, and the installed ones if they are needed."""
     plugged = Plugged(named, find_installed)
     token = _plugged.set(plugged)
@@ -207,7 +207,7 @@ def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Pl
         _plugged.reset(token)
 
 
-def operators(*plugins: Layer) -> Layer:
+def operators(*plugins: OperatorTable) -> OperatorTable:
     """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
     found = {key: list(versions) for key, versions in _own().items()}
     for key, versions in (item for layer in plugins for item in layer.items()):
@@ -243,5 +243,5 @@ def named(domain: str, name: str, opset: int) -> Operator | None:
     return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 
 
-def _newest(found: Layer, domain: str, name: str, opset: int) -> Operator | None:
+def _newest(found: OperatorTable, domain: str, name: str, opset: int) -> Operator | None:
     return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)

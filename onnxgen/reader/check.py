@@ -46,10 +46,10 @@ _NUMBERS = frozenset({Attribute.FLOAT, Attribute.INT, Attribute.STRING, Attribut
 _MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # these have no default value
 
 
-class Scope:
+class GraphNames:
     """The value names that one graph of the protobuf defines, linked to the graphs around it."""
 
-    def __init__(self, outer: Scope | None) -> None:
+    def __init__(self, outer: GraphNames | None) -> None:
         self.outer = outer
         self.names: set[str] = set()  # every name that the graph defines, at any position
         self.before: set[str] = set()  # the names defined before the node at hand
@@ -59,7 +59,7 @@ class Scope:
         """Return True if this graph or one around it defines `name`. A graph that defines it only later is marked
         `unsorted`.
         """
-        scope: Scope | None = self
+        scope: GraphNames | None = self
         while scope is not None:
             if name in scope.names:
                 scope.unsorted |= name not in scope.before
@@ -140,7 +140,7 @@ class _Checker:
         self.opsets = {**outer_opsets, **self.imports(function.opset_import)}
         self.parameters = frozenset([*function.attribute, *(a.name for a in function.attribute_proto)])
         where = f"local function {printable(function.name)}"
-        scope = Scope(None)
+        scope = GraphNames(None)
         for name in function.input:
             self.declare(scope, name, f"input of {where}", before=True)
         for attribute in function.attribute_proto:
@@ -152,8 +152,8 @@ class _Checker:
         self.parameters = None
         self.opsets = outer_opsets
 
-    def graph(self, graph: onnx.GraphProto, outer: Scope | None, depth: int) -> None:
-        scope = Scope(outer)
+    def graph(self, graph: onnx.GraphProto, outer: GraphNames | None, depth: int) -> None:
+        scope = GraphNames(outer)
         for info in graph.input:
             self.declare(scope, info.name, "graph input", before=True)
         tensors = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
@@ -193,7 +193,7 @@ class _Checker:
             problem = self.limits.past("fold_elements", self.dense, what)
         return problem
 
-    def body(self, nodes: Iterable[onnx.NodeProto], scope: Scope, depth: int) -> None:
+    def body(self, nodes: Iterable[onnx.NodeProto], scope: GraphNames, depth: int) -> None:
         nodes = list(nodes)
         for node in nodes:
             for name in node.output:
@@ -207,7 +207,7 @@ class _Checker:
             if cycle := find_cycle(nodes):
                 self.problems.add(f"the graph has a cycle: {cycle}")
 
-    def declare(self, scope: Scope, name: str | bytes, what: str, before: bool) -> None:
+    def declare(self, scope: GraphNames, name: str | bytes, what: str, before: bool) -> None:
         """Add a name to its graph. `before` says that the value exists before any node runs."""
         if isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
             self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
@@ -224,7 +224,7 @@ class _Checker:
         if before:
             scope.before.add(name)
 
-    def node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
+    def node(self, node: onnx.NodeProto, scope: GraphNames, depth: int) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         opset = self.opsets.get(domain)
 
@@ -262,7 +262,9 @@ class _Checker:
                 report(f"the name of attribute {label(attribute.name)} is not valid UTF-8 text")
             self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
 
-    def attribute(self, a: onnx.AttributeProto, scope: Scope, report: Report, expected: int | None, depth: int) -> None:
+    def attribute(
+        self, a: onnx.AttributeProto, scope: GraphNames, report: Report, expected: int | None, depth: int
+    ) -> None:
         if a.ref_attr_name:
             if self.parameters is None or a.ref_attr_name not in self.parameters:
                 report(f"attribute {label(a.name)} refers to a function attribute that does not exist")

@@ -16,7 +16,7 @@ from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.example import Example, example_for, output_names
 from onnxgen.surgery.owners import NORMS as NORM_LAYERS
 from onnxgen.surgery.owners import Owner, near
-from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, Part, Parts
+from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, ClassTensor, Parts
 from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, trace
 
 MAX_CANDIDATES_SHOWN = 5  # in an error message
@@ -57,7 +57,7 @@ class Found:
     """A head with all its tensors. The first one is the weight."""
 
     head: Head
-    parts: tuple[Part, ...]
+    parts: tuple[ClassTensor, ...]
 
 
 def find_head(
@@ -231,7 +231,7 @@ def _layer(owner: Owner) -> str:
     return owner.home if isinstance(owner.module, (*LAYERS, *NORM_LAYERS)) else owner.path
 
 
-def _tensor(part: Part) -> Tensor:
+def _tensor(part: ClassTensor) -> Tensor:
     found: Tensor = getattr(part.owner.module, part.owner.name)
     return found
 

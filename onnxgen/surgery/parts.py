@@ -25,7 +25,7 @@ _FILLS = (None, "ones", "zeros", "zeros", "ones")
 
 
 @dataclass(frozen=True)
-class Part:
+class ClassTensor:
     """A tensor with one entry for each class.
 
     Attributes:
@@ -46,7 +46,7 @@ class Parts:
         self._operations = traced.operations
         self.products = [operation for operation in traced.operations if self.weight(operation) is not None]
 
-    def weight(self, made: Operation) -> Part | None:
+    def weight(self, made: Operation) -> ClassTensor | None:
         """Return the stored tensor that a product multiplies with and its output axis, or None if it has none."""
         if made.name not in PRODUCTS or (made.name == "convolution" and made.arguments[_TRANSPOSED]):
             return None
@@ -56,12 +56,12 @@ class Parts:
             if held is None or stored.tensor.ndim < 2:
                 continue
             if made.name in ("linear", "convolution"):
-                return Part(held, 0, "weight")
+                return ClassTensor(held, 0, "weight")
             columns = (value is made.inputs[-1]) != (turns % 2 == 1)
-            return Part(held, stored.tensor.ndim - 1 if columns else 0, "weight")
+            return ClassTensor(held, stored.tensor.ndim - 1 if columns else 0, "weight")
         return None
 
-    def of(self, made: Operation) -> tuple[Part, ...]:
+    def of(self, made: Operation) -> tuple[ClassTensor, ...]:
         """Return the weight and bias of a product, and other tensors with one value per class up to the next layer."""
         weight = self.weight(made)
         assert weight is not None
@@ -95,10 +95,10 @@ class Parts:
         held = () if value.varies else self._owners.get(id(source(value)[0].tensor), ())
         return next((o for o in held if isinstance(o.module, LAYERS)), next(iter(held), None))
 
-    def _sized(self, values: Iterable[tuple[Any, str | None]], classes: int) -> Iterator[Part]:
+    def _sized(self, values: Iterable[tuple[Any, str | None]], classes: int) -> Iterator[ClassTensor]:
         """Yield the stored tensors among some arguments that hold exactly one value per class."""
         for value, fill in values:
             held = self._owner(value) if isinstance(value, Value) and fill else None
             shape = source(value)[0].shape if held else ()
             if held and classes in shape and prod(shape) == classes:
-                yield Part(held, shape.index(classes), fill or "")
+                yield ClassTensor(held, shape.index(classes), fill or "")

@@ -14,7 +14,7 @@ from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.surgery.head import Found, find
-from onnxgen.surgery.parts import LAYERS, Part
+from onnxgen.surgery.parts import LAYERS, ClassTensor
 
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]
@@ -69,7 +69,7 @@ def replace_head(
 
 
 @contextmanager
-def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[Part, Tensor]], list[tuple[nn.Module, str]]]]:
+def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]]:
     """Yield the tensors of a head, and the attributes that hold the number of classes. An error in the block restores
     all of them.
     """
@@ -132,7 +132,12 @@ def _counts(found: Found) -> list[tuple[nn.Module, str]]:
 
 
 def _resized(
-    part: Part, old: Tensor, weight: tuple[Part, Tensor], classes: int, kept: Mapping[int, int], init: Init
+    part: ClassTensor,
+    old: Tensor,
+    weight: tuple[ClassTensor, Tensor],
+    classes: int,
+    kept: Mapping[int, int],
+    init: Init,
 ) -> Tensor:
     """Return a tensor with one entry for each new class. Kept classes keep their entries."""
     shape = [classes if axis == part.axis else size for axis, size in enumerate(old.shape)]

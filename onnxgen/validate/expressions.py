@@ -22,9 +22,9 @@ from onnxgen.validate.values import (
     Graph,
     Holder,
     Leaf,
+    LocalVariables,
     Node,
     Once,
-    Scope,
     Unreadable,
     Value,
     is_size,
@@ -85,7 +85,7 @@ class Expressions:
         self.loop = graph.make("no loop")
         self.under: tuple[Node, ...] = ()  # conditions of the enclosing branches
         self.contexts: tuple[Node, ...] = ()  # contexts of the enclosing `with` statements
-        self.rules: dict[type[ast.AST], Callable[[Any, Scope], Value]] = {
+        self.rules: dict[type[ast.AST], Callable[[Any, LocalVariables], Value]] = {
             ast.Constant: lambda tree, _: tree.value,
             ast.Name: self._name,
             Ref: lambda tree, scope: self.read(variable(tree.value), scope),
@@ -109,7 +109,7 @@ class Expressions:
             ast.Lambda: self._lambda,
         }
 
-    def evaluate(self, tree: ast.AST, scope: Scope) -> Value:
+    def evaluate(self, tree: ast.AST, scope: LocalVariables) -> Value:
         rule = self.rules.get(type(tree))
         if rule is None:
             raise Unreadable(f"an expression of type {type(tree).__name__}")
@@ -154,19 +154,19 @@ class Expressions:
         """Return the meaning of a name that is not a local variable."""
         return self.make("name", name)
 
-    def read(self, name: str, scope: Scope) -> Value:
+    def read(self, name: str, scope: LocalVariables) -> Value:
         found = scope.find(name, UNDEFINED)
         if found is UNDEFINED:
             raise Unreadable("a variable that was never assigned")
         return found.read() if isinstance(found, Lazy) else found
 
-    def _name(self, tree: ast.Name, scope: Scope) -> Value:
+    def _name(self, tree: ast.Name, scope: LocalVariables) -> Value:
         found = scope.find(tree.id, UNDEFINED)
         if found is UNDEFINED:
             return self.known(tree.id)
         return found.read() if isinstance(found, Lazy) else found
 
-    def _several(self, trees: list[ast.expr], scope: Scope) -> list[Value]:
+    def _several(self, trees: list[ast.expr], scope: LocalVariables) -> list[Value]:
         made: list[Value] = []
         for tree in trees:
             if isinstance(tree, ast.Starred):
@@ -203,7 +203,7 @@ class Expressions:
             return self.is_tensor(value.key[1])
         return isinstance(value, Node) and value.key[0] not in NO_TENSORS
 
-    def _subscript(self, tree: ast.Subscript, scope: Scope) -> Value:
+    def _subscript(self, tree: ast.Subscript, scope: LocalVariables) -> Value:
         value, index = self.evaluate(tree.value, scope), self.evaluate(tree.slice, scope)
         if isinstance(value, Holder):
             if isinstance(index, str) and value.kind == "ModuleDict":
@@ -218,7 +218,7 @@ class Expressions:
             index = tuple(map(self._index, index))
         return self.operation("item", self.node(value), self.node(self._index(index)))
 
-    def _slice(self, tree: ast.Slice, scope: Scope) -> slice:
+    def _slice(self, tree: ast.Slice, scope: LocalVariables) -> slice:
         parts = [None if part is None else self.evaluate(part, scope) for part in (tree.lower, tree.upper, tree.step)]
         return slice(*parts)
 
@@ -227,7 +227,7 @@ class Expressions:
             return self.make("slice", *map(self.node, (index.start, index.stop, index.step)))
         return index
 
-    def _binary(self, tree: ast.BinOp, scope: Scope) -> Value:
+    def _binary(self, tree: ast.BinOp, scope: LocalVariables) -> Value:
         a, b, kind = self.evaluate(tree.left, scope), self.evaluate(tree.right, scope), type(tree.op)
         try:
             if isinstance(a, Sym) or isinstance(b, Sym):
@@ -245,13 +245,13 @@ class Expressions:
             pass
         return self.operation("binary", kind.__name__, self.node(a), self.node(b))
 
-    def _unary(self, tree: ast.UnaryOp, scope: Scope) -> Value:
+    def _unary(self, tree: ast.UnaryOp, scope: LocalVariables) -> Value:
         value, kind = self.evaluate(tree.operand, scope), type(tree.op)
         if isinstance(value, CONCRETE) or (isinstance(value, Sym) and kind is ast.USub):
             return PYTHON[kind](value)
         return self.operation("unary", kind.__name__, self.node(value))
 
-    def _boolean(self, tree: ast.BoolOp, scope: Scope) -> Value:
+    def _boolean(self, tree: ast.BoolOp, scope: LocalVariables) -> Value:
         """Evaluate `and` or `or`. Known operands that do not decide are left out, except the last: `True and
         x` is `x`.
         """
@@ -267,7 +267,7 @@ class Expressions:
             return asked[0]
         return self.operation("boolean", type(tree.op).__name__, tuple(map(self.node, asked)))
 
-    def _compare(self, tree: ast.Compare, scope: Scope) -> Value:
+    def _compare(self, tree: ast.Compare, scope: LocalVariables) -> Value:
         values = [self.evaluate(value, scope) for value in (tree.left, *tree.comparators)]
         identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in tree.ops)
         known = all(isinstance(value, (*CONCRETE, Leaf, Holder)) if identity else is_plain(value) for value in values)
@@ -275,7 +275,7 @@ class Expressions:
             return all(PYTHON[type(op)](a, b) for op, a, b in zip(tree.ops, values, values[1:]))
         return self.operation("compare", tuple(type(op).__name__ for op in tree.ops), tuple(map(self.node, values)))
 
-    def _choice(self, tree: ast.IfExp, scope: Scope) -> Value:
+    def _choice(self, tree: ast.IfExp, scope: LocalVariables) -> Value:
         test = self.evaluate(tree.test, scope)
         if isinstance(test, CONCRETE):
             return self.evaluate(tree.body if test else tree.orelse, scope)
@@ -286,13 +286,13 @@ class Expressions:
         self.under = around
         return self.make("choice", condition, *sides)
 
-    def _dict(self, tree: ast.Dict, scope: Scope) -> dict[Value, Value]:
+    def _dict(self, tree: ast.Dict, scope: LocalVariables) -> dict[Value, Value]:
         if any(key is None for key in tree.keys):
             raise Unreadable("a dict that takes in another")
         keys = [self.evaluate(key, scope) for key in tree.keys if key is not None]
         return dict(zip(keys, (self.evaluate(value, scope) for value in tree.values)))
 
-    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Value:
+    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: LocalVariables) -> Value:
         """Return a list, or, if the items are unknown, a node whose variables are numbered by nesting depth."""
         if len(tree.generators) > 1 or tree.generators[0].is_async:
             raise Unreadable("a comprehension of several loops")
@@ -302,29 +302,29 @@ class Expressions:
         if items is not None and not loop.ifs:
             made = []
             for item in items:
-                inner = Scope({}, scope)
+                inner = LocalVariables({}, scope)
                 self.assign(loop.target, item, inner)
                 made.append(self.evaluate(tree.elt, inner))
             return made if isinstance(tree, ast.ListComp) else Once(made)
         self.bound += 1
-        inner = Scope({}, scope)
+        inner = LocalVariables({}, scope)
         self.assign(loop.target, self.make("bound", self.bound), inner)
         tests = tuple(self.node(self.evaluate(test, inner)) for test in loop.ifs)
         body = self.node(self.evaluate(tree.elt, inner))
         self.bound -= 1
         return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
 
-    def _lambda(self, tree: ast.Lambda, scope: Scope) -> Node:
+    def _lambda(self, tree: ast.Lambda, scope: LocalVariables) -> Node:
         given = tree.args
         if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs:
             raise Unreadable("a lambda with more than plain arguments")
         self.bound += 1
         names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(given.args)}
-        body = self.node(self.evaluate(tree.body, Scope(names, scope)))
+        body = self.node(self.evaluate(tree.body, LocalVariables(names, scope)))
         self.bound -= 1
         return self.make("lambda", len(names), body)
 
-    def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
+    def assign(self, target: ast.expr, value: Value, scope: LocalVariables) -> None:
         """Bind the names of a target. A tuple target unpacks the value."""
         if isinstance(target, ast.Name):
             self.bind(target.id, value, scope)
@@ -340,10 +340,10 @@ class Expressions:
         for inner, item in zip(target.elts, items):
             self.assign(inner, item, scope)
 
-    def bind(self, name: str, value: Value, scope: Scope) -> None:
+    def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
         scope.values[name] = value
 
-    def _call(self, tree: ast.Call, scope: Scope) -> Value:
+    def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
         args = self._several(tree.args, scope)
         kwargs = self.keywords(tree, scope)
         if isinstance(tree.func, ast.Name) and scope.find(tree.func.id, UNDEFINED) is UNDEFINED and not kwargs:
@@ -352,7 +352,7 @@ class Expressions:
                 return found
         return self.call(self.evaluate(tree.func, scope), args, kwargs)
 
-    def keywords(self, tree: ast.Call, scope: Scope) -> dict[str, Value]:
+    def keywords(self, tree: ast.Call, scope: LocalVariables) -> dict[str, Value]:
         if any(keyword.arg is None for keyword in tree.keywords):
             raise Unreadable("a call with **")
         given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}

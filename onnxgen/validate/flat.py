@@ -10,7 +10,7 @@ from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.info import Info
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, variable
+from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Value, variable
 
 
 @dataclass
@@ -64,7 +64,7 @@ def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
 
 def _specified(module: ModuleDef, graph: Graph, passed_by: frozenset[str]) -> Specification:
     program = _Flat(graph, module, passed_by)
-    scope = Scope()
+    scope = LocalVariables()
     for i, argument in enumerate(module.inputs):
         program.bind(variable(argument.value), graph.make("input", i, argument.annotation), scope)
     result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
@@ -130,18 +130,18 @@ class _Flat(Statements):
     def build(self, tree: ast.expr) -> Node:
         """Return the node that makes a member."""
         self.building = True
-        made = self.evaluate(tree, Scope())
+        made = self.evaluate(tree, LocalVariables())
         found = made.build if isinstance(made, Leaf) else self.node(made)
         self.building = False
         return found
 
-    def bind(self, name: str, value: Value, scope: Scope) -> None:
+    def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
         if isinstance(value, Node) and value.key[0] == "end":  # its dims belonged to an iteration
             self.graph.shapes.pop(value, None)
         self._note(name, value)
         scope.values[name] = value
 
-    def read(self, name: str, scope: Scope) -> Value:
+    def read(self, name: str, scope: LocalVariables) -> Value:
         value = super().read(name, scope)
         if isinstance(value, Node) and value not in self.graph.shapes:
             self._note(name, value)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from onnxgen.code.quote import Ref
 from onnxgen.validate.expressions import UNDEFINED, Expressions, Lazy
-from onnxgen.validate.values import CONCRETE, Graph, Node, Scope, Unreadable, Value, variable
+from onnxgen.validate.values import CONCRETE, Graph, LocalVariables, Node, Unreadable, Value, variable
 
 GROWS = ("append", "extend")
 
@@ -39,7 +39,7 @@ class Statements(Expressions):
         self._like: Counter[Node] = Counter()
         self.trying = False
 
-    def run(self, block: list[ast.stmt], scope: Scope) -> Value:
+    def run(self, block: list[ast.stmt], scope: LocalVariables) -> Value:
         """Execute a block. Returns its result, or `UNDEFINED`. Only the last statement of a `forward` returns."""
         for i, statement in enumerate(block):
             if isinstance(statement, ast.Return):
@@ -49,7 +49,7 @@ class Statements(Expressions):
             self._execute(statement, scope)
         return UNDEFINED
 
-    def _execute(self, statement: ast.stmt, scope: Scope) -> None:
+    def _execute(self, statement: ast.stmt, scope: LocalVariables) -> None:
         if isinstance(statement, ast.Assign):
             if len(statement.targets) > 1:
                 raise Unreadable("an assignment to several targets")
@@ -70,7 +70,7 @@ class Statements(Expressions):
         elif not isinstance(statement, ast.Pass):
             raise Unreadable(f"a statement of type {type(statement).__name__}")
 
-    def _effect(self, value: ast.expr, scope: Scope) -> None:
+    def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         """Execute a statement for its effect. A list that grows gets a new value; other effects are recorded."""
         if isinstance(value, ast.Constant):
             return
@@ -92,7 +92,7 @@ class Statements(Expressions):
             return
         self.effects.append(self.make("effect", self.loop, self.under, self.node(self.evaluate(value, scope))))
 
-    def _if(self, statement: ast.If, scope: Scope) -> None:
+    def _if(self, statement: ast.If, scope: LocalVariables) -> None:
         test = self.evaluate(statement.test, scope)
         if isinstance(test, CONCRETE):
             if self.run(statement.body if test else statement.orelse, scope) is not UNDEFINED:
@@ -102,7 +102,7 @@ class Statements(Expressions):
         sides = []
         for word, block in (("then", statement.body), ("else", statement.orelse)):
             self.under = (*around, self.make(word, condition))
-            sides.append(Scope({}, scope))
+            sides.append(LocalVariables({}, scope))
             self.run(block, sides[-1])
         self.under = around
         for name in dict.fromkeys([*sides[0].values, *sides[1].values]):
@@ -111,7 +111,7 @@ class Statements(Expressions):
                 then = self.make("choice", condition, self.node(then), self.node(orelse))
             self.bind(name, then, scope)
 
-    def _with(self, statement: ast.With, scope: Scope) -> None:
+    def _with(self, statement: ast.With, scope: LocalVariables) -> None:
         if len(statement.items) > 1 or statement.items[0].optional_vars is not None:
             raise Unreadable("a with of several contexts")
         around = self.contexts
@@ -120,7 +120,7 @@ class Statements(Expressions):
             raise Unreadable("a return in a with")
         self.contexts = around
 
-    def _for(self, statement: ast.For, scope: Scope) -> None:
+    def _for(self, statement: ast.For, scope: LocalVariables) -> None:
         if statement.orelse:
             raise Unreadable("a for with else")
         source = self.evaluate(statement.iter, scope)
@@ -148,7 +148,7 @@ class Statements(Expressions):
         return self.loop, self.under, self.turns, source
 
     def _symbolic(
-        self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+        self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> None:
         """Execute a loop with an unknown number of iterations.
 
@@ -165,7 +165,7 @@ class Statements(Expressions):
             self.bind(name, last, scope)
 
     def _does(
-        self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+        self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> frozenset[tuple[Node, Node | None]]:
         """Return what an iteration makes of each carried value, and discard this trial execution."""
         kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
@@ -178,10 +178,10 @@ class Statements(Expressions):
         return does
 
     def _turn(
-        self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
-    ) -> tuple[Scope, dict[str, _Carried]]:
+        self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
+    ) -> tuple[LocalVariables, dict[str, _Carried]]:
         """Execute one iteration. Returns the variables at its end, and those that may be carried."""
-        inner, around = Scope({}, scope), (self.loop, self.under)
+        inner, around = LocalVariables({}, scope), (self.loop, self.under)
         carried = {name: _Carried(self, loop, name, scope) for name in dict.fromkeys(_assigned(body))}
         inner.values.update(carried)
         self.loop, self.under = loop, ()
@@ -205,7 +205,7 @@ class Statements(Expressions):
 class _Carried(Lazy):
     """A variable of a loop at the beginning of an iteration."""
 
-    def __init__(self, program: Statements, loop: Node, name: str, scope: Scope) -> None:
+    def __init__(self, program: Statements, loop: Node, name: str, scope: LocalVariables) -> None:
         self.program, self.loop = program, loop
         self.start = scope.find(name, program.undefined)
         self.own: Node | None = None

@@ -14,7 +14,7 @@ from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
+from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
 MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
@@ -108,7 +108,9 @@ class Text(Statements):
         if self.depth > MAX_MODULE_DEPTH:
             raise Unreadable(f"class {name} within itself")
 
-    def _bound(self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]) -> Scope:
+    def _bound(
+        self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]
+    ) -> LocalVariables:
         """Return the variables of a method: its arguments."""
         given = method.args
         if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or method.decorator_list:
@@ -125,12 +127,12 @@ class Text(Statements):
                     raise Unreadable(f"{method.name} lacks an argument")
                 if not isinstance(defaults[name], (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp)):
                     raise Unreadable(f"the default of {name} is made once, for all calls")
-                values[name] = self.evaluate(defaults[name], Scope())
+                values[name] = self.evaluate(defaults[name], LocalVariables())
         if self.globals & {"self", *values}:
             raise Unreadable(f"an argument of {method.name} hides what the file calls so")
-        return Scope({"self": own, **values})
+        return LocalVariables({"self": own, **values})
 
-    def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
+    def assign(self, target: ast.expr, value: Value, scope: LocalVariables) -> None:
         if isinstance(target, ast.Attribute) and self.building:
             self._register(self.evaluate(target.value, scope), target.attr, value)
         else:
@@ -155,13 +157,13 @@ class Text(Statements):
             raise Unreadable(f"{name} is assigned twice")
         holder.children[name] = value
 
-    def _effect(self, value: ast.expr, scope: Scope) -> None:
+    def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         if self.building and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             if self._registers(value, value.func, scope):
                 return
         super()._effect(value, scope)
 
-    def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
+    def _registers(self, tree: ast.Call, function: ast.Attribute, scope: LocalVariables) -> bool:
         """Execute a statement of `__init__` that registers something. Returns False if it does not."""
         name = function.attr
         if name == "requires_grad_" and [ast.dump(argument) for argument in tree.args] == [_FALSE]:
@@ -241,12 +243,12 @@ class Text(Statements):
                 continue
             if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
                 raise Unreadable("tie_weights does more than to tie")
-            scope = Scope({"self": root})
+            scope = LocalVariables({"self": root})
             pair = self._tensor(statement.value, scope), self._tensor(statement.targets[0], scope)
             kept, tied = (f"{of.path}.{key}" if key else str(of.path) for of, key in pair)
             self.ties.add((kept, tied))
 
-    def _tensor(self, tree: ast.expr, scope: Scope) -> tuple[Leaf, str]:
+    def _tensor(self, tree: ast.expr, scope: LocalVariables) -> tuple[Leaf, str]:
         """Return the registered member of a parameter in the text, and its key there."""
         parts: list[str] = []
         while not isinstance(found := self.evaluate(tree, scope), Leaf):
@@ -279,7 +281,7 @@ class Text(Statements):
             return self._layer(function, args, kwargs)
         return super().call(function, args, kwargs)
 
-    def _call(self, tree: ast.Call, scope: Scope) -> Value:
+    def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
         if isinstance(tree.func, ast.Attribute) and _is_super(tree.func.value) and tree.func.attr == "forward":
             (value,) = self._several(tree.args, scope)
             own = scope.find("self", None)
@@ -314,7 +316,7 @@ class Text(Statements):
         self.graph.home = around
         return found
 
-    def _body(self, method: ast.FunctionDef, scope: Scope) -> Value:
+    def _body(self, method: ast.FunctionDef, scope: LocalVariables) -> Value:
         """Return the result of a `forward`, which its last statement returns."""
         *body, last = method.body
         if not isinstance(last, ast.Return):

@@ -131,16 +131,16 @@ class Once:
         return items
 
 
-class Scope:
+class LocalVariables:
     """Local variables. A branch or loop body has a scope on top of the outer one."""
 
     __slots__ = ("outer", "values")
 
-    def __init__(self, values: dict[str, Value] | None = None, outer: Scope | None = None) -> None:
+    def __init__(self, values: dict[str, Value] | None = None, outer: LocalVariables | None = None) -> None:
         self.values, self.outer = values if values is not None else {}, outer
 
     def find(self, name: str, default: Value) -> Value:
-        scope: Scope | None = self
+        scope: LocalVariables | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]

@@ -42,7 +42,7 @@ from onnxgen.verify.integrity import (
     other_file,
     record_of,
 )
-from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
+from onnxgen.verify.oracle import ModelPart, Oracle, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -106,10 +106,10 @@ class Check:
         """Return the compared ONNX model in the form that onnxruntime gets."""
         return proto(self.path, without_dropout=self.graph.training, part=self._part())
 
-    def _part(self) -> Part | None:
+    def _part(self) -> ModelPart | None:
         """Return the part of the file that is compared, or None for all of it."""
         cut = cut_of(self.options)
-        return None if cut is None else Part(cut, self.graph.argument_types)
+        return None if cut is None else ModelPart(cut, self.graph.argument_types)
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
         """Compare with single runs of the file if the module's batch is free and the file's is not."""

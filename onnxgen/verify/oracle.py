@@ -200,7 +200,12 @@ def _tidy(value: Any) -> Any:
 
 
 def oracles(
-    path: Path, *, without_dropout: bool, part: Part | None = None, exact: bool = False, new_ops: Sequence[Any] = ()
+    path: Path,
+    *,
+    without_dropout: bool,
+    part: ModelPart | None = None,
+    exact: bool = False,
+    new_ops: Sequence[Any] = (),
 ) -> Iterator[Oracle | Refused]:
     """Yield the oracles in the order to try them. An oracle that cannot load the file is yielded as a `Refused`.
 
@@ -221,14 +226,14 @@ def oracles(
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a network, with the types of its inputs."""
 
     cut: Cut
     types: Mapping[str, onnx.TypeProto]
 
 
-def proto(path: Path, *, without_dropout: bool, part: Part | None = None) -> onnx.ModelProto:
+def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -> onnx.ModelProto:
     """Return the model or a part of it. `without_dropout` sets every Dropout's ratio to 0, as in evaluation mode."""
     try:
         model = onnx.load(path, load_external_data=False)
