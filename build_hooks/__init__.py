@@ -1,4 +1,4 @@
-"""Build hooks: the generated module follows its `.onnx` file (see docs/BUILDING.md).
+"""Build hooks: keep the generated module up to date with its `.onnx` file (see docs/BUILDING.md).
 
 Importing this package imports nothing else: `ModelGen` is looked up when it is first used (PEP 562).
 """

@@ -1,4 +1,4 @@
-"""Building what `[tool.onnxgen]` asks for: nothing if it is fresh, else the module and its sidecar as one.
+"""Build what `[tool.onnxgen]` lists: nothing if it is fresh, else the module and its sidecar, replaced as one.
 
 The part that most builds take, everything is fresh, imports none of what generates.
 """
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one entry.
+    """The result of building one entry.
 
     Attributes:
         status: "fresh" (nothing to do), "written", "kept" (edited by hand, or adopted) or "stale" (only looked at).
@@ -44,7 +44,7 @@ class Built:
 
 
 class BuildError(OnnxgenError):
-    """Some entries of a project could not be built; `built` has the others.
+    """Some entries of a project could not be built. `built` has the others.
 
     Attributes:
         exit_code: 3 if all that is wrong is modules that were edited by hand and are stale, else 2.
@@ -66,7 +66,7 @@ def build_project(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[Built]:
-    """Build every entry of a project; with `check` only tell how they are. See `build` for the rest.
+    """Build every entry of a project. With `check` only report their state. See `build` for the other arguments.
 
     Raises:
         BuildError: some could not be built; all others were.
@@ -94,7 +94,7 @@ def build(
     progress: Progress | None = None,
     cache: Cache | None = None,
 ) -> Built:
-    """Let module and sidecar of an entry be what its source gives.
+    """Update module and sidecar of an entry to match its source.
 
     Args:
         entry: of `read_project` or `entries_from`.
@@ -131,7 +131,7 @@ def build(
 
 
 def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
-    """Whether `build` would leave the entry's files as they are: "fresh" or "kept"; else "stale". Writes nothing.
+    """Return "fresh" or "kept" if `build` would leave the entry's files unchanged, else "stale". Writes nothing.
 
     Raises:
         OnnxgenError: the source can't be read.
@@ -148,7 +148,7 @@ def check_entry(entry: Entry, *, cache: Cache | None = None) -> Built:
 
 
 def _content(entry: Entry, cache: Cache) -> Content:
-    """What the module is made of; of one that is adopted and complete, nothing that can't be told."""
+    """Return what the module is made of. For an adopted, complete module, parts that cannot be read are left out."""
     try:
         return content_of(entry, cache)
     except OnnxgenError:
@@ -162,5 +162,5 @@ def _built(
 ) -> Built:
     place = place or entry
     files = tuple(file for file in outputs(place) if file.exists())
-    key = recorded(place.output) if status == "written" else ""  # its source may have changed since it was looked at
+    key = recorded(place.output) if status == "written" else ""  # the source may have changed after it was examined
     return Built(status, files, key or content.key, time.perf_counter() - begun, entry, note)

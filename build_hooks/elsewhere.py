@@ -1,4 +1,4 @@
-"""Building into another folder than the project's own: `build_lib` of setuptools, or where a source tree is read-only.
+"""Build into a folder other than the project's: `build_lib` of setuptools, or if a source tree is read-only.
 
 The project's files stay as they are. If they are fresh, or a person edited them, they are copied; else the pair is
 generated there.
@@ -30,7 +30,7 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
-    """The entry with its files in `to`, where they are what they are in `base` (default: the project's folder).
+    """Return the entry with its files in `to`, at the same places as in `base` (default: the project's folder).
 
     Raises:
         OnnxgenError: the module or its sidecar does not lie in `base`.
@@ -50,7 +50,7 @@ def moved_to(entry: Entry, to: Path, base: Path | None = None) -> Entry:
 def build_elsewhere(
     entry: Entry, moved: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None
 ) -> tuple[str, str]:
-    """Let the files of `moved` be what those of `entry` would be; returns "fresh" or "written", and a note."""
+    """Build the files of `moved` as those of `entry` would be. Returns "fresh" or "written", and a note."""
     with cache.locked(entry.root):
         adopted = is_adopted(entry)
         if (adopted or not force) and stands(entry, content, cache):
@@ -68,7 +68,7 @@ def build_elsewhere(
 
 
 def _copy(entry: Entry, moved: Entry, content: Content) -> str:
-    """Copy module and sidecar as they are, unless they are there."""
+    """Copy module and sidecar, unless the target already has them."""
     same = moved.output.is_file() and filecmp.cmp(entry.output, moved.output, shallow=False)
     if same and has_weights(moved, content):
         return "fresh"
@@ -85,7 +85,7 @@ def _copy(entry: Entry, moved: Entry, content: Content) -> str:
 
 
 def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> None:
-    """Copy files as one, the last of them last; what was there `before`, and is not any more, goes."""
+    """Copy files as one, the last of them last. Files of `before` that are no longer needed are removed."""
     targets = [target for _, target in pairs]
     for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,9 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> Non
 
 
 def build_folder(entry: Entry, cache: Cache) -> Path | None:
-    """Where an entry is built whose own folders can't be written to; None if they can, or lie out of the project."""
+    """Return where to build an entry whose own folders are read-only; None if they are writable or outside the
+    project.
+    """
     files = [path for path in (entry.output, entry.weights) if path is not None]
     if all(_is_writable(folder) for folder in {path.parent for path in files}):
         return None
@@ -112,7 +114,7 @@ def build_folder(entry: Entry, cache: Cache) -> Path | None:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or in what it would be made in."""
+    """Return True if files can be created in a folder, or in the nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -1,4 +1,4 @@
-"""Whether a module is what its source gives, by content alone: time stamps never count.
+"""Decide if a module matches its source, by content alone: time stamps never count.
 
 The *key* of an entry is a digest of all that a generated module depends on. A build writes it into the module's header
 (`Build`), and into the sidecar the digests of what its weights were read from. A pair is fresh if both say what is
@@ -31,15 +31,15 @@ from .plugin_files import plugin_digests
 from .settings import Entry
 from .sidecar import belongs
 
-HALF = 32  # characters of a key
-HEADER = 1 << 23  # bytes of a module among which its header ends; weights may follow
+HALF_KEY_CHARACTERS = 32  # characters of one half of a key
+MAX_HEADER_BYTES = 1 << 23  # bytes of a module that contain its header; embedded weights may follow
 _LINE = re.compile(rb"^Build +([0-9a-f]{64})\r?$", re.MULTILINE)
 _FINGERPRINT = re.compile(rb"""^FINGERPRINT = ["']([0-9a-f]+)["']""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Content:
-    """What an entry's module is made of.
+    """Digests of everything that an entry's module is made of.
 
     Attributes:
         key: the digest of it all; 64 characters.
@@ -55,12 +55,12 @@ class Content:
 
 
 def key_of(entry: Entry, cache: Cache | None = None) -> str:
-    """The key of an entry; see `content_of`."""
+    """Return the key of an entry; see `content_of`."""
     return content_of(entry, cache).key
 
 
 def content_of(entry: Entry, cache: Cache | None = None) -> Content:
-    """What an entry's module is made of, now.
+    """Return what an entry's module is made of now.
 
     Raises:
         OnnxgenError: the source, its external data, a template or a plugin can't be read; named as in the settings.
@@ -78,7 +78,7 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
 
 
 def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
-    """The ONNX file and the files of its external data, which need not be there.
+    """Return the ONNX file and its external data files, which need not exist.
 
     Raises `OnnxgenError` if it can't be told which they are.
     """
@@ -88,25 +88,25 @@ def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
 
 
 def is_fresh(entry: Entry, content: Content, cache: Cache) -> bool:
-    """Whether module and sidecar are there, whole, and what `content` gives."""
+    """Return True if module and sidecar exist, are complete, and match `content`."""
     return is_settled(entry.output, content.key, cache) and has_weights(entry, content)
 
 
 def is_settled(module: Path, key: str, cache: Cache) -> bool:
-    """Whether a module says that it is of this key, or was found to be right for it before."""
+    """Return True if a module's header has this key, or if the module was found to match it before."""
     text = read(module)
     return _recorded(text) == key or bool(text) and cache.get("settled", _settled(text, key)) is True
 
 
 def settle(module: Path, key: str, cache: Cache) -> None:
-    """Note that a module is right for a key, though it does not say so: it was edited by hand."""
+    """Record that a module matches a key although its header does not say so: it was edited by hand."""
     text = read(module)
     if text and _recorded(text) != key:
         cache.put("settled", _settled(text, key), True)
 
 
 def has_weights(entry: Entry, content: Content) -> bool:
-    """Whether the sidecar is there and whole, and belongs to the module and to the source."""
+    """Return True if the sidecar exists, is complete, and belongs to the module and the source."""
     if entry.weights is None:
         return True
     found = _FINGERPRINT.search(read(entry.output))
@@ -114,17 +114,17 @@ def has_weights(entry: Entry, content: Content) -> bool:
 
 
 def recorded(module: Path) -> str:
-    """The key that a module's header has; empty if it has none."""
+    """Return the key in a module's header; empty if it has none."""
     return _recorded(read(module))
 
 
 def _recorded(text: bytes) -> str:
-    found = _LINE.search(text, 0, HEADER)
+    found = _LINE.search(text, 0, MAX_HEADER_BYTES)
     return found[1].decode() if found else ""
 
 
 def read(module: Path) -> bytes:
-    """A module's text; empty if there is none."""
+    """Return a module's text; empty if there is none."""
     try:
         return module.read_bytes()
     except OSError:
@@ -136,18 +136,20 @@ def _settled(text: bytes, key: str) -> str:
 
 
 def _short(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HALF]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HALF_KEY_CHARACTERS]
 
 
 def _options(entry: Entry) -> dict[str, Any]:
-    """Options as they shape the output: no path is absolute, so that every checkout has the same key."""
+    """Return the options in the form that the output depends on: without absolute paths, so that every checkout has the
+    same key.
+    """
     found = dict(vars(entry.options))
-    del found["templates"], found["plugins"]  # their content counts
+    del found["templates"], found["plugins"]  # their content counts instead of their paths
     found["limits"] = dict(vars(entry.options.limits))
     weights = entry.weights
     found["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()
     for name in ("input_shapes", "batch_axes", "dropout"):
-        found[name] = list(found[name].items())  # their order may count
+        found[name] = list(found[name].items())  # the order may matter
     return found
 
 
@@ -161,20 +163,20 @@ def _templates(entry: Entry, cache: Cache) -> list[list[str]]:
 
 @lru_cache
 def _ours(folder: Path) -> list[list[str]]:
-    """onnxgen's own templates, which do not change while it runs."""
+    """Return onnxgen's own templates, which do not change while it runs."""
     return _tree(folder, Cache())
 
 
 def _tree(folder: Path, cache: Cache) -> list[list[str]]:
-    """Every file in a folder that a template may include, and its digest."""
+    """Return every file in a folder that a template may include, with its digest."""
     found, seen = [], set()
     for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        if os.path.realpath(place) in seen:  # a link leads back
+        if os.path.realpath(place) in seen:  # a link leads back to a parent
             folders.clear()
             continue
         seen.add(os.path.realpath(place))
         folders[:] = sorted(name for name in folders if name != "__pycache__")
-        # A link to nothing is what some editors lock files with.
+        # Some editors lock files with a dangling link.
         paths = [Path(place, name) for name in sorted(names) if os.path.exists(os.path.join(place, name))]
         found += [[path.relative_to(folder).as_posix(), digest(path, cache)] for path in paths]
     return found
@@ -193,7 +195,7 @@ def _digest(entry: Entry, name: str, path: Path, cache: Cache) -> str:
 
 
 def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
-    """The files of the external data, relative to the model's folder."""
+    """Return the external data files, relative to the model's folder."""
     name = f"{source} {__version__}"
     known = cache.get("locations", name)
     if isinstance(known, list):
@@ -211,8 +213,9 @@ def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
 
 
 def _mentions_data(path: Path) -> bool:
-    """Whether a model may have external data: then the word "location" stands in it, since protobuf leaves text as it
-    is. It spares most models being parsed."""
+    """Return True if a model may have external data: it then contains the word "location", which protobuf stores as
+    plain text.
+    """
     rest = b""
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

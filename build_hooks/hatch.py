@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .settings import Entry, Project
 
 TABLE = "tool.hatch.build.hooks.onnxgen"
-# What hatchling itself reads in a hook's table.
+# Keys of a hook's table that hatchling reads itself.
 COMMON = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 
 
@@ -45,7 +45,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
     PLUGIN_NAME = "onnxgen"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called before each build. Whatever is wrong ends it with a message and no traceback."""
+        """Prepare a build. Any error ends it with a message and no traceback."""
         try:
             project = self._project()
             if self.target_name == "sdist":
@@ -58,12 +58,12 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
             self.app.abort(f"onnxgen: {error}")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Called when the wheel or the sdist is complete."""
+        """Clean up when the wheel or the sdist is complete."""
         self._folder.cleanup()
 
     @cached_property
     def _folder(self) -> TemporaryDirectory[str]:
-        """For modules on their way into a wheel; it goes when the build ends, however it ends."""
+        """Make the temporary folder for modules of a wheel. It is removed when the build ends, successful or not."""
         return TemporaryDirectory(prefix="onnxgen-")
 
     def _project(self) -> Project:
@@ -81,7 +81,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
     # ---- what goes where ---------------------------------------------------------------------------------------------
 
     def _sources(self, project: Project) -> dict[str, str]:
-        """What modules are made from, by its place in the sdist, even if the version control ignores it."""
+        """Return what modules are made from, by its place in the sdist, even if version control ignores it."""
         from .standing import is_adopted, is_edited, sources
 
         found: set[Path] = set()
@@ -91,7 +91,9 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
 
     def _file(self, path: Path) -> str:
-        """What a link leads to, if it leads out of the project: hatchling would put the link itself into an sdist."""
+        """Return the target of a link that leads out of the project: hatchling would put the link itself into
+        an sdist.
+        """
         real = path.resolve()
         return str(path if real.is_relative_to(Path(self.root).resolve()) else real)
 
@@ -104,7 +106,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
                 raise OnnxgenError(what, help="an editable install imports it in place; install without -e")
 
     def _modules(self, project: Project) -> dict[str, str]:
-        """Modules and sidecars, made in a temporary folder, by their places in the project.
+        """Return modules and sidecars, made in a temporary folder, by their places in the project.
 
         hatchling maps these places as it maps its own files' (`packages`, `sources`), and takes no other file there.
         """
@@ -124,24 +126,25 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
             what = f"{entry.at('output')}: {entry.shown(entry.output)} is not in a package of this project"
             place = f"tool.hatch.build.targets.{self.target_name}.packages"
             raise OnnxgenError(what, help=f"put it into one, or name its folder in {place}")
-        weights = entry.weights or entry.output  # in the module itself
+        weights = entry.weights or entry.output  # embedded in the module
         here, there = (os.path.dirname(place(entry.output)) for place in (str, self._inside))
         if os.path.relpath(weights, here) != os.path.relpath(self._inside(weights), there):
             what = f"{entry.at('weights')}: {entry.shown(weights)} would not be where the module looks for it"
             raise OnnxgenError(what, help="put the weights into the module's package")
 
     def _inside(self, path: Path) -> str:
-        """Where a file of the project would be in a wheel."""
+        """Return where a file of the project would be in a wheel."""
         return self.build_config.get_distribution_path(os.path.relpath(path, self.root))
 
     def _is_selected(self, path: Path) -> bool:
-        """Whether hatchling would look for files where this one is; what version control ignores counts, too."""
+        """Return True if hatchling would include files of this folder, even if version control ignores them."""
         if places := self.build_config.only_include:
             return any(path.is_relative_to(place) for place in places)
         return self.build_config.path_is_included(os.path.relpath(path, self.root))
 
     def _onnx_files(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        """The ONNX file and its data, if a wheel is to have them: where they lie in a package, else beside the module.
+        """Yield the ONNX file and its data, if a wheel is to have them: at their place in a package, else beside the
+        module.
 
         If not, hatchling is told to leave them out where they lie in a package.
         """

@@ -1,4 +1,4 @@
-"""Generating: in place, elsewhere, or only in memory to see how an edited module stands. Imports all that generates."""
+"""Generate: in place, elsewhere, or in memory to compare with an edited module. Imports the whole generator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .settings import Entry
 from .standing import is_adopted, is_edited, stands
 
 Progress = Callable[[str], None]
-TRIES = 3  # a source that changes while it is read is read again
+MAX_ATTEMPTS = 3  # attempts, if the source changes while it is read
 
 
 def build_in_place(
     entry: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None
 ) -> tuple[str, str]:
-    """Write module and sidecar of an entry, unless another process just did; returns a status and a note."""
+    """Write module and sidecar of an entry, unless another process just did. Returns a status and a note."""
     with cache.locked(entry.root):
         adopted = is_adopted(entry)
         if (adopted or not force) and (status := stands(entry, content, cache)):
@@ -36,8 +36,10 @@ def build_in_place(
 
 
 def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None) -> str:
-    """Write module and sidecar; again if the source changed meanwhile, so that no module says that it is of another."""
-    for _ in range(TRIES):
+    """Write module and sidecar. Repeats if the source changed meanwhile, so that the module matches its recorded
+    source.
+    """
+    for _ in range(MAX_ATTEMPTS):
         generated = in_memory(entry, content, progress)
         make_folders(entry)
         with named(entry, "output"), pipeline.timed(generated.report, "write"):
@@ -52,14 +54,14 @@ def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress
 
 
 def in_memory(entry: Entry, content: Content, progress: Progress | None) -> Generated:
-    """What would be written."""
+    """Generate in memory. Returns what would be written."""
     with named(entry, "source"):
         record = Build(content.key, content.data)
         return pipeline.build(entry.source, entry.options, entry.output, progress, record)
 
 
 def look(entry: Entry, content: Content, cache: Cache) -> str:
-    """How a module stands that does not say that it is fresh: "kept" or "stale". Writes nothing.
+    """Return "kept" or "stale" for a module that does not record that it is fresh. Writes nothing.
 
     Raises `EditedError` if it was edited by hand and its source changed too.
     """
@@ -69,7 +71,7 @@ def look(entry: Entry, content: Content, cache: Cache) -> str:
 
 
 def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache) -> str:
-    """ "kept" or "stale", of a module that was edited by hand."""
+    """Return "kept" or "stale" for a module that was edited by hand."""
     with named(entry, "output"):
         output = Output(entry.output, entry.options)
         status = output.standing(generated)
@@ -83,8 +85,7 @@ def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache
 def carry(
     entry: Entry, moved: Entry, content: Content, cache: Cache, progress: Progress | None, copy: Callable[[], str]
 ) -> str:
-    """Bring an edited module, which does not say what it was made of, to where `moved` has it: as `copy` does, or with
-    weights of its source if it lacks them.
+    """Bring an edited module, which does not record what it was made of, to where `moved` has it.
 
     Raises `EditedError` if its source changed too.
     """
@@ -99,7 +100,9 @@ def carry(
 
 
 def restore_weights(entry: Entry, moved: Entry, content: Content, progress: Progress | None) -> str:
-    """Write the sidecar that an adopted module lacks where `moved` has it; returns why it can't be, if so."""
+    """Write the missing sidecar of an adopted module where `moved` has it. Returns the reason if that is not
+    possible.
+    """
     lacks = f"{entry.shown(entry.output)} is adopted and its weights are missing, and"
     try:
         generated = in_memory(entry, content, progress)
@@ -115,7 +118,7 @@ def restore_weights(entry: Entry, moved: Entry, content: Content, progress: Prog
 
 
 def make_folders(entry: Entry) -> None:
-    """The folders of module and sidecar."""
+    """Create the folders of module and sidecar."""
     for name, path in (("output", entry.output), ("weights", entry.weights)):
         if path is not None:
             try:
@@ -127,7 +130,9 @@ def make_folders(entry: Entry) -> None:
 
 @contextmanager
 def named(entry: Entry, key: str) -> Iterator[None]:
-    """Let every problem begin with the file and the key that it is about: that of an option if it speaks of one."""
+    """Prefix every problem in the block with the file and key that it is about: the option's key if it names
+    an option.
+    """
     try:
         yield
     except OnnxgenError as error:

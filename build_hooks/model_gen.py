@@ -1,4 +1,4 @@
-"""`ModelGen`: what `[tool.onnxgen]` says, said by a script.
+"""`ModelGen`: the settings of `[tool.onnxgen]`, made by a script.
 
 from onnxgen.build_hooks import ModelGen
 
@@ -25,7 +25,7 @@ NAME = "ModelGen"
 
 
 class ModelGen:
-    """Says which ONNX files become which modules, and makes those that are not there or not fresh.
+    """Says which ONNX files become which modules, and makes those that are missing or not fresh.
 
     Each method but `run`, `run_from_script` and `check` changes this object and returns it: calls are chained, or stand
     in lines of their own. Options are those of `onnxgen.Options`, by the same names; they count for all inputs, so
@@ -47,24 +47,28 @@ class ModelGen:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def input(self, source: str | os.PathLike[str]) -> ModelGen:
-        """Add an ONNX file, or all that a pattern such as "models/*.onnx" finds; may be called again."""
+        """Add an ONNX file, or all files that match a pattern such as "models/*.onnx". May be called again."""
         self._inputs.append(Path(source).as_posix())
         return self
 
     def out_dir(self, folder: str | os.PathLike[str]) -> ModelGen:
-        """The folder of the modules, named as their ONNX files are; default: beside each. It replaces `out`."""
+        """Set the folder of the modules, which are named like their ONNX files. Default: beside each. It replaces
+        `out`.
+        """
         self._output = f"{Path(folder).as_posix()}/"
         return self
 
     def out(self, file: str | os.PathLike[str]) -> ModelGen:
-        """The module to write, for a single input; for several a name with "{stem}". It replaces `out_dir`."""
+        """Set the module to write, for a single input; for several a name with "{stem}". It replaces `out_dir`."""
         self._output = Path(file).as_posix()
         return self
 
     # ---- options -----------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Callable[..., ModelGen]:
-        """A method for each option of `onnxgen.Options`: what it is given is the option's value, of a flag True."""
+        """Return a method for each option of `onnxgen.Options`: what it is given is the option's value, of a
+        flag True.
+        """
         if (about := OPTIONS.get(name)) is None:
             raise AttributeError(f"{NAME} has no method {name!r}")
         key = about.key
@@ -78,7 +82,7 @@ class ModelGen:
         return self._say("embed", on)
 
     def edited(self, way: str) -> ModelGen:
-        """What happens to modules that were edited: "refuse" to overwrite them (the default), or "mine": leave them."""
+        """Set what happens to edited modules: "refuse" to overwrite them (the default), or "mine": leave them."""
         return self._say("edited", way)
 
     def _say(self, key: str, value: object) -> ModelGen:
@@ -88,7 +92,7 @@ class ModelGen:
     # ---- what is said, done ------------------------------------------------------------------------------------------
 
     def run(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
-        """Make the modules that are not there or not fresh.
+        """Make the modules that are missing or not fresh.
 
         Args:
             force: overwrite modules that were edited by hand.
@@ -108,7 +112,7 @@ class ModelGen:
         return build_project(self._project(), force=force, progress=progress)
 
     def run_from_script(self, *, force: bool = False, progress: Progress | None = None) -> list[Built]:
-        """`run`, with paths relative to the folder of the script that calls this, wherever the process is."""
+        """Do as `run`, with paths relative to the folder of the calling script, whatever the working directory is."""
         script = sys._getframe(1).f_globals.get("__file__")
         if script is None:
             what = f"{NAME}.run_from_script() must be called from a script: paths are relative to its folder"
@@ -117,7 +121,7 @@ class ModelGen:
         return self.run(force=force, progress=progress)
 
     def check(self) -> bool:
-        """Whether `run` would leave everything as it is; writes nothing. Raises as `run` does."""
+        """Return True if `run` would leave everything unchanged. Writes nothing. Raises the errors of `run`."""
         from .build import build_project
 
         return all(built.status != "stale" for built in build_project(self._project(), check=True))

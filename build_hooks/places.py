@@ -1,4 +1,4 @@
-"""Paths of `[tool.onnxgen]`: relative to the project, inside it, and no two models in each other's way."""
+"""Paths of `[tool.onnxgen]`: relative to the project, inside it, and without conflicts between models."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ if TYPE_CHECKING:
     from .settings import Entry
 
 STEM = "{stem}"
-LONGEST, LONGEST_NAME = 1000, 240  # bytes; systems take little more, and names get endings
+# bytes of a path and of a file name; systems allow little more, and suffixes are added to names
+MAX_PATH_BYTES, MAX_NAME_BYTES = 1000, 240
 _GLOB = re.compile(r"[*?\[]")
 
 
 class Paths:
-    """Paths as a person writes them, made absolute. Each method raises `ValueError` with what is wrong."""
+    """Makes paths as written in the settings absolute. Each method raises `ValueError` with what is wrong."""
 
     def __init__(self, root: Path, inside: bool) -> None:
         self.root, self.inside = root, inside
 
     def _absolute(self, text: object) -> str:
-        """A path written with `/`; one that leads out of the project is refused (if all is to be inside)."""
+        """Return the absolute form of a path written with `/`. A path outside the project is refused if `inside` is
+        required.
+        """
         if not isinstance(text, str) or not text:
             raise ValueError(f"must be a path, not {shown(text)}")
         if not text.isprintable():
             raise ValueError(f"{shown(text)} has a character that no path should have")
-        if len(os.fsencode(text)) > LONGEST or any(len(os.fsencode(part)) > LONGEST_NAME for part in text.split("/")):
+        if len(os.fsencode(text)) > MAX_PATH_BYTES or any(
+            len(os.fsencode(part)) > MAX_NAME_BYTES for part in text.split("/")
+        ):
             raise ValueError(f"{shown(text)} is too long for a path")
         if "\\" in text and (self.inside or os.sep == "/"):
             raise ValueError(f"{shown(text)}: paths are written with / on every system")
@@ -45,7 +50,7 @@ class Paths:
         return found
 
     def sources(self, text: object) -> tuple[list[Path], bool]:
-        """The ONNX files, and whether they were found by a glob."""
+        """Return the ONNX files, and whether a glob found them."""
         path = self._absolute(text)
         if not _GLOB.search(path[len(str(self.root)) :]) or os.path.isfile(path):
             if not os.path.isfile(path):
@@ -63,7 +68,7 @@ class Paths:
         return files, True
 
     def output(self, text: object, source: Path, is_glob: bool) -> Path:
-        """The module of a source: beside it if nothing is said, in a folder that ends in `/`, or as named."""
+        """Return the module of a source: beside it by default, in a folder if the text ends in `/`, or as named."""
         name = f"{identifier(source.stem, 'model')}.py"
         if text is None:
             return source.with_name(name)
@@ -78,20 +83,20 @@ class Paths:
         return Path(path)
 
     def weights(self, text: object, source: Path) -> Path:
-        """The sidecar of a source."""
+        """Return the sidecar of a source."""
         if isinstance(text, str) and text.endswith("/"):
             raise ValueError(f"{shown(text)} is a folder, but the weights need the name of a file")
         return Path(self._absolute(_filled(text, source)))
 
     def folder(self, text: object, source: Path) -> Path:
-        """A folder that is there."""
+        """Return an existing folder."""
         path = self._absolute(text)
         if not os.path.isdir(path):
             raise ValueError(f"{shown(text)} is not a folder")
         return Path(path)
 
     def plugins(self, names: Sequence[str], source: Path) -> tuple[str, ...]:
-        """Plugins: paths absolute, dotted names as they are. Whether they are there is asked when they are needed."""
+        """Return plugins: paths made absolute, dotted names unchanged. They need not exist yet."""
         return tuple(self._absolute(name) if is_path(name) else name for name in names)
 
 
@@ -100,7 +105,7 @@ def _filled(text: object, source: Path) -> object:
 
 
 class _Real:
-    """Real paths; what is asked of most files is whether they are links, since they share their folders."""
+    """Resolves paths. Most files share their folders, so mainly links among the files themselves are checked."""
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
@@ -115,7 +120,7 @@ class _Real:
 
 
 def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, str], None]) -> None:
-    """Tell `wrong` of every file that would be written out of the project, over a source, or by two models."""
+    """Report to `wrong` every file that would be written outside the project, over a source, or by two models."""
     real_path = _Real()
     sources = {real_path(entry.source): entry for entry in entries}
     taken: dict[str, tuple[Entry, str]] = {}
@@ -127,7 +132,7 @@ def check_places(entries: Sequence[Entry], inside: bool, wrong: Callable[[str, s
             real = real_path(path)
             if problem := _problem(entry, path, real, sources, taken, root):
                 wrong(f"{entry.key}.{name}", f"{entry.shown(path)} {problem}")
-                break  # the sidecar lies beside the module: most that is wrong with one is with the other
+                break  # the sidecar lies beside the module and would have the same problem
             taken[real.casefold()] = (entry, name)
         templates = entry.options.templates
         if templates is not None and _is_in(real_path(entry.output), os.path.realpath(templates)):
@@ -146,13 +151,12 @@ def _problem(
     taken: Mapping[str, tuple[Entry, str]],
     root: str,
 ) -> str:
-    """What is wrong with a file that an entry writes, whose real path is `real`, and should be in `root` if that is
-    given; empty if nothing is."""
+    """Describe what is wrong with a file that an entry writes; empty if nothing is. `real`: its resolved path."""
     if root and not _is_in(real, root):
         return f"lies outside the project: a link leads to {real}"
     if real in sources:
         return f"is the source of {sources[real].key}"
-    if real.casefold() in taken:  # on every system: a wheel may be installed where case makes no difference
+    if real.casefold() in taken:  # on every system: a wheel may be installed on one that ignores case
         other, what = taken[real.casefold()]
         same = "this model" if other is entry else other.key
         which = f" for {other.shown(other.source)}" if other is not entry and other.key == entry.key else ""

@@ -1,4 +1,4 @@
-"""The plugins of an entry as files: what counts for its key, what an sdist must have, what is watched.
+"""The files of an entry's plugins: for its key, for an sdist, and for watching. No plugin is run or imported here.
 
 No plugin is run or imported here.
 """
@@ -17,8 +17,8 @@ from .settings import Entry
 
 
 def plugin_digests(entry: Entry, cache: Cache) -> list[list[object]]:
-    """Each plugin of an entry: its name, and the digest of each of its files; and those of installed packages, if they
-    may count.
+    """Return each plugin of an entry with the digests of its files; also those of installed packages, if they may be
+    used.
 
     Raises:
         OnnxgenError: one is not there, can't be read, or holds the module that it is to make.
@@ -49,14 +49,14 @@ def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
 
 
 def own_files(entry: Entry) -> Iterator[Path]:
-    """The files of plugins that are named by their paths; others are installed."""
+    """Yield the files of plugins that are named by path. Others are installed packages."""
     for name in entry.options.plugins:
         if is_path(name):
             yield from files_of(_place(entry, name) or Path(name))
 
 
 def watched(entry: Entry) -> Iterator[Path]:
-    """Where such files are or were: one that is missing may come back."""
+    """Yield the paths of such files, including missing ones, which may come back."""
     for name in entry.options.plugins:
         if is_path(name):
             yield Path(name)

@@ -1,4 +1,4 @@
-"""`[tool.onnxgen]` of a `pyproject.toml`: which models a project has, where their modules go, and how they are made.
+"""`[tool.onnxgen]` of a `pyproject.toml`: the models of a project, where their modules go, and their options.
 
     [tool.onnxgen]                          # options for all models
     dtype = "float16"
@@ -29,10 +29,10 @@ from .places import Paths, check_places
 FILE = "pyproject.toml"
 TABLE = "tool.onnxgen"
 EDITED = ("refuse", "mine")
-LIMIT = 50  # problems that are told; a list of a million wrong entries has a million
+MAX_PROBLEMS_SHOWN = 50  # problems in one error message
 
 KEYS = {about.key: (name, about) for name, about in OPTIONS.items()}
-ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.FLAG}  # what is no option of a generation
+ABOUT = {"edited": values.choice(*EDITED), "include-onnx": values.FLAG}  # keys that are not options of a generation
 PLACES = ("source", "output")
 
 
@@ -63,21 +63,21 @@ class Entry:
 
     @property
     def weights(self) -> Path | None:
-        """The sidecar; None if the module holds the weights itself."""
+        """Return the path of the sidecar; None if the module embeds the weights."""
         return None if self.options.embed else self.options.weights or self.output.with_suffix(".safetensors")
 
     def at(self, name: str = "") -> str:
-        """How errors begin: `pyproject.toml: tool.onnxgen.models[0].output`."""
+        """Return the prefix of errors: `pyproject.toml: tool.onnxgen.models[0].output`."""
         return f"{self.file}: {self.key}{name and '.'}{name}"
 
     def shown(self, path: Path) -> str:
-        """A path as a person knows it: relative to the project, if it lies there."""
+        """Return a path as the user knows it: relative to the project if it lies there."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
 
 @dataclass(frozen=True)
 class Project:
-    """What `[tool.onnxgen]` says: the project's folder, the file, and its models in order.
+    """The contents of `[tool.onnxgen]`: the project's folder, the file, and its models in order.
 
     `missing` says what the file lacks for its back end to build them; empty if nothing that is known of.
     """
@@ -89,7 +89,7 @@ class Project:
 
 
 def read_project(root: Path | str) -> Project | None:
-    """The settings of the project in the folder `root`; None if its pyproject.toml has none, or if there is no such.
+    """Read the settings of the project in the folder `root`. Returns None if there are none.
 
     Raises:
         OnnxgenError: the file can't be read, or something in `[tool.onnxgen]` is wrong: all of it at once.
@@ -110,7 +110,7 @@ def read_project(root: Path | str) -> Project | None:
 
 
 def nearest(folder: Path) -> Path | None:
-    """The first folder with a pyproject.toml, from `folder` upwards."""
+    """Return the nearest folder with a pyproject.toml, from `folder` upwards, or None."""
     folder = Path(os.path.abspath(folder))
     return next((found for found in (folder, *folder.parents) if (found / FILE).is_file()), None)
 
@@ -118,7 +118,7 @@ def nearest(folder: Path) -> Path | None:
 def entries_from(
     root: Path | str, models: Sequence[Mapping[str, Any] | str], where: str, *, file: str = FILE, inside: bool = True
 ) -> tuple[Entry, ...]:
-    """Entries that do not come from `[tool.onnxgen]`: of `setup(onnxgen_models=[...])`, or of a script.
+    """Make entries from sources other than `[tool.onnxgen]`: `setup(onnxgen_models=[...])`, or a script.
 
     Args:
         root: the folder that paths are relative to.
@@ -136,14 +136,14 @@ def entries_from(
 
 
 def _document(file: Path) -> dict[str, Any]:
-    """All of a file that may have something of ours; else nothing."""
+    """Parse the file if it may have settings of onnxgen; else return an empty dict."""
     try:
         text = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise OnnxgenError(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
-    if b"onnxgen" not in text:  # most projects, and what parses their files is not even imported
+    if b"onnxgen" not in text:  # true for most projects; the TOML parser is then not imported
         return {}
     if sys.version_info >= (3, 11):
         import tomllib
@@ -166,7 +166,9 @@ def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _missing(document: Mapping[str, Any]) -> str:
-    """What setuptools and hatchling need in the file to build the models, and would leave them out without a word."""
+    """Describe settings that setuptools or hatchling need to build the models. Without them they skip the models
+    silently.
+    """
     system = document.get("build-system")
     requires = system.get("requires") if isinstance(system, Mapping) else None
     if not isinstance(system, Mapping) or not isinstance(requires, list):
@@ -194,7 +196,7 @@ def _mentions_hook(tool: object) -> bool:
 
 
 class _Found:
-    """Entries and problems, as they are found."""
+    """Collects entries and problems."""
 
     def __init__(self, root: Path, file: str, inside: bool) -> None:
         self.root, self.file = root, file
@@ -204,13 +206,13 @@ class _Found:
         self.more = 0
 
     def wrong(self, key: str, what: str, way_out: str = "") -> None:
-        if len(self.problems) < LIMIT:
+        if len(self.problems) < MAX_PROBLEMS_SHOWN:
             self.problems.append(Problem(f"{self.file}: {key}: {what}", help=way_out))
         else:
             self.more += 1
 
     def finish(self) -> tuple[Entry, ...]:
-        """The entries, or one error with all problems."""
+        """Return the entries, or raise one error with all problems."""
         check_places(self.entries, self.paths.inside, self.wrong)
         if self.more:
             self.problems.append(Problem(f"{self.file}: and {counted(self.more, 'problem')} more"))
@@ -219,7 +221,7 @@ class _Found:
         return tuple(self.entries)
 
     def defaults(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """What `[tool.onnxgen]` itself sets for all models."""
+        """Return what `[tool.onnxgen]` itself sets for all models."""
         known = [*(name for name in KEYS if name != "weights"), *ABOUT]
         given = {name: value for name, value in table.items() if name != "models"}
         return self._values(given, TABLE, known, "; source, output and weights belong to [[tool.onnxgen.models]]")
@@ -251,7 +253,7 @@ class _Found:
                 self.entries.append(Entry(key, source, output, options, root=self.root, file=self.file, **about))
 
     def _pairs(self, model: Mapping[str, Any], key: str) -> list[tuple[Path, Path]]:
-        """Sources and their outputs: one, or of a glob as many as it finds."""
+        """Return pairs of source and output: one, or for a glob one for each file that it finds."""
         if "source" not in model:
             self.wrong(key, "has no source", 'name the ONNX file: source = "models/mnist.onnx"')
             return []
@@ -272,7 +274,7 @@ class _Found:
     def _values(
         self, given: Mapping[str, Any], where: str, known: Iterable[str], aside: str, besides: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Values by field name (paths are text still); what is unknown or of another type is a problem."""
+        """Return values by field name (paths are still text). Unknown keys and wrong types are problems."""
         names, found = list(known), {}
         for written, value in given.items():
             name = str(written).replace("_", "-")
@@ -298,7 +300,7 @@ class _Found:
         field, about = KEYS[name]
         assert about.kind is not None
         found = about.kind.read(value)
-        if about.kind is not values.PATH:  # on its own, so that an error names the right key
+        if about.kind is not values.PATH:  # parsed separately, so that an error names the right key
             alone: dict[str, Any] = {field: found, "dynamic_batch": field in ("dynamic_batch", "batch_axes")}
             Options(**alone)
         return found

@@ -34,7 +34,7 @@ KEYWORD = "onnxgen_models"
 
 
 def hook(distribution: Distribution) -> None:
-    """Give the `build` command of a distribution the sub-command, if it turns out to have models.
+    """Add the sub-command to the `build` command of a distribution that has models.
 
     Commands are made when they are first asked for, after all settings were read, and of a class that setup.py,
     setup.cfg or pyproject.toml may have replaced. So it is the answer to that question which is changed: a command made
@@ -51,7 +51,7 @@ def hook(distribution: Distribution) -> None:
 
 
 def _with_models(build: Any) -> Any:
-    """A subclass of a `build` command that has the sub-command, too."""
+    """Return a subclass of a `build` command that also has the sub-command."""
     if any(name == NAME for name, _ in build.sub_commands):
         return build
 
@@ -61,7 +61,7 @@ def _with_models(build: Any) -> Any:
 
         def finalize_options(self) -> None:
             super().finalize_options()
-            with _failing():  # now, since `build_py` reads in its own what is left out
+            with _failing():  # now, since `build_py` reads which files to leave out in its own `finalize_options`
                 for entry in models(self.distribution):
                     if not entry.include_onnx:
                         leave_out(self.distribution, entry)
@@ -70,7 +70,7 @@ def _with_models(build: Any) -> Any:
 
 
 def models(distribution: Distribution) -> tuple[Entry, ...]:
-    """The entries of a distribution. Raises `SetupError` with all that is wrong with them."""
+    """Return the entries of a distribution. Raises `SetupError` with everything that is wrong with them."""
     root = Path(os.path.abspath(distribution.src_root or os.curdir))
     given = getattr(distribution, KEYWORD, None)
     with _failing():
@@ -85,7 +85,7 @@ def models(distribution: Distribution) -> tuple[Entry, ...]:
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """Let setuptools end with the problems alone, and no traceback."""
+    """Turn errors in the block into a message of setuptools without traceback."""
     try:
         yield
     except OnnxgenError as error:
@@ -96,7 +96,7 @@ def _failing() -> Iterator[None]:
 
 
 class BuildOnnxgen(Command):  # type: ignore[misc]
-    """See `setuptools.command.build.SubCommand` for what setuptools asks a sub-command."""
+    """The sub-command; see `setuptools.command.build.SubCommand` for its interface."""
 
     command_name = NAME
     description = "write the modules of [tool.onnxgen], and their weights"
@@ -108,11 +108,11 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         self.editable_mode = False
 
     def finalize_options(self) -> None:
-        # Not of `build_py`: of a project without modules of its own, setuptools lets that keep an older folder.
+        # Not that of `build_py`: without modules of its own, setuptools may leave an older folder there.
         self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
 
     def run(self) -> None:
-        """Write what is not fresh; one error has the problems of all models."""
+        """Write what is not fresh. One error has the problems of all models."""
         errors, others = [], self._others()
         with _failing():
             for entry in models(self.distribution):
@@ -126,7 +126,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
             remove_leftovers(Path(self.build_temp), Path(self.build_lib), self.get_outputs(), others)
 
     def _others(self) -> list[str]:
-        """What `build_py` puts into the build folder."""
+        """Return what `build_py` puts into the build folder."""
         if self.editable_mode or not self.distribution.has_pure_modules():
             return []
         found: list[str] = self.get_finalized_command("build_py").get_outputs(include_bytecode=False)
@@ -151,7 +151,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         self.announce(f"{entry.shown(entry.output)}: {built.status}", logging.INFO)
 
     def _declare(self, module: Path) -> None:
-        """Let setuptools know a module outside its packages: it installs nothing if it knows of nothing."""
+        """Declare a module outside of packages to setuptools, which installs nothing if it knows no module."""
         name = ".".join(module.with_suffix("").parts)
         if package_of(self.distribution, module.parent) is not None:
             return
@@ -166,7 +166,9 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     # ---- what setuptools asks, whether or not anything ran -----------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
-        """See `standing.sources`."""
+        """Return what an sdist must have: ONNX files with their data, templates, and existing modules, which may be
+        edited.
+        """
         from .standing import sources
 
         with _failing():
@@ -174,7 +176,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         return sorted({os.path.relpath(path) for path in found})
 
     def get_outputs(self) -> list[str]:
-        """What an installation gets: modules, sidecars, and ONNX files that were asked for."""
+        """Return what an installation gets: modules, sidecars, and ONNX files that were requested."""
         if self.editable_mode:
             return list(self.get_output_mapping())
         from .build import outputs
@@ -188,7 +190,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         return sorted({str(path) for path in found})
 
     def get_output_mapping(self) -> dict[str, str]:
-        """Of an editable install, the files in place by what they would be in the build folder."""
+        """Return the files in place by their places in the build folder, for an editable install."""
         found: dict[Path, Path] = {}
         if not self.editable_mode:
             return {}

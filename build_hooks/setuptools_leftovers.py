@@ -1,4 +1,4 @@
-"""What the last build put into setuptools' build folder and this one does not.
+"""Remove files that the last build put into setuptools' build folder and this one does not.
 
 setuptools never empties that folder, and all of it goes into the wheel: the weights of a module that holds them itself
 now, or a module that has another name.

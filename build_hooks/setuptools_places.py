@@ -1,4 +1,4 @@
-"""Where files of a project are in the tree that setuptools installs: `package_dir`, read backwards.
+"""The places of a project's files in the tree that setuptools installs: the inverse of `package_dir`.
 
 `src/pkg/mnist.py` is `pkg/mnist.py` where packages lie in `src`.
 """
@@ -18,7 +18,7 @@ from .settings import Entry
 
 
 @dataclass(frozen=True)
-class Place:
+class PackageFolder:
     """A folder that packages lie in: `src`, or the folder of one package that `package_dir` names.
 
     Attributes:
@@ -30,35 +30,35 @@ class Place:
     inside: Path
 
     def of(self, path: Path) -> Path:
-        """What a file in `base` becomes."""
+        """Return the installed path of a file in `base`."""
         return self.inside / path.relative_to(self.base)
 
 
-def place_of(distribution: Distribution, path: Path, root: Path) -> Place | None:
-    """The folder of packages that a file lies in; None if no installation would have it."""
+def place_of(distribution: Distribution, path: Path, root: Path) -> PackageFolder | None:
+    """Return the folder of packages that a file lies in, or None if no installation would have the file."""
     folders = {"": "", **(distribution.package_dir or {})}
-    places = [Place(Path(os.path.abspath(root / f)), Path(*p.split("."))) for p, f in folders.items()]
+    places = [PackageFolder(Path(os.path.abspath(root / f)), Path(*p.split("."))) for p, f in folders.items()]
     around = [place for place in places if path.is_relative_to(place.base)]
     if not around:
         return None
     place = max(around, key=lambda found: len(found.base.parts))
     folder = place.of(path).parent
-    # In a project's own folder lies more than packages, such as tests; in one like src does not.
+    # The project's own folder also has files outside of packages, such as tests; a folder like src has not.
     if place.base == root and folder.parts and package_of(distribution, folder) is None:
         return None
     return place
 
 
 def package_of(distribution: Distribution, folder: Path) -> str | None:
-    """The innermost package of the distribution that an installed folder is, or lies in."""
+    """Return the innermost package of the distribution that contains an installed folder, or is that folder."""
     for found in (folder, *folder.parents):
         if (name := ".".join(found.parts)) in (distribution.packages or ()):
             return name
     return None
 
 
-def place_of_output(distribution: Distribution, entry: Entry) -> Place:
-    """The folder of packages that an entry's files are written to.
+def place_of_output(distribution: Distribution, entry: Entry) -> PackageFolder:
+    """Return the folder of packages that an entry's files are written to.
 
     Raises:
         OnnxgenError: module or sidecar would not be installed.
@@ -74,15 +74,17 @@ def place_of_output(distribution: Distribution, entry: Entry) -> Place:
     return place
 
 
-def installed(entry: Entry, place: Place, to: Path) -> Entry:
-    """The entry with its files in `to`, a folder for what is installed."""
+def installed(entry: Entry, place: PackageFolder, to: Path) -> Entry:
+    """Return the entry with its files in `to`, a folder of installed files."""
     weights = entry.options.weights
     options = replace(entry.options, weights=weights and to / place.of(weights))
     return replace(entry, output=to / place.of(entry.output), options=options)
 
 
 def onnx_files(distribution: Distribution, entry: Entry) -> dict[Path, Path]:
-    """The ONNX file and its data, and what they become: in the package that they lie in, else beside the module."""
+    """Map the ONNX file and its data to their installed paths: in the package that they lie in, else beside
+    the module.
+    """
     from .freshness import source_files
 
     beside = place_of_output(distribution, entry).of(entry.output).parent
@@ -95,7 +97,8 @@ def onnx_files(distribution: Distribution, entry: Entry) -> dict[Path, Path]:
 
 
 def leave_out(distribution: Distribution, entry: Entry) -> None:
-    """Let `build_py` not take an ONNX file for data of the package that it lies in, unless `package_data` names it.
+    """Keep `build_py` from installing an ONNX file as data of the package that it lies in, unless `package_data` names
+    it.
 
     An sdist holds it, and by default every file of an sdist that lies in a package is data of that package.
     """
@@ -113,7 +116,7 @@ def leave_out(distribution: Distribution, entry: Entry) -> None:
 
 
 def _is_asked_for(distribution: Distribution, package: str, folder: Path, name: Path) -> bool:
-    """Whether a pattern of `package_data` finds a file of a package that lies in `folder`."""
+    """Return True if a pattern of `package_data` matches a file of a package that lies in `folder`."""
     patterns = [p for who in ("", package) for p in (distribution.package_data or {}).get(who, ())]
     found = (glob.glob(pattern, root_dir=folder, recursive=True) for pattern in patterns)
     return any(os.path.normpath(name) == os.path.normpath(match) for matches in found for match in matches)

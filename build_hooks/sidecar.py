@@ -1,4 +1,4 @@
-"""A sidecar's headers, read with nothing but the standard library, and whether they fit a module.
+"""Read a sidecar's headers with nothing but the standard library, and check that they fit a module.
 
 The format is described in `onnxgen/weights/streamed.py`, which writes it.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 INDEX = ".index.json"
-MAX_HEADER = 100_000_000  # what the safetensors library reads
+MAX_HEADER = 100_000_000  # bytes; limit of the safetensors library
 
 
 def belongs(weights: Path, fingerprint: str, source: str, data: str) -> bool:
-    """Whether the sidecar at `weights` is whole, of the module with this fingerprint, and made of this content.
+    """Return True if the sidecar at `weights` is complete, has the module's fingerprint, and was made of this content.
 
     Args:
         weights: the sidecar, whether it is one file or an index and its shards.
@@ -36,7 +36,7 @@ def _all_fit(weights: Path, files: Callable[[Path], list[Path]], *content: str) 
 
 
 def files_of(weights: Path) -> tuple[Path, ...]:
-    """The files that a sidecar consists of, its index too; the one file if there is nothing yet."""
+    """Return the files of a sidecar, including its index; the single file if nothing exists yet."""
     try:
         return (weights,) if weights.exists() else (*shards(weights), weights.with_name(weights.name + INDEX))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -44,7 +44,9 @@ def files_of(weights: Path) -> tuple[Path, ...]:
 
 
 def shards(weights: Path) -> list[Path]:
-    """The shards of a sidecar by its index, in order; raises `OSError`, `ValueError` and others if it is broken."""
+    """Return the shards of a sidecar in the order of its index. Raises `OSError`, `ValueError` and others if it is
+    broken.
+    """
     index = weights.with_name(weights.name + INDEX)
     names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     if any(Path(name).name != name for name in names):
@@ -53,7 +55,9 @@ def shards(weights: Path) -> list[Path]:
 
 
 def _header(path: Path) -> Mapping[str, str]:
-    """The metadata of a safetensors file. Raises `ValueError` if the file is not as long as its header says."""
+    """Return the metadata of a safetensors file. Raises `ValueError` if the file does not have the length that its
+    header states.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""How the files of an entry stand, by what they say of themselves: nothing is generated to find out."""
+"""The state of an entry's files according to what they record. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 from onnxgen.common.cache import Cache
 
-from .freshness import HALF, Content, has_weights, is_settled, read, recorded, settle, source_files
+from .freshness import HALF_KEY_CHARACTERS, Content, has_weights, is_settled, read, recorded, settle, source_files
 from .plugin_files import own_files
 from .settings import Entry
 from .sidecar import files_of
 
 
 def outputs(entry: Entry) -> tuple[Path, ...]:
-    """The module and the files of its sidecar: as many shards as there are now; generates nothing."""
+    """Return the module and the files of its sidecar, with as many shards as exist now."""
     return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
 
 
 def sources(entry: Entry) -> set[Path]:
-    """What an sdist must have: the ONNX file with its data, templates, plugins, and a module that a person changed.
+    """Return what an sdist must have: the ONNX file with its data, templates, plugins, and an edited module.
 
     Of modules only what `edited = "mine"` says is a person's needs its own weights: others can be made again.
     """
@@ -29,18 +29,20 @@ def sources(entry: Entry) -> set[Path]:
 
 
 def is_adopted(entry: Entry) -> bool:
-    """Whether the module belongs to a person for ever (`edited = "mine"`); one that is not there yet is generated."""
+    """Return True if the module permanently belongs to its editor (`edited = "mine"`). A missing module is
+    generated.
+    """
     return entry.edited == "mine" and bool(read(entry.output).strip())
 
 
 def lacks_weights(entry: Entry) -> bool:
-    """Whether a module that reads a sidecar has none."""
+    """Return True if a module that needs a sidecar has none."""
     is_read = entry.weights is not None and b"FINGERPRINT" in read(entry.output)
     return is_read and not all(file.is_file() for file in outputs(entry)[1:])
 
 
 def stands(entry: Entry, content: Content, cache: Cache) -> str:
-    """ "fresh" or "kept" if there is nothing to do for the files in place, else "".
+    """Return "fresh" or "kept" if nothing needs to be done for the files in place, else "".
 
     "kept" is an adopted module, and one that was edited by hand since it was made of what is asked for now, perhaps by
     an older onnxgen.
@@ -51,14 +53,14 @@ def stands(entry: Entry, content: Content, cache: Cache) -> str:
         return ""
     if is_settled(entry.output, content.key, cache):
         return "fresh"
-    if recorded(entry.output)[:HALF] == content.key[:HALF] and is_edited(entry):
+    if recorded(entry.output)[:HALF_KEY_CHARACTERS] == content.key[:HALF_KEY_CHARACTERS] and is_edited(entry):
         settle(entry.output, content.key, cache)
         return "kept"
     return ""
 
 
 def is_edited(entry: Entry) -> bool:
-    """Whether the module is there and a person changed it; raises `OnnxgenError` if it is no file."""
+    """Return True if the module exists and was edited by hand. Raises `OnnxgenError` if it is not a file."""
     if not read(entry.output).strip():
         return False
     from onnxgen.output.write import Output

@@ -1,4 +1,4 @@
-"""Building again whenever something that a project's models are made of is saved.
+"""Rebuild whenever a file that a project's models are made of is saved.
 
 What counts is what the files are, not what the system tells of them: a wake-up from `watchfiles` (or half a second
 without one) is only the moment to look. So no change is lost that happens while a build runs, and where the system
@@ -22,17 +22,20 @@ from .freshness import source_files
 from .plugin_files import watched
 from .settings import Entry, Project
 
-QUIET = 0.3  # seconds for which files must not change: an exporter writes for seconds
-PATIENCE = 2.0  # seconds that a file which can't be used gets to become whole, before its error is told
-TICK = 500  # milliseconds between two looks, if no wake-up comes
-LISTED = (".onnx", ".jinja")  # new ones in a watched folder may count: a glob finds them, a template overrides ours
+QUIET_SECONDS = 0.3  # seconds without a change before a build starts: exporters write for seconds
+PATIENCE_SECONDS = 2.0  # further seconds before the error of a file that may be incomplete is reported
+TICK_MILLISECONDS = 500  # milliseconds between two checks without a wake-up
+WATCHED_SUFFIXES = (
+    ".onnx",
+    ".jinja",
+)  # suffixes of new files that count: a glob may find them, a template may override ours
 
 Stamps = Mapping[Path, object]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one look at a project did.
+    """The result of one check of a project.
 
     Attributes:
         project: its settings; the last good ones where those of now can't be read.
@@ -48,10 +51,10 @@ class Round:
 
 
 def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) -> Iterator[Round]:
-    """Build now, and again after each save, for ever; yields after each build.
+    """Build now and again after each save, forever. Yields after each build.
 
-    A build starts when the files have been still for `QUIET` seconds. Its error is told when they stayed so for
-    `PATIENCE` seconds more: a file that is written slowly is no broken file. A model that can't be built keeps its last
+    A build starts when the files have been still for `QUIET_SECONDS` seconds. Its error is told when they stayed so for
+    `PATIENCE_SECONDS` more: a file that is written slowly is no broken file. A model that can't be built keeps its last
     good module; while settings can't be read, the last good ones count.
 
     Args:
@@ -67,7 +70,7 @@ def rounds(root: Path, read: Callable[[Path], Project], *, force: bool = False) 
     while True:
         built, failed = _build(project, force and first)
         wrong = wrong or failed
-        unfinished = wrong is not None and not first and _changed(watchfiles, before, PATIENCE)
+        unfinished = wrong is not None and not first and _changed(watchfiles, before, PATIENCE_SECONDS)
         files = tuple(path for path in before if not path.is_dir())
         yield Round(project, built, None if unfinished else wrong, files)
         if not unfinished:
@@ -105,7 +108,9 @@ def _build(project: Project, force: bool) -> tuple[tuple[Built, ...], OnnxgenErr
 
 
 def _stamps(project: Project) -> dict[Path, object]:
-    """All that the models are made of: each file, and each folder for what may be added to it."""
+    """Return a stamp of everything that the models are made of: each file, and each folder in which files may
+    be added.
+    """
     paths = {project.file: None}
     for entry in project.entries:
         paths |= dict.fromkeys(_files(entry))
@@ -116,7 +121,7 @@ def _files(entry: Entry) -> Iterator[Path]:
     yield entry.source.parent
     try:
         yield from source_files(entry)
-    except OnnxgenError:  # which data it has is told by a whole file only
+    except OnnxgenError:  # only a complete file tells which data files it has
         yield entry.source
     if entry.options.templates is not None:
         yield entry.options.templates
@@ -125,10 +130,10 @@ def _files(entry: Entry) -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> object:
-    """What is another one after each change: of a file its size and times, of a folder the names that count."""
+    """Return a value that changes with the path: size and times of a file, relevant names of a folder."""
     try:
         if path.is_dir():
-            return sorted(name for name in os.listdir(path) if name.endswith(LISTED))
+            return sorted(name for name in os.listdir(path) if name.endswith(WATCHED_SUFFIXES))
         found = path.stat()
     except OSError:
         return None
@@ -140,7 +145,7 @@ def _now(before: Stamps) -> Stamps:
 
 
 def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> bool:
-    """Wait until something is not as it was; False if it still is after `limit` seconds."""
+    """Wait until a stamp changes. Returns False if none does within `limit` seconds."""
     end = None if limit is None else time.monotonic() + limit
     for _ in _wake_ups(watchfiles, before):
         if _now(before) != before:
@@ -151,19 +156,24 @@ def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> boo
 
 
 def _wake_ups(watchfiles: ModuleType, paths: Iterable[Path]) -> Iterator[object]:
-    """Something happened in the folders of these paths, or nothing did for a while."""
-    options = {"watch_filter": None, "debounce": TICK, "rust_timeout": TICK, "yield_on_timeout": True}
+    """Yield when something changes in the folders of these paths, and from time to time without a change."""
+    options = {
+        "watch_filter": None,
+        "debounce": TICK_MILLISECONDS,
+        "rust_timeout": TICK_MILLISECONDS,
+        "yield_on_timeout": True,
+    }
     while True:
         folders = {folder for path in paths for folder in (path, path.parent) if folder.is_dir()}
         try:
             yield from watchfiles.watch(*folders, recursive=False, **options)
-        except FileNotFoundError:  # one of them has just gone
-            time.sleep(TICK / 1000)
+        except FileNotFoundError:  # one of the files was just removed
+            time.sleep(TICK_MILLISECONDS / 1000)
             yield None
 
 
 def _settle(before: Stamps) -> None:
-    """Wait until nothing changes any more."""
+    """Wait until no stamp changes any more."""
     seen = None
     while seen != (seen := _now(before)):
-        time.sleep(QUIET)
+        time.sleep(QUIET_SECONDS)

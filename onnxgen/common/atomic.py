@@ -1,4 +1,4 @@
-"""Replacing several files as one: all of them or, whatever goes wrong, none.
+"""Replace several files as one: all of them or, if anything goes wrong, none.
 
 New contents go to temporary files in the folders of their targets; only when all are complete and on disk are they
 renamed, in the order they were made. An error puts the old files back. A kill cannot: between two renames it leaves
@@ -23,7 +23,7 @@ SUFFIX = ".onnxgen-tmp"
 
 
 class Replacing:
-    """The files being replaced; see `replacing`."""
+    """Collects the files that are to be replaced; see `replacing`."""
 
     def __init__(self) -> None:
         self._new: list[tuple[Path, Path]] = []  # (temporary, target)
@@ -33,7 +33,7 @@ class Replacing:
 
     @contextmanager
     def file(self, target: Path) -> Iterator[BinaryIO]:
-        """A file to write the new content of `target` to."""
+        """Open a file for the new content of `target`."""
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
@@ -46,7 +46,7 @@ class Replacing:
             shutil.copymode(target, temporary)
 
     def take(self, ready: Path, target: Path) -> None:
-        """A file of the same file system that lies ready to become `target`."""
+        """Use a finished file of the same file system as the new content of `target`."""
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "not a regular file", str(target))
         if target.exists():
@@ -54,7 +54,9 @@ class Replacing:
         self._new.append((ready, target))
 
     def withdraw(self, target: Path) -> None:
-        """Let a file be gone from before the first rename until its own: without it the others are not read."""
+        """Remove a file before the first rename, until its new content is in place: without it readers ignore the
+        others.
+        """
         self._withdrawn.append(target)
 
     def remove(self, target: Path) -> None:
@@ -62,7 +64,7 @@ class Replacing:
         self._obsolete.append(target)
 
     def keep(self, target: Path, name: Path) -> None:
-        """Let the old content of `target` stay, as `name` in the same folder, in place of what that was."""
+        """Keep the old content of `target` under `name` in the same folder, replacing any file there."""
         kept = _kept(target)
         if kept is None:
             return
@@ -74,10 +76,10 @@ class Replacing:
             raise
         finally:
             if target.exists():
-                kept.unlink(missing_ok=True)  # renaming a file to a hard link of itself does nothing, too
+                kept.unlink(missing_ok=True)  # as below: the rename may have done nothing
 
     def commit(self) -> None:
-        """Rename everything into place, in order. From the last rename on nothing is an error any more.
+        """Rename everything into place, in order. After the last rename, errors are ignored.
 
         Only now is everything put on disk: while one file was written, the system was busy with the one before.
         """
@@ -98,7 +100,7 @@ class Replacing:
                 path.unlink(missing_ok=True)
 
     def roll_back(self) -> None:
-        """Put the old contents back; what the system will not let us put back stays beside, under its other name."""
+        """Restore the old contents. A file that cannot be restored stays beside its target under its temporary name."""
         while self._old:
             target, old = self._old.pop()
             with suppress(OSError):
@@ -109,7 +111,7 @@ class Replacing:
                     old.unlink(missing_ok=True)  # renaming a file to a hard link of itself does nothing
 
     def clean(self) -> None:
-        """Remove what is temporary."""
+        """Remove temporary files."""
         for temporary, _ in self._new:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -117,12 +119,12 @@ class Replacing:
 
 @contextmanager
 def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
-    """Replace files in `folders`: renamed into place at the end of the block, or on an error left as they were.
+    """Replace files in `folders`: renamed into place at the end of the block, or left unchanged if an error occurs.
 
     Only one process at a time replaces files in a folder, others wait; so temporary files found there are those of a
     run that was killed, and are removed. Raises `OSError` as the system does.
     """
-    folders = sorted({Path(os.path.realpath(folder)) for folder in folders})  # each once: its lock waits for us too
+    folders = sorted({Path(os.path.realpath(folder)) for folder in folders})  # each once: a lock waits for us, too
     with ExitStack() as stack:
         for folder in folders:
             stack.callback(os.close, _lock(folder))
@@ -140,7 +142,7 @@ def replacing(folders: Iterable[Path]) -> Iterator[Replacing]:
 
 
 def is_same_file(one: Path, other: Path) -> bool:
-    """Whether both are there, and are one file; another process may replace either meanwhile."""
+    """Return True if both paths exist and are the same file. Another process may replace either one meanwhile."""
     try:
         return one.samefile(other)
     except OSError:
@@ -148,8 +150,8 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a run that was killed left in a folder, where nothing is to be replaced, if nobody replaces now."""
-    with suppress(OSError):  # another process does, or the folder is read-only
+    """Remove the leftovers of a killed run in a folder, unless another process is replacing files there now."""
+    with suppress(OSError):  # another process is replacing files, or the folder is read-only
         if any(folder.glob(f".*{SUFFIX}")):
             handle = _lock(folder, wait=False)
             try:
@@ -165,7 +167,7 @@ def _remove_temporaries(folder: Path) -> None:
 
 @contextmanager
 def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in `parent`, removed at the end of the block.
+    """Make a new folder in `parent`, and remove it at the end of the block.
 
     It is locked as long as this process lives; so folders of this prefix that nobody has locked are those of processes
     that were killed, and are removed. Raises `OSError` as the system does.
@@ -183,7 +185,7 @@ def own_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove_unlocked(folder: Path) -> None:
-    with suppress(OSError):  # of a process that lives
+    with suppress(OSError):  # locked by a running process
         handle = _lock(folder, wait=False)
         try:
             shutil.rmtree(folder)
@@ -192,16 +194,18 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def _temporary(target: Path) -> Path:
-    # A name may have 255 bytes, and the target may have used them.
+    # File names have at most 255 bytes, and the target's name may use them all.
     return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}{SUFFIX}")
 
 
 def _kept(target: Path) -> Path | None:
-    """The content of a file that is about to be replaced, under another name; None if there is no such file."""
+    """Keep the content of a file that is about to be replaced under another name. Returns None if there is no such
+    file.
+    """
     kept = _temporary(target)
     try:
-        os.link(target, kept)  # no copy, and the file stays where it is
-    except OSError:  # nothing to keep, or a file system without hard links
+        os.link(target, kept)  # a hard link: no copy, and the file stays in place
+    except OSError:  # no old file, or a file system without hard links
         if not target.exists():
             return None
         os.replace(target, kept)
@@ -209,7 +213,7 @@ def _kept(target: Path) -> Path | None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames last; only POSIX has a way to, and only some file systems need it."""
+    """Make renames durable. Only POSIX has a way to, and only some file systems need it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -224,7 +228,7 @@ def _lock_file(folder: Path) -> str:
 
 
 def _opened(path: Path | str, flags: int, wait: bool) -> int:
-    """The handle of a file, locked."""
+    """Open a file and lock it. Returns its handle."""
     handle = os.open(path, flags, 0o666)
     try:
         _wait(handle, wait)
@@ -236,7 +240,7 @@ def _opened(path: Path | str, flags: int, wait: bool) -> int:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock of a file (it is made if it is missing, and stays); others wait. Raises `OSError`."""
+    """Hold the lock of a file. The file is created if missing, and stays; others wait. Raises `OSError`."""
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _wait(handle)
@@ -251,7 +255,7 @@ if sys.platform == "win32":
     def _wait(handle: int, wait: bool = True) -> None:
         """Wait for the lock on an open file, or raise `OSError`; closing the handle gives it back."""
         while True:
-            try:  # gives up after ten seconds
+            try:  # Windows gives up after ten seconds
                 return msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
             except OSError as error:
                 if not wait or error.errno not in (errno.EDEADLK, errno.EACCES, 36):
@@ -271,7 +275,7 @@ else:
     def _lock(folder: Path, wait: bool = True) -> int:
         """Wait for the lock on a folder, or raise `OSError`; closing the returned handle gives it back."""
         try:
-            return _opened(folder, os.O_RDONLY, wait)  # the folder itself: nothing is left lying about
+            return _opened(folder, os.O_RDONLY, wait)  # lock the folder itself, which needs no lock file
         except BlockingIOError:
             raise
         except OSError:  # some network file systems do not lock folders

@@ -1,4 +1,4 @@
-"""What was found out before, in the user's cache folder: digests of large files above all.
+"""Results that are kept in the user's cache folder, above all digests of large files.
 
 A digest is kept under the file's path with what the system says of the file: size, times, inode, device. If that is
 unchanged the content is, with one exception, which git calls "racily clean": a file that changed within the same tick
@@ -22,35 +22,37 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-RACY = 2_000_000_000  # nanoseconds: the coarsest clock of a file system (FAT)
+RACY_NANOSECONDS = 2_000_000_000  # nanoseconds; the coarsest file system clock (FAT)
 CHUNK = 1 << 20
-SMALL = 1 << 16  # bytes that are digested sooner than a fact is looked up
-KEPT = 90 * 86_400  # seconds that a fact is kept
-SWEPT = 7 * 86_400  # seconds between two looks for older ones
+MIN_CACHED_BYTES = 1 << 16  # bytes; digesting a smaller file is faster than looking up its digest
+KEPT_SECONDS = 90 * 86_400  # seconds for which a fact is kept
+SWEEP_INTERVAL_SECONDS = 7 * 86_400  # seconds between two sweeps for old facts
 MARKER = "swept"
 
 
 def default_folder() -> Path:
-    """`ONNXGEN_CACHE_DIR`, or the folder that the system has for it; where it has none, one that can't be made."""
+    """Return `ONNXGEN_CACHE_DIR` or the system's cache folder. If there is none, return a path that cannot be
+    created.
+    """
     if given := os.environ.get("ONNXGEN_CACHE_DIR"):
         return Path(os.path.abspath(given))
-    if sys.platform == "linux":  # what platformdirs says there; loading it takes as long as a look at ten models
+    if sys.platform == "linux":  # as platformdirs does; importing it takes as long as checking ten models
         folder = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache"), "onnxgen")
     else:
         from platformdirs import user_cache_path
 
         folder = user_cache_path("onnxgen")
-    return folder if folder.is_absolute() else Path(os.devnull, "onnxgen")  # "~" stays where nobody is at home
+    return folder if folder.is_absolute() else Path(os.devnull, "onnxgen")  # "~" stays if there is no home folder
 
 
 class Cache:
-    """Facts by kind and name, in `folder` (default: see `default_folder`)."""
+    """Facts by kind and name, stored in `folder` (default: see `default_folder`)."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = default_folder() if folder is None else folder
 
     def get(self, kind: str, name: str) -> Any:
-        """What is known, as JSON has it; None if nothing is."""
+        """Return a stored fact (as JSON has it), or None."""
         try:
             digest, text = self._file(kind, name).read_bytes().split(b"\n", 1)
             if digest.decode() == hashlib.sha256(text).hexdigest():
@@ -61,7 +63,7 @@ class Cache:
         return None
 
     def put(self, kind: str, name: str, fact: Any) -> None:
-        """Keep a fact; where that is not possible, it is not kept."""
+        """Store a fact. Errors are ignored."""
         text = json.dumps([name, fact]).encode()
         file = self._file(kind, name)
         with suppress(OSError):
@@ -76,8 +78,8 @@ class Cache:
 
     @contextmanager
     def locked(self, root: Path) -> Iterator[None]:
-        """Hold the lock of the project in a folder; where there can be none, builds may do the same work twice."""
-        from onnxgen.common.atomic import locked  # not where everything is fresh
+        """Hold the lock of the project in a folder. Without a lock, concurrent builds may do the same work twice."""
+        from onnxgen.common.atomic import locked  # imported here, since it is not needed if everything is fresh
 
         file = self.folder / "locks" / hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
         with ExitStack() as stack:
@@ -90,29 +92,29 @@ class Cache:
         return self.folder / "build" / kind / hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _sweep(self) -> None:
-        """Now and then, remove what was not written for a long time: its files may be long gone."""
+        """Remove facts that were not written for a long time, from time to time: their files may no longer exist."""
         marker, now = self.folder / "build" / MARKER, time.time()
-        if marker.exists() and now - marker.stat().st_mtime < SWEPT:
+        if marker.exists() and now - marker.stat().st_mtime < SWEEP_INTERVAL_SECONDS:
             return
         marker.touch()
         for file in (self.folder / "build").glob("*/*"):
             with suppress(OSError):
-                if now - file.stat().st_mtime > KEPT:
+                if now - file.stat().st_mtime > KEPT_SECONDS:
                     file.unlink()
 
 
 def _facts(found: os.stat_result) -> list[int]:
-    """What the system says of a file, and would say otherwise if its content were another."""
+    """Return what the system reports about a file. It differs if the content changes."""
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
 
 
 def digest(path: Path, cache: Cache) -> str:
-    """SHA-256 of a file's content. Raises `OSError`, also where it is no regular file."""
+    """Return the SHA-256 of a file's content. Raises `OSError`, also if it is not a regular file."""
     name = os.path.abspath(path)
     found = os.stat(name)
-    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
         raise OSError(0, "not a regular file", name)
-    known = None if found.st_size < SMALL else cache.get("digests", name)
+    known = None if found.st_size < MIN_CACHED_BYTES else cache.get("digests", name)
     if isinstance(known, list) and known[:-1] == _facts(found):
         return str(known[-1])
     begun = time.time_ns()
@@ -121,6 +123,6 @@ def digest(path: Path, cache: Cache) -> str:
         while chunk := file.read(CHUNK):
             text.update(chunk)
         after = _facts(os.fstat(file.fileno()))
-    if before == after and before[0] >= SMALL and max(before[1:3]) < begun - RACY:
+    if before == after and before[0] >= MIN_CACHED_BYTES and max(before[1:3]) < begun - RACY_NANOSECONDS:
         cache.put("digests", name, [*before, text.hexdigest()])
     return text.hexdigest()

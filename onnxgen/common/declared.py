@@ -10,7 +10,7 @@ from onnxgen.common.values import Kind
 
 @dataclass(frozen=True)
 class About:
-    """What is known of an option.
+    """The declared facts about an option.
 
     Attributes:
         like: what stands for its value in the command's help.

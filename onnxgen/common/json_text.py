@@ -7,7 +7,7 @@ from typing import Any
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """The object that a JSON text is. Raises `ValueError` for everything else, whatever is wrong with it."""
+    """Parse JSON text that must be an object. Raises `ValueError` if it is anything else."""
     try:
         found = json.loads(text)
     except (RecursionError, TypeError) as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 
 from onnxgen.errors import OnnxgenError
 
-DEEPEST = 100  # graphs in graphs: Python's own stack, and that of protobuf, end a little further on
+MAX_GRAPH_DEPTH = 100  # nested graphs; the stacks of Python and protobuf overflow not much later
 
 
 def _limit(default: int, of: str) -> int:
@@ -19,7 +19,7 @@ def _limit(default: int, of: str) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes past which a file is refused. Raise them for honest giants.
+    """Sizes past which a file is refused. Raise them for large files that you trust.
 
     A file past the default of one of the first three, which the caller has raised, is read by a process of its own
     first, that may use so much `memory` and so many `seconds`.
@@ -42,11 +42,11 @@ class Limits:
         for name, limit in vars(self).items():
             if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
                 raise OnnxgenError(f"--limit {name}={limit}: the number must be whole, from 1 to {2**63 - 1}")
-        if self.depth > DEEPEST:
-            raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {DEEPEST}")
+        if self.depth > MAX_GRAPH_DEPTH:
+            raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {MAX_GRAPH_DEPTH}")
 
     def past(self, name: str, found: int, what: str) -> str | None:
-        """The message if `found` passes the limit `name`, else None; it begins with `what` ("it has 70 dims")."""
+        """Return a message if `found` passes the limit `name`, else None. It begins with `what` ("it has 70 dims")."""
         limit: int = getattr(self, name)
         if found <= limit:
             return None

@@ -12,9 +12,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-LENGTH = 60  # longest identifier made from a name; ONNX names may have thousands of characters
+MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may have thousands
 
-# Names that a generated file itself uses: nothing else in it may be called so.
+# Names that a generated file itself uses. Nothing else in it may have one of them.
 _RESERVED = """
     Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
     WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED
@@ -24,7 +24,7 @@ _RESERVED = """
     """
 RESERVED: frozenset[str] = frozenset(_RESERVED.split())
 
-# What `torch.nn.Module` already is or has; a submodule or a parameter of that name would break it. Kept as a list,
+# Attributes of `torch.nn.Module`; a submodule or parameter of such a name would break it. They are listed here,
 # since generating never imports torch; a test compares it with the real class.
 _MODULE_ATTRIBUTES = """
     T_destination add_module apply bfloat16 buffers call_super_init children compile cpu cuda double dump_patches eval
@@ -45,7 +45,7 @@ _MODULE_ATTRIBUTES = """
     """
 MODULE_ATTRIBUTES: frozenset[str] = frozenset(_MODULE_ATTRIBUTES.split())
 
-# How the field writes the names of its networks: `resnet18.onnx` holds a ResNet18.
+# The usual spelling of networks' names: `resnet18.onnx` holds a ResNet18.
 _WELL_KNOWN = """
     AlexNet CLIP CNN ConvNeXt DCGAN DeiT DenseNet DistilBert EfficientNet GAN GCN GoogLeNet GPT GRU LSTM MLP MobileNet
     RegNet ResNet ResNeXt RNN ShuffleNet SqueezeNet SSD UNet VAE VGG ViT YOLO YOLOX
@@ -57,7 +57,7 @@ _BUILTINS = frozenset(dir(builtins))
 
 
 def _ascii(text: str) -> str:
-    """ASCII letters for accented, wide and ligature ones (Unicode NFKD); what has no such form is dropped."""
+    """Convert accented, wide and ligature letters to ASCII (Unicode NFKD). Other characters are dropped."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode("ascii")
 
 
@@ -66,13 +66,14 @@ def _taken_by_python(name: str) -> bool:
 
 
 def identifier(text: str, fallback: str = "x") -> str:
-    """A safe snake_case identifier that reads like `text`.
+    """Return a safe snake_case identifier that reads like `text`.
 
-    Never a keyword, a soft keyword, a builtin or a dunder; at most `LENGTH` characters (and one underscore).
+    Never a keyword, a soft keyword, a builtin or a dunder; at most
+    `MAX_IDENTIFIER_CHARACTERS` characters (and one underscore).
     `fallback` serves where nothing of the text can be kept, and comes first where the text begins with a digit.
     """
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", _ascii(text[: 4 * LENGTH]))
-    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:LENGTH].rstrip("_")
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))
+    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")[:MAX_IDENTIFIER_CHARACTERS].rstrip("_")
     if not name:
         name = fallback
     elif name[0].isdigit():
@@ -81,7 +82,7 @@ def identifier(text: str, fallback: str = "x") -> str:
 
 
 class FileText:
-    """A name as a file has it. It is no `str`: nothing of it gets into other text but by these methods."""
+    """A name from a file. It is not a `str`, so that it gets into other text only through these methods."""
 
     __slots__ = ("_text",)
 
@@ -104,19 +105,19 @@ class FileText:
         return str(self)
 
     def identifier(self) -> str:
-        """See `identifier`."""
+        """Return the name as an identifier; see `identifier`."""
         return identifier(self._text)
 
     def printable(self, limit: int = 80) -> str:
-        """See `printable`."""
+        """Return the name as printable text; see `printable`."""
         return printable(self._text, limit)
 
     def word(self) -> str:
-        """The name itself if it is spelled like a variable, perhaps a word of Python's; else ""."""
+        """Return the name itself if it is spelled like a variable (a Python keyword counts), else ""."""
         return self._text if _WORD.fullmatch(self._text) else ""
 
     def without(self, prefix: str) -> FileText:
-        """The name without what it begins with."""
+        """Return the name without `prefix`."""
         return FileText(self._text.removeprefix(prefix))
 
 
@@ -134,7 +135,7 @@ _LOCAL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def local(text: str) -> LocalName:
-    """A name for a local variable: `text` itself, or an identifier that reads like it.
+    """Return a name for a local variable: `text` itself, or an identifier that reads like it.
 
     Never a keyword or a builtin: `for i in range(n)` must find Python's own `range`.
     """
@@ -143,14 +144,16 @@ def local(text: str) -> LocalName:
 
 
 def module_part(text: str, fallback: str = "part") -> str:
-    """One part of a module path, as close to the original as an attribute of `nn.Module` can be.
+    """Return one part of a module path, as close to `text` as an attribute of `nn.Module` can be.
 
     Digits stay as they are (`nn.Sequential` and `nn.ModuleList` call their children so) and case is kept, so that
     state-dict keys stay those of the original. A name that Python or `nn.Module` needs gets an underscore.
     """
     if re.fullmatch(r"[0-9]{1,9}", text):
         return text
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * LENGTH]))[: 2 * LENGTH]
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))[
+        : 2 * MAX_IDENTIFIER_CHARACTERS
+    ]
     if name != text:
         name = name.strip("_")
     if name.startswith("__"):  # private name mangling, or a dunder
@@ -163,13 +166,13 @@ def module_part(text: str, fallback: str = "part") -> str:
 
 
 def class_name(text: str, fallback: str = "Model") -> str:
-    """A CamelCase class name that reads like `text`: "version-RFB-320_simplified" is `VersionRFB320Simplified`.
+    """Return a CamelCase class name that reads like `text`: "version-RFB-320_simplified" is `VersionRFB320Simplified`.
 
     The name `fallback` itself may come out (of "model"); every other name in `RESERVED`, a keyword or a builtin
     gets `fallback` behind it.
     """
-    words = [w for w in re.split(r"[^A-Za-z0-9]+", _ascii(text[: 4 * LENGTH])) if w]
-    name = "".join(w[0].upper() + w[1:] for w in words)[:LENGTH]
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS])) if w]
+    name = "".join(w[0].upper() + w[1:] for w in words)[:MAX_IDENTIFIER_CHARACTERS]
     if not name or name == fallback:
         return fallback
     if name[0].isdigit():
@@ -178,35 +181,37 @@ def class_name(text: str, fallback: str = "Model") -> str:
 
 
 def network_name(stem: str) -> str:
-    """A network's file name as its class would be called: "resnet18" makes `ResNet18`, "mnist_cnn" `MnistCNN`.
+    """Return a class name for a network's file name: "resnet18" becomes `ResNet18`, "mnist_cnn" `MnistCNN`.
 
     What has capitals is left as it is.
     """
-    words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * LENGTH])
+    words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * MAX_IDENTIFIER_CHARACTERS])
     return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
 def singular(word: str) -> str:
-    """The singular of a plural name: "layers" becomes `layer`."""
+    """Return the singular of a plural name: "layers" becomes `layer`."""
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
 def is_class_name(text: str) -> bool:
-    """Whether a generated file can have a class called exactly so."""
-    plain = text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= LENGTH
+    """Return True if a generated file can have a class of exactly this name."""
+    plain = (
+        text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= MAX_IDENTIFIER_CHARACTERS
+    )
     frame = RESERVED - {"Model"} | {"constant", "load", "load_weights"}
     return plain and not _taken_by_python(text) and text not in frame
 
 
 class Namer:
-    """Gives out names, each once."""
+    """Gives out names and makes each one unique."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._taken = set(reserved)
         self._next: dict[str, int] = {}
 
     def take(self, wanted: str) -> str:
-        """`wanted` if it is free, else `wanted_2`, `wanted_3`, ... (`wanted` must be an identifier already)."""
+        """Return `wanted` if it is free, else `wanted_2`, `wanted_3`, ... (`wanted` must be an identifier)."""
         name = wanted
         count = self._next.get(wanted, 2)
         while name in self._taken:
@@ -221,7 +226,7 @@ class Namer:
 
 
 def visible(text: str) -> str:
-    """Text as it is shown: on a terminal, in a log, a report or an error. Letters of every language stay.
+    """Make text safe to show on a terminal, in a log, a report or an error.
 
     Whatever a terminal would obey or not show is a question mark: escape sequences and other control characters, what
     turns the direction of writing, zero widths, half of a surrogate pair. Line breaks and tabs stay.
@@ -232,16 +237,16 @@ def visible(text: str) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Whether text is one line of printable ASCII without quotes and backslashes."""
+    """Return True if the text is one line of printable ASCII without quotes and backslashes."""
     return _PLAIN.fullmatch(text) is not None
 
 
 def printable(text: str | bytes, limit: int = 80) -> str:
-    """Text for comments, docstrings and messages: printable ASCII without quotes, backslashes and newlines.
+    """Make text safe for comments, docstrings and messages: printable ASCII without quotes, backslashes and newlines.
 
     What cannot be shown is a question mark; text longer than `limit` ends in three dots and has `limit` characters.
     """
-    if isinstance(text, bytes):  # protobuf hands out text that is not UTF-8 so
+    if isinstance(text, bytes):  # protobuf returns text that is not UTF-8 as bytes
         text = text.decode("utf-8", "replace")
     if len(text) <= limit and _PLAIN.fullmatch(text):
         return text
@@ -249,7 +254,9 @@ def printable(text: str | bytes, limit: int = 80) -> str:
 
 
 def sentence(text: str, limit: int = 400) -> str:
-    """A message that may quote text of a file: like `printable`, but quotes stay, since no file is made of it."""
+    """Make a message that may quote text of a file printable. Like `printable`, but quotes stay: it does not become
+    part of a file.
+    """
     return _replaced(text, limit, r"[^ -~]|\\")
 
 

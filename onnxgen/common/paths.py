@@ -39,7 +39,7 @@ def installing(extra: str) -> str:
 
 
 def python_file(path: Path) -> Path:
-    """The path of a module, as it is. Raises `OnnxgenError` if Python would not import a file of that name."""
+    """Return the path of a module unchanged. Raises `OnnxgenError` if Python cannot import a file of that name."""
     if path.suffix != ".py":
         raise OnnxgenError(
             f"{path} is not a Python file", help=f"name a file that ends in .py: {path.with_suffix('.py')}"

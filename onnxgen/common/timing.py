@@ -16,20 +16,20 @@ STAGES = (
     "render",
     "validate",
     "write",
-)  # in order; what progress is shown by
+)  # in order; progress shows these
 # Inside of these, and not counted there: modules that are imported, bytes of the weights that are read, hashed and
 # written, black.
 IMPORTS, WEIGHTS, FORMAT = "imports", "weights", "format"
 
 
 class _Clock:
-    """Adds up seconds by stage; a stage inside another takes its time from it."""
+    """Adds up seconds by stage. Time in a nested stage does not count for the outer one."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds, self.within, self.since = seconds, [""], time.perf_counter()
 
     def turn(self) -> None:
-        """Give the time since the last turn to the stage that runs."""
+        """Add the time since the last call to the current stage."""
         now = time.perf_counter()
         if stage := self.within[-1]:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.since
@@ -67,8 +67,9 @@ def stage(name: str) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for cycles meanwhile: a graph and the trees of its code live until the end, and every search would walk
-    all of them, which takes half the time of a large generation."""
+    """Disable the garbage collector in the block. The graph and the syntax trees live until the end, and each
+    collection would walk all of them: half the time of a large generation.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Values of options: how TOML and a program give them, and how the command line spells them.
+"""Parsers of `[tool.onnxgen]`: each option of `onnxgen.Options` by its name on the command line, as TOML has it.
 
 `Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises `ValueError` with
 the words for what is wanted. Values may be anything: a reader looks at types before it looks at content.
@@ -18,12 +18,12 @@ from onnxgen.common.limits import NAMES as LIMIT_NAMES
 from onnxgen.common.limits import Limits
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-SHOWN = 60  # characters of a wrong value that an error shows
+MAX_VALUE_CHARACTERS = 60  # characters of a wrong value in an error
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a value is written.
+    """The way a value is written.
 
     Attributes:
         read: see above.
@@ -59,21 +59,21 @@ class Kind:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: one short line that can be printed, however large it is."""
+    """Return a value as errors show it: one short printable line."""
     if isinstance(value, (list, tuple, dict)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
-    text = repr(value[: 2 * SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+    text = repr(value[: 2 * MAX_VALUE_CHARACTERS] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
 
 
 def key(name: object) -> str:
-    """A key as TOML writes it."""
+    """Return a key as TOML writes it."""
     plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name)
     return str(name) if plain else shown(name)
 
 
 def plain(value: object) -> object:
-    """What a program gives, in the types that TOML has: paths as text, mappings and sequences as tables and lists."""
+    """Convert a program's value to the types of TOML: paths to text, mappings and sequences to tables and lists."""
     if isinstance(value, PathLike):
         return PurePath(value).as_posix()
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _flag(value: object) -> bool:
 
 
 def choice(*choices: str) -> Kind:
-    """One of a few words."""
+    """Make a parser that accepts one of a few words."""
 
     def read(value: object) -> str:
         if isinstance(value, str) and value in choices:

@@ -1,4 +1,4 @@
-"""Back to ONNX: a trained module's values in the file that it came from.
+"""Export to ONNX: write a trained module's values into the file that it came from.
 
 Where the network is what it was, they are written into the original graph: the same nodes, names and opset, so that
 whatever ran the old file runs the new one. Where a person changed it, PyTorch exports it anew under the original names
@@ -35,7 +35,7 @@ def export(
     atol: float = 1e-5,
     plugins: Sequence[str] = (),
 ) -> ExportReport:
-    """Write a generated module's trained values back to ONNX.
+    """Write a generated module's trained values to an ONNX file.
 
     Args:
         module: the generated file.
@@ -63,12 +63,12 @@ def export(
     from onnxgen.runtime.load import need_torch
 
     need_torch("export")
-    from onnxgen.export.road import Road, Verification
+    from onnxgen.export.road import ExportJob, Verification
 
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
     original, target = (None if path is None else Path(path) for path in (onnx, out))
-    return Road(Path(module), original, trained, target, force, same_graph).run(wanted)
+    return ExportJob(Path(module), original, trained, target, force, same_graph).run(wanted)
 
 
 callable_module(__name__, export)

@@ -1,4 +1,4 @@
-"""Exports a module that a person changed with PyTorch's exporter, under the original names of inputs and outputs."""
+"""Export an edited module with PyTorch's exporter, under the original names of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.sizes import sizes as candidates
 
-LEGACY = range(9, 21)  # the opsets that torch's older exporter writes
-DYNAMO = range(18, 24)  # and its newer one
+LEGACY = range(9, 21)  # opsets that torch's older exporter supports
+DYNAMO = range(18, 24)  # opsets that torch's newer exporter supports
 
 
 def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options, report: ExportReport) -> None:
-    """Write the network, in eval mode, to `out`.
+    """Write the network, in eval mode, to `out` with PyTorch's exporter.
 
     Raises:
         OnnxgenError: no exporter takes it; each one's reason is in the message.
@@ -46,7 +46,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
             try:
                 with _quiet():
                     exporter(network, arguments, origin, out, version)
-            except Exception as error:  # exporters fail in every way
+            except Exception as error:  # exporters raise errors of every kind
                 reasons.append(f"the {name} exporter: {type(error).__name__}: {printable(str(error), 200)}")
                 continue
             note = "" if version == opset else f", since it can't write the original opset {opset}"
@@ -63,7 +63,7 @@ _Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]
 
 
 def _exporters(opset: int) -> list[tuple[str, _Exporter, range]]:
-    """Those at hand: the newer one first, unless only the older one writes the original's opset."""
+    """Return the available exporters: the newer one first, unless only the older one supports the original's opset."""
     found: list[tuple[str, _Exporter, range]] = [("TorchScript", _legacy, LEGACY)]
     if importlib.util.find_spec("onnxscript") is not None:
         found.insert(0 if opset in DYNAMO else 1, ("dynamo", _dynamo, DYNAMO))
@@ -76,14 +76,14 @@ def _opset(path: Path) -> int:
 
 
 def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
-    """Inputs that the original graph would take, to trace with."""
+    """Return inputs for tracing that the original graph would accept."""
     graph = Check(origin.onnx, options, rtol=0.0, atol=0.0).graph
     sizes = next(iter(candidates(graph, 0)))
     return tuple(to_torch(value) for value in drawing.draw(graph, sizes, "plain", 0).values())
 
 
 def _dynamic(origin: Origin, outputs: bool) -> dict[str, dict[int, str]]:
-    """The axes that have a symbolic size, by input (and output), each with its symbol."""
+    """Return the axes of symbolic size by input (and output), each with its symbol."""
     ports = (*origin.signature.inputs, *(origin.signature.outputs if outputs else ()))
     return {
         port.name: {axis: dim for axis, dim in enumerate(port.dims or ()) if isinstance(dim, str)} for port in ports
@@ -105,7 +105,7 @@ def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out:
 
 
 def _keep_inputs(origin: Origin, out: Path) -> None:
-    """Put back the inputs that nothing uses, which the older exporter leaves out: who runs the file gives them."""
+    """Add unused inputs, which the older exporter drops, so that callers of the original file still work."""
     model = onnx.load(out, load_external_data=False)
     names = [port.name for port in origin.signature.inputs]
     found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
@@ -134,7 +134,7 @@ def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Neither warnings nor progress: exporters print a lot."""
+    """Suppress warnings and progress output of exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -147,7 +147,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_graphs() -> Iterator[None]:
-    """The older exporter writes the whole graph past Python's stdout when it fails, its log switched off or not."""
+    """Discard what the older exporter prints past Python's stdout when it fails: the whole graph, even with logging
+    off.
+    """
     function = getattr(torch._C, "_jit_onnx_log", None)
     if function is None:
         yield

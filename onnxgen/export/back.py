@@ -1,4 +1,4 @@
-"""Writes trained values into the original graph: everything but the elements of stored tensors stays as it is."""
+"""Write trained values into the original graph. Everything but the elements of stored tensors stays unchanged."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export import files
 from onnxgen.export.integers import Integers
-from onnxgen.export.places import Array, Place, function_places, places, tensors_of
+from onnxgen.export.places import Array, StoredTensor, function_places, places, tensors_of
 from onnxgen.export.report import ExportReport
-from onnxgen.export.shared import NoWayBack, Sharing, Uses, declare, parts, same
+from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.weights.provenance import rebuild
 
-Functions = Mapping[str, list[str]]  # tensors of local functions: domain, name and overload, and the name in there
+# for tensors of local functions: domain, name and overload of the function, and the tensor's name there
+Functions = Mapping[str, list[str]]
 
 
 @dataclass(frozen=True)
 class Record:
-    """The record of the sidecar: how each ONNX tensor is made of the state dict, and where it is in the file.
+    """The weight provenance in the sidecar: how each ONNX tensor is made of the state dict, and where it is in the
+    file.
 
     Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`).
     """
@@ -46,11 +48,11 @@ def write_back(source: Path, out: Path, record: Record, state: Mapping[str, Arra
         report: learns which tensors changed.
 
     Raises:
-        NoWayBack: the graph can't hold the values.
+        CannotWriteBack: the graph can't hold the values.
         OnnxgenError: a file can't be read or written.
     """
     model = onnx.load(source, load_external_data=False)
-    drop_duplicates(model)  # else one of two would keep its old values
+    drop_duplicates(model)  # else the second copy would keep its old values
     try:
         with files.data_file(out) as data:
             _Writer(model, source.absolute().parent, record, state, report, data).run()
@@ -76,20 +78,20 @@ class _Writer:
         self.integers = Integers(record.tensors, record.quantised, self.get, self._before)
 
     def _before(self, name: str) -> Array:
-        """A tensor as the file has it."""
+        """Return a tensor as the file has it."""
         if name not in self.stored:
-            raise NoWayBack(f"the original graph has no tensor {printable(name)}")
+            raise CannotWriteBack(f"the original graph has no tensor {printable(name)}")
         return self.stored[name].read(self.folder).numpy()
 
     def run(self) -> None:
-        # integers first, then scales that follow others: until then all that they are made of is as the file has it
+        # Integers first, then scales that depend on other tensors: these must still have the file's values.
         found = sorted(self._places(), key=lambda item: self.integers.rank(item[0].name))
         counts = Counter(name for _, names in found for name in names)
         lost = sorted(self.record.tensors.keys() - counts.keys())
         double = sorted(name for name, count in counts.items() if count > 1)
         if lost or double:
             what = f"has no tensor {printable(lost[0])}" if lost else f"has several tensors {printable(double[0])}"
-            raise NoWayBack(f"the original graph {what}")
+            raise CannotWriteBack(f"the original graph {what}")
         done: dict[int, onnx.TensorProto] = {}
         for place, names in found:
             content = place.read(self.folder)
@@ -102,8 +104,8 @@ class _Writer:
                 content.release()
         self._move_out(done)
 
-    def _places(self) -> Iterator[tuple[Place, list[str]]]:
-        """Every stored tensor, and by which names the record knows it: one of a function has one a call."""
+    def _places(self) -> Iterator[tuple[StoredTensor, list[str]]]:
+        """Yield every stored tensor and its names in the record. A tensor of a function has one name for each call."""
         for place in places(self.model):
             names = self.integers.by_tensor.get(place.name, [place.name])
             yield place, [n for n in names if n in self.record.tensors and n not in self.record.functions]
@@ -113,8 +115,8 @@ class _Writer:
                 where = [*own, place.name]
                 yield place, [name for name, found in self.record.functions.items() if found == where]
 
-    def _trained(self, place: Place, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
-        """The tensor as it is now; written in its place if that is in the protobuf itself."""
+    def _trained(self, place: StoredTensor, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
+        """Return the tensor with its trained value. If it is stored in the protobuf itself, it is replaced there."""
         self.report.tensors += bool(names)
         before = original.numpy()
         if not names or place.name in self.integers.by_tensor:
@@ -124,7 +126,7 @@ class _Writer:
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
         if any(not same(self._value(name, before), value) for name in names[1:]):
-            raise NoWayBack(
+            raise CannotWriteBack(
                 f"a local function stores {printable(place.name)} once for all calls, but the values now differ"
             )
         entries = self.record.tensors[names[0]]
@@ -132,8 +134,10 @@ class _Writer:
             self._add(name, other, original.dtype, place.is_external)
         return self._put(place, value, original, self._is_finer(names[0], before))
 
-    def _put(self, place: Place, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
-        """`moved`: whether training changed it, which the numbers that the file stores need not show."""
+    def _put(self, place: StoredTensor, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
+        """Replace a stored tensor. `moved`: training changed its float value, though the stored numbers may be the
+        same.
+        """
         if same(value, original.numpy()):
             self.report.below += [place.name] if moved else []
             return original
@@ -143,13 +147,13 @@ class _Writer:
         return ir.tensor(np.ascontiguousarray(value), original.dtype)
 
     def _is_lossy(self, name: str, before: Array) -> bool:
-        """Whether the state dict has it in a narrower type: by `--dtype`, or as the weights came."""
+        """Return True if the state dict has a narrower type, because of `--dtype` or the given weights."""
         found = list(parts(self.record.tensors[name]))
         narrow = any(self.get(part["key"]).dtype.itemsize < before.dtype.itemsize for part in found)
         return narrow or any(part.get("lossy") for part in found)
 
     def _is_finer(self, name: str, before: Array) -> bool:
-        """Whether the state dict has it in a wider type, with values that the file's own type can't hold."""
+        """Return True if the state dict has a wider type, with values that the file's type cannot hold."""
         values = [self.get(part["key"]) for part in parts(self.record.tensors[name])]
         wide = [v for v in values if v.dtype.itemsize > before.dtype.itemsize]
         return any(not np.array_equal(v.astype(before.dtype).astype(v.dtype), v, equal_nan=True) for v in wide)
@@ -157,11 +161,13 @@ class _Writer:
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)
         if value.shape != before.shape:
-            raise NoWayBack(f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}")
+            raise CannotWriteBack(
+                f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}"
+            )
         return value
 
     def _add(self, name: str, value: Array, dtype: ir.DataType, external: bool) -> None:
-        """One more initializer."""
+        """Add an initializer."""
         content = ir.tensor(np.ascontiguousarray(value), dtype)
         tensor = onnx.TensorProto(name=name, data_type=int(dtype), dims=value.shape)
         if external:
@@ -172,15 +178,17 @@ class _Writer:
         self.report.added.append(name)
 
     def _move_out(self, done: dict[int, onnx.TensorProto]) -> None:
-        """What else lies in the original's data goes along, and if the protobuf grew too large, its tensors."""
+        """Copy the remaining external data of the original. If the protobuf grew too large, make its tensors
+        external.
+        """
         inline = 0
         for tensor in tensors_of(self.model):
             is_new = tensor.name in self.report.added
             if tensor.data_location == onnx.TensorProto.EXTERNAL and id(tensor) not in done and not is_new:
                 self.data.put(tensor, ir.serde.deserialize_tensor(tensor, str(self.folder)))
             inline += len(tensor.raw_data)
-        for tensor in tensors_of(self.model) if inline > files.LARGEST else ():
-            if len(tensor.raw_data) > files.SMALL:
+        for tensor in tensors_of(self.model) if inline > files.MAX_PROTOBUF_BYTES else ():
+            if len(tensor.raw_data) > files.MAX_INLINE_BYTES:
                 self.data.put(tensor, ir.serde.deserialize_tensor(tensor))
 
 

@@ -18,7 +18,7 @@ from onnxgen.export.origin import Origin
 from onnxgen.export.places import Array
 from onnxgen.export.report import ExportReport
 from onnxgen.export.retyped import retyped_file
-from onnxgen.export.shared import NoWayBack
+from onnxgen.export.shared import CannotWriteBack
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import DTYPES, KEY
@@ -38,14 +38,14 @@ _Changes = frozenset[str]
 
 
 def choices() -> Iterator[_Changes]:
-    """Which changes to make: all of them, or where that computes something else, all but one, or none."""
+    """Yield the sets of changes to try: all of them, all but one, and none. The first that verifies is kept."""
     yield ALL
     yield from (ALL - {change} for change in (DTYPE, BATCH, NORMS))
     yield frozenset()
 
 
 class Changed:
-    """Writes the file with some changes.
+    """Writes the file with a set of changes.
 
     Args:
         origin: the module's past.
@@ -57,10 +57,10 @@ class Changed:
         self.origin, self.options, self.state = origin, options, state
 
     def write(self, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
-        """Write the file to `made`; returns which of the changes are in it. Why others are not is in the report.
+        """Write the file to `made`, and return which of the changes it has. The report says why others are missing.
 
         Raises:
-            NoWayBack: the original graph can't hold the values.
+            CannotWriteBack: the original graph can't hold the values.
             OnnxgenError: a file can't be read or written.
         """
         with TemporaryDirectory() as folder:
@@ -68,13 +68,13 @@ class Changed:
             return self._write(source or self.origin.onnx, made, report, wanted) | ({DTYPE} if source else set())
 
     def _retyped(self, folder: Path, report: ExportReport) -> Path | None:
-        """The original in the module's floating point type, if that is another one."""
+        """Return the original in the module's floating point type, or None if the types are the same."""
         name = metadata_of(self.origin.space).get(KEY, "")
         if name not in DTYPES:
             return None
         try:
             return retyped_file(self.origin.onnx, DTYPES[name], self.options, folder)
-        except NoWayBack as reason:
+        except CannotWriteBack as reason:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
@@ -91,7 +91,7 @@ class Changed:
         return frozenset(done)
 
     def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:
-        """Give the file the sizes that the module was generated for, or its free batch."""
+        """Give the file the sizes that the module was generated for, or its free batch. Returns True if it changed."""
         freed = freed_of(self.origin.space)
         if change == BATCH and (freed is None or not freed.inputs):
             return False
@@ -112,9 +112,9 @@ class Changed:
         options = options if approximation is None else replace(options, quantized=approximation.mode)
         try:
             if cut_of(options) is not None:
-                raise NoWayBack("the module is a part of the network")
+                raise CannotWriteBack("the module is a part of the network")
             free_batch(model, source, options, freed)
-        except (NoWayBack, OnnxgenError) as reason:
+        except (CannotWriteBack, OnnxgenError) as reason:
             report.notes.append(f"the batch stays fixed at {freed.size}: {reason}")
             return False
         report.notes.append("the batch is free, as in the module")

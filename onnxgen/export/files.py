@@ -1,4 +1,6 @@
-"""Puts the new ONNX file in place: proved beside it first, renamed over what is there, never over the original."""
+"""Put the new ONNX file in place: it is verified in a temporary folder, then renamed. It never replaces the
+original.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ from onnxgen.common.atomic import is_same_file, own_folder, replacing
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.export.places import tensors_of
 
-LARGEST = (1 << 31) - (1 << 20)  # bytes of a protobuf, and some room for what is no tensor
-SMALL = 1 << 10  # bytes that stay inline where others must go
-WORKSHOP = ".onnxgen-export-"  # how folders begin in which new files are made
-ALIGNED = 4096  # where large tensors begin in the data file, so that they can be mapped
+MAX_PROTOBUF_BYTES = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
+MAX_INLINE_BYTES = 1 << 10  # bytes; smaller tensors always stay inline
+WORKSHOP_PREFIX = ".onnxgen-export-"  # prefix of the temporary folders
+ALIGNMENT_BYTES = 4096  # bytes; large tensors begin at multiples of this, so that they can be mapped
 
 
 def data_path(out: Path) -> Path:
-    """The file beside an ONNX file that its external tensors go to."""
+    """Return the path of the external data of an ONNX file."""
     return out.with_name(out.name + ".data")
 
 
 def original_files(path: Path) -> set[Path]:
-    """An ONNX file and the files that its external tensors lie in."""
+    """Return an ONNX file and its external data files."""
     model = onnx.load(path, load_external_data=False)
     folder = path.absolute().parent
     found = {path}
@@ -40,7 +42,7 @@ def original_files(path: Path) -> set[Path]:
 
 
 def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: bool) -> None:
-    """See that nothing is lost which the new file, or its data, would be written over.
+    """Refuse to overwrite files with the new file or its data, unless they are an earlier export or `force` is set.
 
     What is there already may be an earlier export: a model whose inputs and outputs have the original's names.
 
@@ -62,9 +64,9 @@ def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: b
 
 
 def _ends(path: Path) -> tuple[list[str], list[str]] | None:
-    """The names of a model's inputs and outputs; None for what is no ONNX file."""
+    """Return the names of a model's inputs and outputs, or None if the file is not ONNX."""
     try:
-        graph = onnx.load(path, format="protobuf", load_external_data=False).graph  # else by the file's extension
+        graph = onnx.load(path, format="protobuf", load_external_data=False).graph  # not by the file's extension
     except (OSError, DecodeError):
         return None
     stored = {tensor.name for tensor in graph.initializer}
@@ -73,20 +75,22 @@ def _ends(path: Path) -> tuple[list[str], list[str]] | None:
 
 @contextmanager
 def workshop(out: Path) -> Iterator[Path]:
-    """A folder in the same file system, where the new file is made and proved under its own name."""
+    """Make a temporary folder in the same file system, in which the new file is made and verified under its
+    own name.
+    """
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP))
+            folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP_PREFIX))
         except OSError as error:
             raise OnnxgenError(f"cannot write {out}: {error.strerror}") from None
         yield folder / out.name
 
 
 def put_in_place(made: Path, out: Path) -> list[Path]:
-    """Move what was made to `out`, the data first; returns the files."""
+    """Move the new file to `out`, its data first. Returns the files."""
     pairs = [(path, out.with_name(path.name)) for path in sorted(made.parent.iterdir()) if path != made]
     if sys.platform == "win32":
-        gc.collect()  # a file that something still maps can't be renamed there
+        gc.collect()  # Windows cannot rename a file that is still mapped
     try:
         with replacing([out.absolute().parent]) as files:
             for source, target in (*pairs, (made, out)):
@@ -97,19 +101,19 @@ def put_in_place(made: Path, out: Path) -> list[Path]:
 
 
 class Data:
-    """The file that external tensors are written to, one after the other."""
+    """The external data file. Tensors are written one after the other."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.name = file, Path(file.name).name
 
     def put(self, tensor: onnx.TensorProto, content: ir.TensorProtocol) -> None:
-        """Write a tensor's elements, and say in its protobuf where they are."""
+        """Write a tensor's elements, and record their position in its protobuf."""
         start = self.file.tell()
-        if content.nbytes >= ALIGNED and start % ALIGNED:
-            start += ALIGNED - start % ALIGNED
+        if content.nbytes >= ALIGNMENT_BYTES and start % ALIGNMENT_BYTES:
+            start += ALIGNMENT_BYTES - start % ALIGNMENT_BYTES
             self.file.seek(start)
         if isinstance(content, ir.ExternalTensor):
-            content.tofile(self.file)  # in chunks
+            content.tofile(self.file)  # copies in chunks
         else:
             self.file.write(content.tobytes())
         tensor.ClearField("raw_data")
@@ -121,7 +125,7 @@ class Data:
 
 
 def save(model: onnx.ModelProto, path: Path, shown: str) -> None:
-    """Write a protobuf; where that fails, `shown` is what the file is called. Raises `OnnxgenError`."""
+    """Write a protobuf. Raises `OnnxgenError`, which names the file `shown`."""
     try:
         path.write_bytes(model.SerializeToString())
     except OSError as error:
@@ -130,7 +134,7 @@ def save(model: onnx.ModelProto, path: Path, shown: str) -> None:
 
 @contextmanager
 def data_file(out: Path) -> Iterator[Data]:
-    """The file for the external tensors of `out`; none is left if there are none."""
+    """Open the external data file of `out`. It is removed if nothing was written."""
     path = data_path(out)
     with open(path, "wb") as file:
         yield Data(file)

@@ -1,4 +1,4 @@
-"""Changed sizes (`--dynamic-batch` and `--input-shape`), applied to the ONNX file.
+"""Apply changed sizes (`--dynamic-batch` and `--input-shape`) to the ONNX file.
 
 The proof that freed the batch rewrites the graph as the passes see it. Here it runs once more, and what it changed is
 applied to the original: what a Reshape is told, a Flatten that becomes one, an Expand of what is one for all samples.
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxgen.common.names import printable
-from onnxgen.export.shared import NoWayBack, declare, drop_unused, used_names
+from onnxgen.export.shared import CannotWriteBack, declare, drop_unused, used_names
 from onnxgen.graph.annotations import FREED
 from onnxgen.options import Options
 from onnxgen.output.signature import Signature
@@ -27,12 +27,12 @@ from onnxgen.reader.taken import uses
 from onnxgen.shapes.dims import Dim, Sym, Symbol
 from onnxgen.shapes.info import Info, info
 
-OLDEST = 10  # the opset from which on Expand and Slice take inputs
+MIN_OPSET = 10  # oldest opset in which Slice takes its bounds as inputs
 Picture = tuple[str, str, tuple[str | None, ...], str]
 
 
 def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
-    """Declare the sizes that the module was generated for, where the file leaves those of inputs and outputs open.
+    """Declare the sizes that the module was generated for, where the file leaves sizes of inputs and outputs open.
 
     Returns:
         whether it left one open.
@@ -52,7 +52,7 @@ def fix_sizes(model: onnx.ModelProto, signature: Signature) -> bool:
 def _fixed(
     values: Iterable[onnx.ValueInfoProto], known: Mapping[str, Sequence[int | str] | None]
 ) -> dict[str, int] | None:
-    """Declare the sizes of some values; those of named dims, None if nothing was open."""
+    """Declare the sizes of some values. Returns those of named dims, or None if nothing was open."""
     sizes: dict[str, int] = {}
     is_changed = False
     for value in values:
@@ -64,7 +64,7 @@ def _fixed(
 
 
 def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Freed) -> None:
-    """Let a written-back model have the batch that its module has.
+    """Give a written-back model the free batch that its module has.
 
     Args:
         model: changed in place.
@@ -73,12 +73,12 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         freed: what the generation freed.
 
     Raises:
-        NoWayBack: the graph can't have it; `model` is then half changed.
+        CannotWriteBack: the graph can't have it; `model` is then half changed.
         OnnxgenError: the proof fails.
     """
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    if opset < OLDEST:
-        raise NoWayBack(f"opset {opset} is older than {OLDEST} (upgrade it with onnx.version_converter)")
+    if opset < MIN_OPSET:
+        raise CannotWriteBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
     with plugged(options):
         proven = read(source, options)
         for step in PASSES[: PASSES.index(dynamic_batch)]:
@@ -88,7 +88,7 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
     found = FREED.get(proven)
     assert found is not None
     if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
-        raise NoWayBack("the batch would move to other axes")
+        raise CannotWriteBack("the batch would move to other axes")
     _Writer(model, proven.graph, before).run()
 
 
@@ -98,13 +98,13 @@ def _picture(node: ir.Node) -> Picture:
 
 
 def _pictures(graph: ir.Graph) -> dict[str, Picture]:
-    """What each node is, by the names of its results; and each value that a node takes, as nothing."""
+    """Describe each node under the names of its outputs. Values that nodes only take have an empty description."""
     taken = {value.name or "": ("", "", (), "") for node in graph for value in node.inputs if value is not None}
     return taken | {value.name or "": _picture(node) for node in graph for value in node.outputs}
 
 
 class _Writer:
-    """Applies to a protobuf what became of its graph.
+    """Applies the changes of a graph to the protobuf that it was made from.
 
     Args:
         model: the protobuf.
@@ -117,10 +117,10 @@ class _Writer:
         self.made = {name: node for node in model.graph.node for name in node.output if name}
         self.inputs = {value.name for value in model.graph.input}
         self.names = set(used_names(model.graph))
-        self.new: dict[ir.Value, str] = {}  # the names of values that the file did not have
-        self.sizes: dict[str, str] = {}  # of symbols
-        self.first: list[onnx.NodeProto] = []  # what reads them off the inputs
-        self.here: list[onnx.NodeProto] = []  # what goes before the node at hand
+        self.new: dict[ir.Value, str] = {}  # names of values that are new in the file
+        self.sizes: dict[str, str] = {}  # names of tensors that hold the sizes of symbols
+        self.first: list[onnx.NodeProto] = []  # nodes that read these sizes off the inputs
+        self.here: list[onnx.NodeProto] = []  # new nodes in front of the current one
 
     def run(self) -> None:
         old = uses(self.model.graph)
@@ -128,7 +128,7 @@ class _Writer:
         nodes = {next(filter(None, n.output), ""): ([], n) for n in self.model.graph.node}
         for node in self.graph:
             name = next((value.name for value in node.outputs if value.name), "")
-            if name in nodes and self.before.get(name) != _picture(node):  # others are of an operator that was fused
+            if name in nodes and self.before.get(name) != _picture(node):  # other nodes are part of a fused operator
                 self.here = []
                 changed = self._node(node, list(nodes[name][1].output))
                 nodes[name] = (self.here, changed)
@@ -145,7 +145,7 @@ class _Writer:
     # ---- nodes ----
 
     def _is_frozen(self, value: ir.Value) -> bool:
-        """Whether the file computes it from sizes, and the proof took it for the number that it is in a single run."""
+        """Return True if the file computes the value from sizes, and the proof took its number in a single run."""
         name = value.name or ""
         return name in self.made and name in self.before and info(value).constant is not None and self._reads_size(name)
 
@@ -174,7 +174,7 @@ class _Writer:
         return found
 
     def _name(self, node: ir.Node, i: int, value: ir.Value | None) -> str:
-        """What an input is called in the file, which gets it if need be."""
+        """Return the name of an input in the file. The value is added to the file if necessary."""
         if value is None:
             return ""
         name = value.name or ""
@@ -193,7 +193,7 @@ class _Writer:
             shape = info(node.inputs[0]).shape if node.op_type == "Reshape" and i == 1 else None
             self.new[value] = self._known(name, facts, shape, node.op_type == "Reshape")
         else:
-            raise NoWayBack(f"{printable(name)} is not a value of the file")
+            raise CannotWriteBack(f"{printable(name)} is not a value of the file")
         return self.new[value]
 
     def _fresh(self, wanted: str) -> str:
@@ -206,7 +206,7 @@ class _Writer:
     # ---- sizes ----
 
     def _known(self, name: str, facts: Info, given: tuple[Dim, ...] | None, is_reshape: bool) -> str:
-        """A tensor of known elements: a constant if it can be one, which for a Reshape it mostly can."""
+        """Return the name of a tensor with known elements: a constant if possible, which for a Reshape it mostly is."""
         assert facts.data is not None
         dims: list[Dim] = list(facts.data.reshape(-1))
         if is_reshape and sum(isinstance(dim, Sym) for dim in dims) > 1:
@@ -224,7 +224,7 @@ class _Writer:
         return self._op("Concat", [self._size(dim, name, self.here) for dim in dims], name, self.here, axis=0)
 
     def _size(self, dim: Dim, name: str, where: list[onnx.NodeProto]) -> str:
-        """A dim as a tensor of one element."""
+        """Return the name of a one-element tensor that holds a dim."""
         if not isinstance(dim, Sym):
             return self._constant(np.array([dim], np.int64), name)
         terms = []
@@ -243,9 +243,9 @@ class _Writer:
         return found
 
     def _symbol(self, atom: object) -> str:
-        """The size that an input has, as a tensor of one element."""
+        """Return the name of a one-element tensor that holds the size of an input's axis."""
         if not isinstance(atom, Symbol) or atom.source is None or atom.source[0] not in self.inputs:
-            raise NoWayBack(f"no input has the size {printable(str(atom))}")
+            raise CannotWriteBack(f"no input has the size {printable(str(atom))}")
         if atom.name not in self.sizes:
             value, axis = atom.source
             shape = self._op("Shape", [value], f"{value}.shape", self.first)
@@ -266,7 +266,7 @@ class _Writer:
     # ---- declarations ----
 
     def _declare(self) -> None:
-        """The free batch in what the file declares of its values; what nothing is known of now is left out."""
+        """Declare the free batch in the types of the file's values. Types that are no longer known are removed."""
         values = {v.name: v for v in (*self.graph.inputs, *self.graph.outputs)}
         values |= {v.name: v for node in self.graph for v in node.outputs}
         kept = [declared for declared in self.model.graph.value_info if declared.name in values]

@@ -1,4 +1,4 @@
-"""Trained floats as the integers that the file stores for them."""
+"""Convert trained floats to the integers that the file stores for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.places import Array
-from onnxgen.export.shared import NoWayBack, same
+from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.weights.dequantised import Dequantised
 from onnxgen.weights.provenance import rebuild
 
@@ -18,7 +18,7 @@ Get = Callable[[str], Array]
 
 
 class Integers:
-    """The integer tensors of the file that float tensors of the record stand for, and their new values.
+    """The file's integer tensors that float tensors of the record represent, and their new values.
 
     Args:
         tensors: the way back of every tensor.
@@ -42,11 +42,11 @@ class Integers:
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
 
     def rank(self, name: str) -> int:
-        """The order in which tensors are written: a tensor comes after those that are computed from it."""
+        """Return the position in the order of writing: a tensor comes after those that are computed from it."""
         return 0 if name in self.by_tensor else 1 if name in self.products else 2
 
     def now(self, name: str) -> Array:
-        """A tensor of the file that is no integers: as trained, if it was."""
+        """Return a tensor of the file that is not integers, with its trained value if it was trained."""
         before = self.before(name)
         if name in self.tensors:
             return np.asarray(rebuild(self.tensors, name, self.state, before)).astype(before.dtype, copy=False)
@@ -57,11 +57,13 @@ class Integers:
         return before
 
     def value(self, names: list[str]) -> Array:
-        """The integers that float tensors stand for. Raises `NoWayBack` if no one tensor is all that they are now."""
+        """Return the integers for float tensors. Raises `CannotWriteBack` if one tensor cannot hold them all."""
         values = [self._value(name) for name in names]
         if not all(same(value, values[0]) for value in values[1:]):
             tensor = printable(self.floats[names[0]].tensor)
-            raise NoWayBack(f"the file stores {tensor} once for tensors with several scales, but the values now differ")
+            raise CannotWriteBack(
+                f"the file stores {tensor} once for tensors with several scales, but the values now differ"
+            )
         return values[0]
 
     def _value(self, name: str) -> Array:
@@ -71,7 +73,7 @@ class Integers:
         entries = self.tensors[name]
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
-                raise NoWayBack(
+                raise CannotWriteBack(
                     f"the file stores {printable(how.tensor)} once for several tensors, but the values now differ"
                 )
         if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):

@@ -1,4 +1,4 @@
-"""BatchNorms that `--restore-batchnorm` put back, as nodes of the file, each behind its convolution.
+"""Write BatchNorms that `--restore-batchnorm` restored as nodes of the file, each behind its convolution.
 
 A norm whose convolution the file does not have in that form is folded in again, as it was (`provenance.Fold`).
 """
@@ -17,13 +17,13 @@ from onnxgen.export.places import Array, places
 from onnxgen.export.shared import declare, drop_unused, parts, used_names
 from onnxgen.reader.taken import inner_uses, uses
 
-OLDEST = 9  # the opset from which on BatchNormalization is in evaluation mode and has one result
+MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-_Fold = Mapping[str, Any]  # `provenance.Fold`, as the record has it
+_Fold = Mapping[str, Any]  # a `provenance.Fold`, as recorded
 
 
 class Norms:
-    """The norms that can stand apart in a file.
+    """The norms that can be separate nodes in a file.
 
     Args:
         model: the file's protobuf.
@@ -52,7 +52,9 @@ class Norms:
         self.tensors = {name: entry for name, entry in unfolded.items() if entry}
 
     def _layers(self, found: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
-        """The convolutions of the graph that have a norm folded in; none if it can't stand behind them."""
+        """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
+        them.
+        """
         opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
         weights = {name for name, fold in found if fold["part"] == "weight"}
         biases = {name for name, fold in found if fold["part"] != "weight"}
@@ -68,16 +70,18 @@ class Norms:
             for node in layers
         )
         is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
-        return layers if fits and is_alone and opset >= OLDEST else []
+        return layers if fits and is_alone and opset >= MIN_OPSET else []
 
     def _stored(self, name: str) -> str:
-        """The tensor that a value is. Identity nodes pass on what torch's older exporter stores once for several."""
+        """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter
+        shares.
+        """
         while name in self.passed_on:
             name = self.passed_on[name]
         return name
 
     def _unfolded(self, entries: Any) -> Any:
-        """A tensor's record without the norms that stand apart; empty if it was a bias that only they had."""
+        """Return a tensor's record without the separate norms; empty if it was a bias that only the norm had."""
         if isinstance(entries, str):
             return entries
         found: list[Any] = []
@@ -97,7 +101,7 @@ class Norms:
         return None if fold["part"] == "norm bias" else {key: value for key, value in part.items() if key != "fold"}
 
     def insert(self, model: onnx.ModelProto, state: Mapping[str, Array]) -> list[str]:
-        """Put the norms into a file whose tensors are as `self.tensors` says; returns the names of theirs."""
+        """Add the norms to a file whose tensors are as `self.tensors` says. Returns the names of the norms' tensors."""
         old, namer, added = uses(model.graph), Namer(used_names(model.graph)), []
         after: dict[str, onnx.NodeProto] = {}
         of_output = {node.output[0]: node for node in model.graph.node if node.output}

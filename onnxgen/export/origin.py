@@ -1,4 +1,4 @@
-"""The generated module to export, what its sidecar recorded, and the ONNX file it came from."""
+"""Find the module to export, what its sidecar recorded, and the ONNX file that it was generated from."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
+GENERATE_AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A generated module's past.
+    """A generated module and the ONNX file that it was generated from.
 
     Attributes:
         module: the module's path; `space` are the names in it.
@@ -44,7 +44,7 @@ class Origin:
 
     @property
     def files(self) -> set[Path]:
-        """The module and its weights."""
+        """Return the module and its weights files."""
         sidecar = sidecar_of(self.space)
         return {self.module, *([] if sidecar is None else sidecar_files(sidecar))}
 
@@ -60,7 +60,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
     if signature is None or "wayback" not in metadata:
         what = f"the weights of {module} do not name the ONNX file that they came from"
-        raise OnnxgenError(Problem(what, help=AGAIN))
+        raise OnnxgenError(Problem(what, help=GENERATE_AGAIN))
     path = onnx or _found(module, signature.source)
     if not path.is_file():
         raise OnnxgenError(f"there is no file {path}")
@@ -75,11 +75,11 @@ def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
         return json_object(metadata.get(key, "{}"))
     except ValueError:
-        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=AGAIN)) from None
+        raise OnnxgenError(Problem(f"entry {key!r} of the weights file is damaged", help=GENERATE_AGAIN)) from None
 
 
 def _found(module: Path, name: str) -> Path:
-    """The ONNX file: beside the module by its recorded name, or as the project's pyproject.toml says."""
+    """Find the ONNX file: beside the module by its recorded name, or as the project's pyproject.toml says."""
     beside = module.absolute().parent / Path(name).name
     if name and beside.is_file():
         return beside
@@ -91,7 +91,7 @@ def _found(module: Path, name: str) -> Path:
 
 
 def _configured(module: Path) -> Path | None:
-    """`source` of the nearest pyproject.toml's `[[tool.onnxgen.models]]` entry whose `output` is the module."""
+    """Return `source` of the nearest pyproject.toml's `[[tool.onnxgen.models]]` entry whose `output` is the module."""
     for folder in module.parents:
         file = folder / "pyproject.toml"
         if not file.is_file():

@@ -1,4 +1,4 @@
-"""The positions of the tensors in the protobuf of an ONNX file, to read and write them in place.
+"""Stored tensors in the protobuf of an ONNX file, to read and replace in place.
 
 The names are those by which the way back knows them: an initializer's own, that of a Constant node's output, or what
 `reader.tables` calls an attribute of a classical model.
@@ -22,7 +22,7 @@ from onnxgen.reader.tensors import dense
 Array = NDArray[Any]
 CONSTANT = "Constant"
 _TYPED: dict[int, tuple[str, Any]] = (
-    {  # the fields that hold elements one by one; of other types they are written as raw bytes
+    {  # protobuf field and numpy type of typed elements; tensors of other types are written as raw bytes
         onnx.TensorProto.FLOAT: ("float_data", np.float32),
         onnx.TensorProto.DOUBLE: ("double_data", np.float64),
         onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
@@ -43,8 +43,8 @@ _FIELDS: tuple[Any, ...] = (
 
 
 @dataclass
-class Place:
-    """One stored tensor.
+class StoredTensor:
+    """One stored tensor in a protobuf.
 
     Attributes:
         name: see the module's text.
@@ -65,7 +65,7 @@ class Place:
         return self.tensor is not None and self.tensor.data_location == onnx.TensorProto.EXTERNAL
 
     def read(self, folder: Path) -> ir.TensorProtocol:
-        """The tensor; what lies in another file (of `folder`) is mapped when it is first used."""
+        """Return the tensor. External data (in `folder`) is mapped when it is first used."""
         if self.tensor is not None:
             return ir.serde.deserialize_tensor(self.tensor, str(folder))
         if self.sparse is not None:
@@ -75,7 +75,7 @@ class Place:
         return ir.tensor(np.asarray(value, np.float32))
 
     def write(self, array: Array) -> bool:
-        """Put other elements in its place; False if it is sparse no longer, as none of its zeros was left one."""
+        """Replace the elements. Returns False if a sparse tensor became dense, because new elements are nonzero."""
         if self.tensor is not None:
             fill(self.tensor, array)
         elif self.sparse is not None:
@@ -108,7 +108,7 @@ class Place:
 
 
 def fill(tensor: onnx.TensorProto, array: Array) -> None:
-    """Give a tensor other elements, in the field that it has them in."""
+    """Replace a tensor's elements, in the protobuf field that it uses."""
     field, kind = _TYPED.get(tensor.data_type, ("", None))
     is_typed = bool(field) and len(getattr(tensor, field)) > 0
     for name in _FIELDS:
@@ -119,25 +119,25 @@ def fill(tensor: onnx.TensorProto, array: Array) -> None:
         tensor.raw_data = ir.tensor(np.ascontiguousarray(array), ir.DataType(tensor.data_type)).tobytes()
 
 
-def places(model: onnx.ModelProto) -> Iterator[Place]:
-    """Every stored tensor of a model's graph and its inner graphs."""
+def places(model: onnx.ModelProto) -> Iterator[StoredTensor]:
+    """Yield every stored tensor of a model's graph and its subgraphs."""
     yield from _of_graph(model.graph)
 
 
-def function_places(function: onnx.FunctionProto) -> Iterator[Place]:
-    """Every stored tensor of a local function."""
+def function_places(function: onnx.FunctionProto) -> Iterator[StoredTensor]:
+    """Yield every stored tensor of a local function."""
     yield from _of_nodes(function.node)
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[Place]:
+def _of_graph(graph: onnx.GraphProto) -> Iterator[StoredTensor]:
     for tensor in graph.initializer:
-        yield Place(tensor.name, tensor, graph=graph)
+        yield StoredTensor(tensor.name, tensor, graph=graph)
     for sparse in list(graph.sparse_initializer):
-        yield Place(sparse.values.name, sparse=sparse, graph=graph)
+        yield StoredTensor(sparse.values.name, sparse=sparse, graph=graph)
     yield from _of_nodes(graph.node)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[StoredTensor]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -146,18 +146,18 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[Place]:
                 yield from _of_graph(graph)
             if node.op_type == CONSTANT and node.domain in ("", "ai.onnx") and node.output:
                 if attribute.name == "value" and attribute.HasField("t"):
-                    yield Place(node.output[0], attribute.t, attribute=attribute)
+                    yield StoredTensor(node.output[0], attribute.t, attribute=attribute)
                 elif attribute.name == "sparse_value" and attribute.HasField("sparse_tensor"):
-                    yield Place(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
+                    yield StoredTensor(node.output[0], sparse=attribute.sparse_tensor, attribute=attribute)
                 elif attribute.name in ("value_float", "value_floats"):
-                    yield Place(node.output[0], attribute=attribute)
+                    yield StoredTensor(node.output[0], attribute=attribute)
             elif attribute.name in tables_of(node.domain, node.op_type):
                 name = table_name(attribute.name, node.output)
-                yield Place(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
+                yield StoredTensor(name, attribute.t if attribute.HasField("t") else None, attribute=attribute)
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the protobuf, whatever it is for: what may be external."""
+    """Yield every tensor in the protobuf that can be external, whatever it is used for."""
 
     def of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
         for node in nodes:

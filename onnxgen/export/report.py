@@ -47,18 +47,18 @@ class ExportReport:
     verified: VerifyReport | None = None
 
     def forget(self) -> None:
-        """Begin again on another road."""
+        """Reset the report before another attempt."""
         self.changed, self.below, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], [], 0
 
     def as_json(self) -> dict[str, Any]:
-        """All of it in plain types."""
+        """Return the report as plain types."""
         plain = {k: v for k, v in vars(self).items() if k not in ("wrote", "verified")}
         found = None if self.verified is None else self.verified.as_json()
         return {**plain, "wrote": [str(path) for path in self.wrote], "verified": found}
 
 
 class DiffersError(OnnxgenError):
-    """The new file does not compute what the module does; nothing was written.
+    """The new file does not compute what the module does. Nothing was written.
 
     Attributes:
         report: what was done, and how the two differ (`report.verified`).

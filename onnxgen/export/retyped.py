@@ -1,4 +1,4 @@
-"""The original file in the floating point type that its module was generated in (`--dtype`).
+"""Convert the original file to the floating point type that its module was generated in (`--dtype`).
 
 Where an operator does not take that type, Cast nodes stand around it: it computes in single precision, as the module's
 layer may not.
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import Namer
 from onnxgen.export import files
-from onnxgen.export.shared import NoWayBack
+from onnxgen.export.shared import CannotWriteBack
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.retype import FLOATS, retype, retype_node
@@ -26,20 +26,20 @@ _Formals = Sequence[onnx.defs.OpSchema.FormalParameter]
 
 
 def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Path) -> Path:
-    """Write the file in another type into a folder; the same nodes but for casts, and the same names.
+    """Write the file in another floating point type into a folder. Nodes and names stay; Cast nodes are added.
 
     Raises:
-        NoWayBack: the file's opset has no such type, or it has local functions.
+        CannotWriteBack: the file's opset has no such type, or it has local functions.
     """
     try:
         model = ir.load(source)
-    except Exception as error:  # what onnxgen's reader makes usual first, such as types of maps
-        raise NoWayBack("onnx_ir can't read the file") from error
+    except Exception as error:  # onnx_ir cannot read some forms, such as types of maps
+        raise CannotWriteBack("onnx_ir can't read the file") from error
     is_external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
     if model.functions:
-        raise NoWayBack("the file has local functions")
+        raise CannotWriteBack("the file has local functions")
     opset = model.opset_imports.get("", 1)
-    model.graph.sort()  # not all files are, and what comes before its inputs has no known type
+    model.graph.sort()  # in an unsorted file, inputs of a node may not have a known type yet
     propagate(model.graph, options)
     retype(model, dtype, is_file=True)
     casting = _Casting(model, dtype, opset)
@@ -49,25 +49,27 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     out = folder / source.name
     values = [value for value in model.graph.initializers.values() if value.const_value is not None]
     for value in values:
-        if isinstance(tensor := value.const_value, ir.ExternalTensor):  # which lies beside the original, and is mapped
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):  # external data lies beside the original
             value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)
-    is_large = sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.LARGEST
+    is_large = (
+        sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.MAX_PROTOBUF_BYTES
+    )
     ir.save(model, out, external_data=f"{out.name}.data" if is_large or is_external else None)
     return out
 
 
 class _Casting:
-    """Puts Cast nodes around operators that do not take a type."""
+    """Puts Cast nodes around operators that do not support a type."""
 
     def __init__(self, model: ir.Model, dtype: ir.DataType, opset: int) -> None:
         self.dtype, self.opset = dtype, opset
         names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
         self.namer = Namer(name for name in names if name)
         if not _takes(onnx.defs.get_schema("Cast", opset, "").outputs[0], dtype):
-            raise NoWayBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
+            raise CannotWriteBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
 
     def fit(self, node: ir.Node) -> None:
-        """Cast what a node takes and makes, where it has to be single precision."""
+        """Cast the inputs and outputs of a node that must compute in single precision."""
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opset, "")
         except onnx.defs.SchemaError:
@@ -113,7 +115,7 @@ class _Casting:
 
 
 def _formal(formals: _Formals, i: int) -> onnx.defs.OpSchema.FormalParameter | None:
-    """The schema's parameter for an input or output; the last one may stand for many."""
+    """Return the schema's parameter for an input or output. The last parameter may be variadic."""
     return formals[min(i, len(formals) - 1)] if formals else None
 
 

@@ -1,4 +1,4 @@
-"""One export, step by step."""
+"""One export job, step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgen.export import anew, files
 from onnxgen.export.changes import DTYPE, LEFT_OUT, Changed, choices
 from onnxgen.export.origin import Origin, origin_of
 from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
-from onnxgen.export.shared import NoWayBack, same
+from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, read_state, state_of, tied
 from onnxgen.options import Options
 from onnxgen.output.write import Output
@@ -41,7 +41,7 @@ CHANGED = {
 
 @dataclass(frozen=True)
 class Verification:
-    """Comparison of the new file with the module (see `onnxgen.verify`)."""
+    """The settings for comparing the new file with the module (see `onnxgen.verify`)."""
 
     runs: int
     seed: int
@@ -50,7 +50,7 @@ class Verification:
     plugins: Sequence[str] = ()
 
     def compare(self, made: Path, network: nn.Module, origin: Origin, done: ExportReport) -> VerifyReport:
-        """What lies at `made` is called as it will be, `done.out`. Raises `OnnxgenError` if no oracle can run it."""
+        """Compare the file at `made`, which reports call `done.out`. Raises `OnnxgenError` if no oracle can run it."""
         try:
             check = Check(made, replace(_options(origin), plugins=self.plugins), rtol=self.rtol, atol=self.atol)
             how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.road == ANEW}
@@ -64,8 +64,8 @@ class Verification:
         return report
 
 
-class Road:
-    """From a trained module to an ONNX file (see `export` for the arguments and what is raised)."""
+class ExportJob:
+    """One export job, from a trained module to an ONNX file (see `export` for the arguments and errors)."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Road:
         return {self.weights} if isinstance(self.weights, Path) else set()
 
     def _trained(self, origin: Origin, file: ModuleType) -> tuple[nn.Module, Mapping[str, Array]]:
-        """The network with its weights, and these."""
+        """Return the network with its trained weights, and the weights as arrays."""
         if isinstance(self.weights, nn.Module):
             network = bare(self.weights)
         elif self.weights is None:
@@ -117,11 +117,11 @@ class Road:
         report: ExportReport,
         wanted: Verification | None,
     ) -> None:
-        """Write the new file by the one road, or by the other if that leads nowhere."""
+        """Write the values back into the original graph, or export anew if that is not possible."""
         why = _changes(origin, network, state) or self._back(made, origin, network, state, report, wanted)
         if not why:
             return
-        for path in made.parent.iterdir():  # what the other road left
+        for path in made.parent.iterdir():  # files that writing back left
             path.unlink()
         report.forget()
         report.road, report.why = ANEW, why
@@ -139,7 +139,7 @@ class Road:
         report: ExportReport,
         wanted: Verification | None,
     ) -> str:
-        """Write the values into the original graph; why that will not do, "" if it does.
+        """Write the values into the original graph. Returns the reason if that is not possible, else "".
 
         The file has what the options of the generation changed, too. A change with which it does not compute what the
         module does is left out.
@@ -152,7 +152,7 @@ class Road:
             report.road, report.why = BACK, "the network has not changed since it was generated"
             try:
                 done = changed.write(made, report, changes)
-            except NoWayBack as reason:
+            except CannotWriteBack as reason:
                 return str(reason)
             if done in tried:
                 continue
@@ -165,7 +165,7 @@ class Road:
                 return ""
             try:
                 report.verified = wanted.compare(made, network, origin, report)
-            except OnnxgenError:  # nothing runs it in a type of its own, perhaps
+            except OnnxgenError:  # perhaps no oracle runs the changed file, in another type say
                 if not done:
                     raise
                 continue
@@ -177,22 +177,22 @@ class Road:
         return "the network was changed: it no longer computes the same as the original graph"
 
     def _is_changed(self, network: nn.Module, origin: Origin) -> bool:
-        """Whether somebody changed what the module computes: its file, or the layers of the module in memory."""
+        """Return True if the module was edited: its file, or the layers of the module in memory."""
         text = self.module.read_text(encoding="utf-8", errors="replace")
         return Output(self.module, Options()).is_edited(text) or repr(network) != repr(bare_model(origin))
 
 
 def _without_kernels(verified: VerifyReport) -> list[str]:
-    """A note if onnxruntime can't run a file in the module's floating point type on this machine."""
+    """Return a note if onnxruntime cannot run the module's floating point type on this machine."""
     reason = next((note for note in verified.notes if note.startswith("onnxruntime can't load it")), "")
     return [f"{reason}; keep the original types with --same-graph"] if reason else []
 
 
 def _changes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> str:
-    """Describe the keys or shapes that differ from the generated ones; "" if none do."""
+    """Describe the keys or shapes that differ from the generated ones. Returns "" if none do."""
     generated = shapes_of(origin.space)
     given = {key: array.shape for key, array in state.items()}
-    # the sidecar has a tied tensor once; a buffer that was moved to a device is no longer the very same
+    # The sidecar has a tied tensor once. A tied buffer that was moved to a device is a separate object.
     equal = [names for names in tied(bare_model(origin)) if _are_equal(names, state)]
     for names in [*tied(network), *equal]:
         known = [name for name in names if name in generated]
@@ -207,7 +207,7 @@ def _are_equal(names: list[str], state: Mapping[str, Array]) -> bool:
 
 
 def _options(origin: Origin) -> Options:
-    """The part of the file, and the sizes of inputs, that the module was generated for."""
+    """Return the options for the part of the file and the input sizes that the module was generated for."""
     shapes = {
         port.name: tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
         for port in origin.signature.inputs

@@ -1,4 +1,4 @@
-"""Tensors that the file shares and training made different: a new initializer for each further value.
+"""Separate tensors that the file shares and training made different: each further value gets a new initializer.
 
 The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.uses`).
 """
@@ -17,15 +17,16 @@ from onnxgen.export.places import Array
 from onnxgen.reader.taken import inner_graphs, uses
 from onnxgen.weights.provenance import rebuild
 
-Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]  # by ONNX tensor and state-dict key: output, input's number
+# by ONNX tensor and state-dict key: (output of the node, index of its input)
+Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]
 
 
-class NoWayBack(Exception):
-    """The original graph has no place for these values; the text says why."""
+class CannotWriteBack(Exception):
+    """The original graph cannot hold the trained values. The text gives the reason."""
 
 
 def same(a: Array, b: Array) -> bool:
-    """Whether two arrays of one dtype have the same bytes."""
+    """Return True if two arrays of one dtype have identical bytes."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
@@ -33,14 +34,14 @@ def same(a: Array, b: Array) -> bool:
 
 
 def parts(entries: Any, shape: tuple[int, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Every part in a tensor's record; a tensor that is a key's own is one part of that `shape`."""
+    """Yield every part in a tensor's record. A tensor that is a whole state-dict tensor is one part of that `shape`."""
     for entry in entries if isinstance(entries, list) else [entries]:
         whole = {"key": entry, "size": [int(np.prod(shape))], "stride": [1]}
         yield from [whole] if isinstance(entry, str) else entry["parts"]
 
 
 class Sharing:
-    """Gives the users of a shared tensor the values that their keys have now.
+    """Gives the users of a shared tensor the trained values of their state-dict keys.
 
     Args:
         model: the protobuf, whose node inputs are changed.
@@ -54,10 +55,11 @@ class Sharing:
         self.names = Namer(used_names(model.graph))
 
     def separate(self, name: str, entries: list[Any], value: Array) -> dict[str, Array]:
-        """The values beside the tensor's own (`value`) that its users need, by the new names that these take now.
+        """Return the additional values that the users of a shared tensor need, by new names, and rewire the users to
+        them.
 
         Raises:
-            NoWayBack: it is not known who uses the tensor for which key.
+            CannotWriteBack: it is not known who uses the tensor for which key.
         """
         dtype = ir.DataType.from_numpy(value.dtype)
         found = list(parts(entries, value.shape))
@@ -74,13 +76,13 @@ class Sharing:
                 self._rewire(site, name, self._added(added, name, here))
         for part in found:
             if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
-                raise NoWayBack(
+                raise CannotWriteBack(
                     f"the file stores {printable(name)} once for several tensors, but the values now differ"
                 )
         return added
 
     def _value(self, name: str, found: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
-        """The tensor for users of these parts alone; what they do not hold is as in `value`."""
+        """Return the tensor for users of these parts alone. Elements outside the parts are those of `value`."""
 
         def of(chosen: list[dict[str, Any]], base: Array) -> Array:
             entry = {"shape": list(value.shape), "dtype": dtype.name, "parts": chosen, "partial": True}
@@ -88,7 +90,7 @@ class Sharing:
 
         made = of(found, value)
         if any(not same(of([part], made), made) for part in found):
-            raise NoWayBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
+            raise CannotWriteBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
         return made
 
     def _added(self, added: dict[str, Array], name: str, value: Array) -> str:
@@ -103,12 +105,12 @@ class Sharing:
         output, index = site
         node = self.nodes.get(output)
         if node is None or index >= len(node.input) or node.input[index] != old:
-            raise NoWayBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
+            raise CannotWriteBack(f"no node of the graph computes {printable(output)} from {printable(old)}")
         node.input[index] = new
 
 
 def declare(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
-    """Add an initializer; before IR version 4 each is an input of the graph, too."""
+    """Add an initializer. Before IR version 4 it is also added as an input of the graph."""
     model.graph.initializer.append(tensor)
     if model.ir_version < 4:
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -122,7 +124,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def used_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name of a value in a graph and those within."""
+    """Yield every value name in a graph and its subgraphs."""
     yield from (info.name for info in (*graph.input, *graph.output, *graph.value_info))
     yield from (tensor.name for tensor in graph.initializer)
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
@@ -133,7 +135,7 @@ def used_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:
-    """Remove the nodes and the stored tensors that had a use (`old`, see `uses`) and have none any more."""
+    """Remove nodes and stored tensors that were used before (`old`, see `uses`) and are not any more."""
     while True:
         gone = old - uses(graph)
         nodes = [node for node in graph.node if gone.issuperset(filter(None, node.output))]

@@ -1,4 +1,4 @@
-"""The trained tensors: of a safetensors file, or of a module in memory."""
+"""Trained tensors of a safetensors file, or of a module in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.streamed import Array
 
-SHOWN = 3  # keys that a message names
+MAX_KEYS_SHOWN = 3  # keys in a message
 
 
 def read_state(path: Path) -> dict[str, Array]:
-    """The tensors of a safetensors file, or of the index of several, memory-mapped.
+    """Read the tensors of a safetensors file, or of the index of several; they are memory-mapped.
 
     Raises:
         OnnxgenError: there is no such file, or it is something else, such as a Lightning checkpoint.
@@ -32,7 +32,7 @@ def read_state(path: Path) -> dict[str, Array]:
     if path.is_file():
         with open(path, "rb") as file:
             head = file.read(9)
-        # A safetensors file begins with the length of its header, which may be any two bytes, and then the header.
+        # A safetensors file begins with the length of its header, which may look like any signature of two bytes.
         if head[:2] in (b"PK", b"\x80\x02") and head[8:] != b"{":
             what = f"{path} is a PyTorch or Lightning checkpoint, not a safetensors file"
             way_out = "use best.safetensors, or save model.state_dict() with safetensors.torch.save_file"
@@ -41,12 +41,12 @@ def read_state(path: Path) -> dict[str, Array]:
 
 
 def state_of(model: nn.Module) -> dict[str, Array]:
-    """The tensors of a module's state dict; on the CPU they are not copied."""
+    """Return the tensors of a module's state dict. Tensors on the CPU are not copied."""
     return {key: to_numpy(value) for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The network itself, on the CPU: out of what `torch.compile` and DistributedDataParallel put around it."""
+    """Return the network itself, on the CPU, without the wrappers of `torch.compile` and DistributedDataParallel."""
     while isinstance(inner := getattr(model, "_orig_mod", None) or _parallel(model), nn.Module):
         model = inner
     devices = {t.device.type for t in (*model.parameters(), *model.buffers())}
@@ -59,7 +59,7 @@ def _parallel(model: nn.Module) -> object:
 
 
 def bare_model(origin: Origin) -> nn.Module:
-    """The generated `Model` without any values. Raises `OnnxgenError` if the file has no such class."""
+    """Return the generated `Model` without weights. Raises `OnnxgenError` if the file has no such class."""
     kind = origin.space.get("Model")
     if not isinstance(kind, type):
         what = f"{origin.module} has no class Model"
@@ -70,7 +70,7 @@ def bare_model(origin: Origin) -> nn.Module:
 
 
 def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
-    """The generated `Model` with these tensors; those of tied parameters need be given once.
+    """Return the generated `Model` with these tensors. Tied parameters may be given once.
 
     Those of a replaced head fit, too: the model gets as many classes as they have.
 
@@ -96,13 +96,13 @@ def build(origin: Origin, state: Mapping[str, Array], shown: Path) -> nn.Module:
 
 
 def is_constant(key: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether it is a constant of the sidecar, which lies under a prefix that no member of the module has."""
+    """Return True if the key is a constant of the sidecar. It has a prefix that no member of the module has."""
     first = key.partition(".")[0]
     return first.lstrip("_") == "constants" and not any(k == first or k.startswith(first + ".") for k in wanted)
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter and buffer that has several."""
+    """Return the names of each parameter and buffer that has several names."""
     names: dict[int, list[str]] = {}
     found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
     for name, tensor in chain(*found):
@@ -113,7 +113,7 @@ def tied(model: nn.Module) -> list[list[str]]:
 def refuse_misfits(
     wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], shown: Path | str
 ) -> None:
-    """Raise `OnnxgenError` unless both have the same keys and shapes; one line that names some of them."""
+    """Raise `OnnxgenError` unless both have the same keys and shapes. The message names some that differ."""
     found = misfits(wanted, given)
     if found:
         what = f"{shown} does not fit the module: {found}"
@@ -121,7 +121,7 @@ def refuse_misfits(
 
 
 def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> str:
-    """Describe the keys and shapes that differ; "" if none do."""
+    """Describe the keys and shapes that differ. Returns "" if none do."""
     both = [key for key in wanted if key in given and tuple(wanted[key]) != tuple(given[key])]
     parts = [
         _listed("lacks", [key for key in wanted if key not in given]),
@@ -132,5 +132,5 @@ def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int
 
 
 def _listed(verb: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-    return f"{verb} {', '.join(printable(key) for key in keys[:SHOWN])}{more}" if keys else ""
+    more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
+    return f"{verb} {', '.join(printable(key) for key in keys[:MAX_KEYS_SHOWN])}{more}" if keys else ""

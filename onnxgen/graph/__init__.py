@@ -1,1 +1,1 @@
-"""Questions about an ONNX graph's nodes, and which function stands for which operator."""
+"""Queries about an ONNX graph's nodes, and the registry of the functions that lower operators."""

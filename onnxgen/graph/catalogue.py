@@ -1,4 +1,4 @@
-"""What is known of a node by its operator alone, as `@op(...)` says it where the operator's function is.
+"""What an operator's function declares about it with `@op(...)`, looked up by node.
 
 The operators' modules are imported when the first question is asked, and not before: they import the rooms that ask.
 """
@@ -46,23 +46,23 @@ UNKNOWN = Known()
 
 
 def known(node: ir.Node) -> Known:
-    """What is known of a node's operator; nothing of one that nobody registered."""
+    """Return what is declared about a node's operator; nothing if the operator is not registered."""
     return of(node.domain, node.op_type) or _of_plugins(node) or UNKNOWN
 
 
 def of(domain: str, name: str) -> Known | None:
-    """What is known of one of onnxgen's own operators."""
+    """Return what is declared about one of onnxgen's own operators."""
     return _own().get((domain, name))
 
 
 def is_a(node: ir.Node, *traits: Trait) -> bool:
-    """Whether a node's operator has one of these traits."""
+    """Return True if a node's operator has one of these traits."""
     return not known(node).traits.isdisjoint(traits)
 
 
 @cache
 def having(*traits: Trait) -> frozenset[str]:
-    """The names of onnxgen's own operators, of any domain, that have one of these traits."""
+    """Return the names of onnxgen's own operators, of any domain, that have one of these traits."""
     return frozenset(name for (_, name), facts in _own().items() if not facts.traits.isdisjoint(traits))
 
 

@@ -1,4 +1,4 @@
-"""The domains of operators that a file imports, read without onnx: whether installed plugins may count for it.
+"""Read the operator domains that a file imports, without onnx. They tell whether installed plugins may be needed.
 
 A model's `opset_import` stands beside its graph, which is skipped as a whole
 (https://protobuf.dev/programming-guides/encoding/; onnx.proto: ModelProto 8 and 25, FunctionProto 9, domain 1).
@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 DOMAIN = "onnxgen"  # of operators of our own: what torch has and ONNX has not, and what the passes put down
-# The standard's, and those that onnxruntime and PyTorch write into files that use nothing of them.
+# The standard's domains, and those that onnxruntime and PyTorch import even in files that do not use them.
 KNOWN = frozenset("""
     ai.onnx ai.onnx.ml ai.onnx.training ai.onnx.preview ai.onnx.preview.training ai.onnx.contrib
     com.microsoft com.microsoft.nchwc com.microsoft.experimental com.ms.internal.nhwc org.pytorch.aten
     """.split()) | {""}
 _OPSETS, _FUNCTIONS, _OF_FUNCTION, _DOMAIN = 8, 25, 9, 1
-_LENGTH = 2  # the wire type of what begins with its length
+_LENGTH = 2  # the wire type of length-delimited fields
 
 
 def is_foreign(domain: str) -> bool:
-    """Whether operators of a domain can only be a plugin's, or a local function of the file."""
+    """Return True if operators of a domain can only come from a plugin or a local function of the file."""
     return domain not in KNOWN and not domain.startswith(DOMAIN)
 
 
 def imports_foreign(path: Path) -> bool:
-    """Whether a model imports such a domain; True, too, for what is no model."""
+    """Return True if a model imports such a domain, or if the file is not a model."""
     try:
         with path.open("rb") as file:
             return any(map(is_foreign, _domains(file)))
@@ -53,7 +53,9 @@ def _domain(file: BinaryIO, end: int) -> str:
 
 
 def _fields(file: BinaryIO, end: int) -> Iterator[tuple[int, int]]:
-    """The number of each field of a message that has a length, and where it ends; the file stands at its content."""
+    """Yield the number of each length-delimited field of a message, and where it ends. The file is positioned at its
+    content.
+    """
     while file.tell() < end:
         tag = _varint(file)
         number, wire = tag >> 3, tag & 7

@@ -2,5 +2,5 @@
 
 import onnx_ir as ir
 
-# those that are trained, and that `--dtype` knows
+# the types that can be trained, and that `--dtype` accepts
 FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))

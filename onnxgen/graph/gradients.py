@@ -7,21 +7,21 @@ and truth values have no derivatives, and need no row as inputs. `docs/OPERATORS
 
 from __future__ import annotations
 
-STEPS = "the operator is piecewise constant: its derivative is 0 wherever there is one"
+PIECEWISE_CONSTANT = "the operator is piecewise constant: its derivative is 0 wherever there is one"
 INTEGERS = "the results are integers or booleans"
 TEXT = "the input is text or an encoded image"
 COUNTED = "the result depends on no floating-point input"
 DRAWN = "the numbers are random and depend on no input"
 BITS = "the operator reads the bits as another type, which is not smooth"
-SIZES = "the input sets the size of the result, an integer"
+SETS_SIZE = "the input sets the size of the result, an integer"
 REFUSED = "onnxgen refuses a node with this input"
 TYPE = "only the type of the input counts"
-ROUNDS = "the input only sets the numbers to round to"
+SETS_GRID = "the input only sets the numbers to round to"
 UNREAD = "nothing reads it"
 
-# operators through which none flows, whatever goes in
+# operators through which no gradient flows, whatever the input
 _NOWHERE = {
-    STEPS: """
+    PIECEWISE_CONSTANT: """
         Bernoulli Ceil Floor Hardmax MelWeightMatrix QLinearConv QLinearMatMul QuantizeLinear Round Sign
         ai.onnx.ml.Binarizer ai.onnx.ml.OneHotEncoder
         com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
@@ -54,7 +54,7 @@ _NOWHERE = {
 
 # inputs of other operators, by the schema's names
 _BY_INPUT = {
-    STEPS: {
+    PIECEWISE_CONSTANT: {
         "MaxRoiPool": "rois",
         "OneHot": "indices",
         "ai.onnx.ml.TreeEnsemble": "X",
@@ -62,7 +62,7 @@ _BY_INPUT = {
         "ai.onnx.ml.TreeEnsembleRegressor": "X",
         "com.microsoft.QGemm": "y_scale",
     },
-    SIZES: {
+    SETS_SIZE: {
         "OneHot": "depth",
         "Range": "limit",
         "Resize": "scales",
@@ -81,7 +81,7 @@ _BY_INPUT = {
         "com.microsoft.PackedMultiHeadAttention": "attention_bias",
     },
     TYPE: {"CastLike": "target_type"},
-    ROUNDS: {"com.microsoft.MatMulBlockQuantizedFp8Weight": "a_scale"},
+    SETS_GRID: {"com.microsoft.MatMulBlockQuantizedFp8Weight": "a_scale"},
     UNREAD: {"com.microsoft.MatMulBlockQuantizedFp4Weight": "input_scale"},
 }
 
@@ -93,12 +93,12 @@ for _reason, _inputs in _BY_INPUT.items():
 
 
 def key(domain: str, name: str) -> str:
-    """The name under which an operator stands in the table."""
+    """Return the name under which an operator is listed in the table."""
     return f"{domain}.{name}" if domain not in ("", "ai.onnx") else name
 
 
 def reason(domain: str, name: str, parameter: str | None = None) -> str | None:
-    """Why no gradient flows through an operator, or through one input of it; None if it does."""
+    """Return why no gradient flows through an operator, or through one of its inputs; None if one does."""
     operator = key(domain, name)
     everywhere = NOWHERE.get(operator)
     return everywhere or (None if parameter is None else BY_INPUT.get(operator, {}).get(parameter))

@@ -1,4 +1,4 @@
-"""Maps, which onnx_ir has no type for: what the file declares its inputs and outputs to be.
+"""Types of maps, which onnx_ir cannot represent: the types that the file declares for its inputs and outputs.
 
 Only classical models (ai.onnx.ml) have them. At run time they are dicts, of text and numbers to numbers or text.
 """
@@ -16,7 +16,7 @@ from onnxgen.graph.annotations import MAP
 
 @dataclass(frozen=True)
 class MapType:
-    """The types of a map's keys and values; `listed` if it is a sequence of such maps."""
+    """The types of a map's keys and values. `listed`: the value is a sequence of such maps."""
 
     key: ir.DataType
     value: ir.DataType
@@ -28,7 +28,7 @@ class MapType:
 
 
 def map_types(graph: onnx.GraphProto) -> dict[str, MapType]:
-    """The maps among a graph's inputs and outputs, by name."""
+    """Return the types of a graph's inputs and outputs that are maps, by name."""
     found = {info.name: _map_type(info.type) for info in (*graph.input, *graph.output)}
     return {name: kind for name, kind in found.items() if kind is not None}
 
@@ -44,7 +44,7 @@ def _map_type(kind: onnx.TypeProto) -> MapType | None:
 
 
 def note_maps(graph: ir.Graph, types: Mapping[str, MapType]) -> None:
-    """Note them of the values."""
+    """Record the types of maps in the values' `meta`."""
     for value in (*graph.inputs, *graph.outputs):
         if (value.name or "") in types:
             MAP.set(value, types[value.name or ""])

@@ -1,4 +1,4 @@
-"""Every node of a graph, and questions that values answer by their producers' inputs."""
+"""All nodes of a graph, and queries that are answered by following values to their producers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
-    """The nodes of a graph or function, and behind each those of the graphs in its attributes.
+    """Return the nodes of a graph or function. Each is followed by the nodes of the graphs in its attributes.
 
     A list, so that whoever goes through it may change the graph; and made in a quarter of the time that onnx_ir's own
     iterator takes, since some fifty passes each ask for it.
@@ -32,12 +32,12 @@ def all_nodes(graph: ir.Graph | ir.Function) -> list[ir.Node]:
 
 
 def told(node: ir.Node) -> str:
-    """A node as messages name it: by its name, or that of its first output."""
+    """Return a node as messages name it: by its name, or that of its first output."""
     return printable(node.name or next((o.name for o in node.outputs if o.name), "") or "")
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs in a node's attributes, not those within them."""
+    """Yield the graphs in a node's attributes, but not the graphs nested in those."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
             yield attribute.as_graph()
@@ -51,7 +51,9 @@ def answered(
     asked: Callable[[ir.Value], list[ir.Value]],
     answer: Callable[[ir.Value], Answer],
 ) -> Answer:
-    """The answer for a value, kept in `known`, once all that it `asked` have theirs; chains may be of any length."""
+    """Return the answer for a value, after the values that it `asked` have theirs. Answers are kept in `known`; chains
+    may have any length.
+    """
     waiting = [value]
     while waiting:
         missing = [v for v in asked(waiting[-1]) if v not in known] if waiting[-1] not in known else []
@@ -64,6 +66,6 @@ def answered(
 
 
 def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that made a value, if it is a standard operator of one of these types."""
+    """Return the node that produces a value if it is a standard operator of one of these types, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type in op_types and node.domain == "" else None

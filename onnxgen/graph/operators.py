@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Lowering = Callable[..., Any]
 BUNDLED = ("onnxgen.classical",)  # plugins in this tree, which no generation has to name
-NOTED = "__onnxgen_operators__"  # in a module: what its functions are registered for
+NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,13 @@ class Operator:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The function's parameters by name, without the builder."""
+        """Return the function's parameters by name, without the builder."""
         found = dict(inspect.signature(self.function).parameters)
         found.pop(next(iter(found)))
         return found
 
 
-Layer = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest meaning first
+OperatorTable = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest version first
 
 
 def op(
@@ -134,7 +134,7 @@ def op(
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
                 weights=weights, still=still, least=least,
             )  # fmt: skip
-            if function.__module__ == "__main__":  # a cell of a notebook that runs again replaces what it defined
+            if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
                 noted[:] = [o for o in noted if o.key != made.key]
             noted.append(made)
         return function
@@ -143,14 +143,14 @@ def op(
 
 
 def noted_in(module: object) -> list[Operator]:
-    """The operators that the functions of one module are registered for."""
+    """Return the operators that the functions of one module are registered for."""
     found: list[Operator] = vars(module).get(NOTED, [])
     return found
 
 
-def layer(operators: Iterable[Operator]) -> Layer:
-    """Operators by (domain, name). Raises `ValueError` if one is there twice."""
-    found: Layer = {}
+def layer(operators: Iterable[Operator]) -> OperatorTable:
+    """Group operators by (domain, name). Raises `ValueError` if one is registered twice."""
+    found: OperatorTable = {}
     for operator in operators:
         versions = found.setdefault((operator.domain, operator.name), [])
         if any(v.since == operator.since for v in versions):
@@ -162,8 +162,8 @@ def layer(operators: Iterable[Operator]) -> Layer:
 
 
 @cache
-def _own() -> Layer:
-    """onnxgen's own operators, with those of the plugins in its tree."""
+def _own() -> OperatorTable:
+    """Return onnxgen's own operators."""
     with stage(IMPORTS):
         modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
     return layer(operator for module in modules for operator in noted_in(module))
@@ -181,22 +181,24 @@ class Plugged:
         named: those of the plugins that it names, which come before onnxgen's own.
     """
 
-    def __init__(self, named: Layer, find_installed: Callable[[], Layer]) -> None:
+    def __init__(self, named: OperatorTable, find_installed: Callable[[], OperatorTable]) -> None:
         self.named, self.find_installed = named, find_installed
 
     @cached_property
-    def installed(self) -> Layer:
-        """Those that installed packages bring; looked for when a file has an operator of an unknown domain."""
+    def installed(self) -> OperatorTable:
+        """Return the operators of installed packages. They are searched for when a file has an operator of an unknown
+        domain.
+        """
         return self.find_installed()
 
 
-# Of a thread or a task: generations beside this one have plugins of their own.
+# One per thread or task: concurrent generations have their own plugins.
 _plugged: ContextVar[Plugged | None] = ContextVar("plugged", default=None)
 
 
 @contextmanager
-def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Plugged]:
-    """Let plugins count while the context lasts: these, and those that are installed."""
+def plugged_in(named: OperatorTable, find_installed: Callable[[], OperatorTable]) -> Iterator[Plugged]:
+    """Activate plugins for the block: the named ones, and the installed ones if they are needed."""
     plugged = Plugged(named, find_installed)
     token = _plugged.set(plugged)
     try:
@@ -205,8 +207,8 @@ def plugged_in(named: Layer, find_installed: Callable[[], Layer]) -> Iterator[Pl
         _plugged.reset(token)
 
 
-def operators(*plugins: Layer) -> Layer:
-    """onnxgen's own operators by (domain, name), oldest meaning first, with those of plugins in their places."""
+def operators(*plugins: OperatorTable) -> OperatorTable:
+    """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
     found = {key: list(versions) for key, versions in _own().items()}
     for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
@@ -216,17 +218,17 @@ def operators(*plugins: Layer) -> Layer:
 
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
-    """The function for an operator as opset `opset` means it, or None."""
+    """Return the function for an operator as opset `opset` defines it, or None."""
     return of_plugins(domain, name, opset) or own(domain, name, opset)
 
 
 def own(domain: str, name: str, opset: int) -> Operator | None:
-    """The function that onnxgen itself has for an operator, or None."""
+    """Return the function that onnxgen itself has for an operator, or None."""
     return _newest(_own(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
-    """The function that a plugin of this generation has for an operator, or None."""
+    """Return the function that an active plugin has for an operator, or None."""
     plugged = _plugged.get()
     if plugged is None:
         return None
@@ -236,10 +238,10 @@ def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
 
 
 def named(domain: str, name: str, opset: int) -> Operator | None:
-    """The function that a plugin which this generation names has for an operator, or None."""
+    """Return the function that a named plugin of this generation has for an operator, or None."""
     plugged = _plugged.get()
     return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 
 
-def _newest(found: Layer, domain: str, name: str, opset: int) -> Operator | None:
+def _newest(found: OperatorTable, domain: str, name: str, opset: int) -> Operator | None:
     return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import defs
 
-NEWER_RUNTIME = (  # why a node of onnxruntime's may have what its function does not know
+NEWER_RUNTIME = (  # the reason if a node has an input or attribute that its function does not know
     "a newer onnxruntime may have it: update onnxgen, or export the model without it "
     "(or write a plugin for the operator: docs/EXTENDING.md)"
 )
@@ -15,7 +15,7 @@ NEWER_RUNTIME = (  # why a node of onnxruntime's may have what its function does
 
 @cache
 def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
-    """The schema of an operator as `opset` has it, or None for an operator that onnx does not know."""
+    """Return the schema of an operator in version `opset`, or None if onnx does not know the operator."""
     try:
         return defs.get_schema(name, opset, domain)
     except defs.SchemaError:
@@ -23,7 +23,7 @@ def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
 
 
 def plain(value: Any) -> Any:
-    """An attribute's value in plain Python: bytes as text, sequences as lists, tensors as numpy arrays."""
+    """Convert an attribute's value to plain Python: bytes to text, sequences to lists, tensors to numpy arrays."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Positions in the file of the values of the graph, noted after local functions are inlined and before any rewrite."""
+"""Positions of values in the file. They are recorded after local functions are inlined and before any rewrite."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import CALLED, LOCAL, NODES
 from onnxgen.graph.nodes import all_nodes
 
-Site = tuple[str, int]  # an output of a node in the file, and the number of the node's input
+Site = tuple[str, int]  # name of a node's output in the file, and index of the node's input
 Nodes = dict[str, tuple[tuple[Site, str], ...]]
 
 
 def site(node: ir.Node, index: int) -> Site:
-    """The position in the file where an input of a node is written."""
+    """Return the position in the file of an input of a node."""
     return CALLED.get(node).get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
 
 
 def note_nodes(model: ir.Model) -> None:
-    """Note how the nodes hang together."""
+    """Record in `model.meta` which values each node of the file takes."""
     noted: Nodes = {}
     for node in all_nodes(model.graph):
         inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
@@ -28,7 +28,7 @@ def note_nodes(model: ir.Model) -> None:
 
 
 def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir.Value | None]) -> None:
-    """Note of the body of an inlined function what the call hands in, and which tensors the function stores.
+    """Record for an inlined function which inputs come from the call, and which tensors the function stores.
 
     `values`: for the function's own values, those of the body.
     """

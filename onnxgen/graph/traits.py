@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Trait(Enum):
-    """What may be true of an operator, whatever its attributes and inputs are, unless it is said here.
+    """A property of an operator that holds for all attributes and inputs, unless stated otherwise here.
 
     Attributes:
         MOVES: every element of the output is an element of the operator's data, or 0 with FILLS, chosen by its place.
@@ -83,7 +83,7 @@ _IMPLIED = {
 
 
 def all_of(traits: Iterable[Trait]) -> frozenset[Trait]:
-    """The traits, and those that they imply."""
+    """Return the traits, and those that they imply."""
     found = frozenset(traits)
     more = found.union(*(_IMPLIED.get(trait, ()) for trait in found))
     return found if more == found else all_of(more)

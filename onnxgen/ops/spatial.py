@@ -12,7 +12,7 @@ from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.conv import same
 from onnxgen.ops.wide import BITS
-from onnxgen.shapes.node_facts import RANK
+from onnxgen.shapes.node_facts import MAX_RANK
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -124,7 +124,7 @@ def col2im(
     """`F.fold` for two axes padded alike on both sides."""
     _needs_floats(b, input)
     n = next((a.shape[0] for a in (image_shape, block_shape) if a.shape and isinstance(a.shape[0], int)), None)
-    if n is None or n > RANK:
+    if n is None or n > MAX_RANK:
         raise b.error(
             "the number of spatial axes is unknown or too large",
             "make image_shape or block_shape a constant",

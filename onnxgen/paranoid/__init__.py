@@ -1,4 +1,4 @@
-"""`--paranoid`: every pass is held to what it replaces (see `check`).
+"""`--paranoid`: compare every pass with what it replaces (see `check`).
 
 Nothing here shares code with the passes; of what they know, only the facts of `propagate` (types and sizes).
 """

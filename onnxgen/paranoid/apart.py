@@ -1,4 +1,4 @@
-"""onnxruntime in a process of its own, for kernels that may end the process that they run in.
+"""onnxruntime in a separate process, for kernels that may crash the process that they run in.
 
 Those of the standard check what they are given. Others have been seen to read what is not there (`com.microsoft`'s
 Attention without a bias, onnxruntime 1.31.1).
@@ -18,16 +18,16 @@ from typing import Any
 
 try:
     import onnxruntime
-except ImportError:  # the checker then says so
+except ImportError:  # the checker reports that onnxruntime is missing
     onnxruntime = None
 
 HAS_ONNXRUNTIME = onnxruntime is not None
-TIMEOUT = 60.0  # seconds that the other process may take to end
+TIMEOUT_SECONDS = 60.0  # seconds that the other process has to end
 CHILD = "from onnxgen.paranoid.apart import serve; serve()"
 
 
 def session(model: bytes) -> Any:
-    """A session of onnxruntime that changes nothing of a model."""
+    """Make an onnxruntime session that does not change the model."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -36,18 +36,18 @@ def session(model: bytes) -> Any:
 
 
 class Crashed(Exception):
-    """The other process is gone."""
+    """The other process has ended unexpectedly."""
 
 
 class Apart:
-    """Runs models of one node each, in a process that starts with the first."""
+    """Runs models of one node each, in a process that starts with the first model."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.crashed: set[bytes] = set()
 
     def run(self, model: bytes, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs of a model. Raises `Crashed`, or what onnxruntime raised, as a RuntimeError."""
+        """Return the outputs of a model. Raises `Crashed`, or onnxruntime's error as a RuntimeError."""
         if model in self.crashed:
             raise Crashed("onnxruntime ends in a crash")
         if self.process is None:
@@ -73,19 +73,21 @@ class Apart:
         """End the process, if there is one."""
         if self.process is not None:
             for pipe in (self.process.stdin, self.process.stdout):
-                with suppress(OSError):  # what is left to write has no reader
+                with suppress(OSError):  # the other process no longer reads what is left to write
                     assert pipe is not None
                     pipe.close()
-            self.process.wait(TIMEOUT)
+            self.process.wait(TIMEOUT_SECONDS)
             self.process = None
 
 
-APART = Apart()  # one process for all models: it takes a second to start
+APART = Apart()  # one process for all models, since it takes a second to start
 atexit.register(APART.close)
 
 
 def serve() -> None:
-    """The other process: a model and its inputs from stdin, outputs or an error to stdout, until stdin ends."""
+    """Run as the other process: read models and inputs from stdin, write outputs or errors to stdout, until
+    stdin ends.
+    """
     sessions: dict[bytes, Any] = {}
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The way back of a file's weights: what nobody trained is the file's own numbers, and of a quantised one integers."""
+"""Check weight provenance: untrained weights must give the file's own numbers, of a quantised file its integers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxgen.weights.provenance import Source, rebuild
 if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
 
-NEAR = 1e-2  # what 8 bits of a mantissa keep
+HALF_RTOL = 1e-2  # relative precision of an 8-bit mantissa
 
 
 def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
-    """Of each tensor of floats that the file has as integers: why these would not be written again.
+    """Yield, for float tensors that the file stores as integers, why they would not be written back.
 
     One that is not trained may have no way back: it is a constant of the module.
     """
@@ -41,7 +41,7 @@ def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
 
 
 def altered(generated: Generated) -> Iterator[str]:
-    """Of each tensor that the state dict is made of as it is: how an export of what is not trained would differ."""
+    """Yield, for tensors that the state dict is made of unchanged, how an export without training would differ."""
     record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
     sources = [found for found in generated.tensors.values() if isinstance(found, Source)]
     pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
@@ -64,16 +64,16 @@ def _numbers(found: Any) -> Any:
 
 
 def _is_near(floats: Any, original: Any) -> bool:
-    """By `--dtype`, or where a BatchNorm is folded again: what comes back is near."""
+    """Return True if the numbers are close. For `--dtype` and folded BatchNorms, exact equality is not expected."""
     if original.dtype.kind not in "fV":
         return False
-    held = np.isfinite(floats.astype(np.float64))  # a narrower type may hold no number as large
+    held = np.isfinite(floats.astype(np.float64))  # a narrower type may not hold numbers this large
     wide = original.astype(np.float64)[held]
-    return bool(np.allclose(floats.astype(np.float64)[held], wide, NEAR, NEAR * np.abs(wide).max(initial=0)))
+    return bool(np.allclose(floats.astype(np.float64)[held], wide, HALF_RTOL, HALF_RTOL * np.abs(wide).max(initial=0)))
 
 
 def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], generated: Generated) -> str:
-    """How an export of what is not trained would differ."""
+    """Describe how an export of an untrained tensor would differ; empty if it would not."""
     read: list[Any] = []
 
     def state(key: str) -> Any:
@@ -86,8 +86,10 @@ def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], gener
 
     original = np.asarray(tensor.numpy())
     floats = np.asarray(rebuild(record, name, state, original))
-    if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by --dtype: what comes back is near
-        near = floats.shape == original.shape and np.allclose(floats, original, NEAR, NEAR * np.abs(original).max())
+    if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by `--dtype`: only close
+        near = floats.shape == original.shape and np.allclose(
+            floats, original, HALF_RTOL, HALF_RTOL * np.abs(original).max()
+        )
         return "" if near else "comes back as other floats"
     if floats.shape != original.shape or not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):
         return "comes back as other floats"

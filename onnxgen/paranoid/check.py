@@ -1,4 +1,4 @@
-"""Passes held to what they replace: after each one, what it changed is computed before and after, on drawn inputs."""
+"""Compare the graph before and after each pass: changed parts are computed on both sides, on drawn inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
 from onnxgen.paranoid.back import altered, lost
 from onnxgen.paranoid.claims import Claim, Difference, claims, difference
 from onnxgen.paranoid.compare import gaps_of, only_ties, tells, unlike, widened
-from onnxgen.paranoid.draws import ENOUGH, EVERY, FILLED, SIZES, STYLES, Style, elements, facts_of, shape_of, sizes
+from onnxgen.paranoid.draws import (
+    DRAWN_SIZES,
+    ENOUGH_ROWS,
+    EVERY,
+    FILLED,
+    STYLES,
+    Style,
+    elements,
+    facts_of,
+    shape_of,
+    sizes,
+)
 from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Made, Picture, take
@@ -35,13 +46,17 @@ if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
 
 Pass = Callable[[ir.Model, Options], None]
-SHOWN = 6  # nodes that an error names
-LEVELS = 6  # how often a region is enlarged before it is said to be wrong
-FEW, SOME, MOST = 3_000_000, 60_000_000, 400_000_000  # elements of a region past which fewer draws are made, or none
-LITTLE, AGAIN = 10_000, (1, 2)  # elements of a region of which more draws are made, and these
-ROUNDED = 0.05  # of the largest element: what rounding may part from a kernel that knows no float64
+MAX_NODES_SHOWN = 6  # nodes in an error message
+MAX_ENLARGEMENTS = 6  # enlargements of a region before a difference is reported
+MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
+    3_000_000,
+    60_000_000,
+    400_000_000,
+)  # elements of a region; larger ones get fewer draws, or none
+MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
+FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
 TRAINABLE = "trainable"
-QUANTIZED = "quantized"  # makes floats of integers, which are not the same numbers (see `quantised`)
+QUANTIZED = "quantized"  # the pass that makes floats of integers, whose numbers differ by design (see `quantised`)
 
 
 class WrongRewrite(Exception):
@@ -50,7 +65,7 @@ class WrongRewrite(Exception):
 
 @dataclass
 class Counts:
-    """What was checked.
+    """The numbers of checked claims, and the reasons why others could not be decided.
 
     Attributes:
         regions, repeated: that were computed on both sides, and that are like one that was.
@@ -78,7 +93,7 @@ class Counts:
 
 
 class Checker:
-    """Runs passes, and compares after each."""
+    """Runs passes, and compares the graph after each with the one before."""
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -105,7 +120,7 @@ class Checker:
             self._check(name, found)
         if name == QUANTIZED and options.quantized != "keep":
             if any(info(value).dtype is None for value in model.graph.inputs):
-                propagate(model.graph, options)  # which the pass does, if it is right
+                propagate(model.graph, options)  # types and sizes must be inferable again if the pass is correct
             self._check_quantised(before, after, options)
         self.counts.seconds += time.perf_counter() - start
 
@@ -119,7 +134,7 @@ class Checker:
             parted = self._sweep(name, found)
 
     def _check_quantised(self, before: Picture, after: Picture, options: Options) -> None:
-        """Integers that became floats are not the same numbers, but what those stand for."""
+        """Compare a graph whose integers became floats by what the integers represent."""
         held = Quantised(before, after, self.single, rounds=options.quantized != "float")
         if fault := held.fault():
             raise WrongRewrite(f"the pass {QUANTIZED} is wrong: {fault}")
@@ -127,7 +142,9 @@ class Checker:
         self.learns = Learns(held, options)
 
     def _sweep(self, name: str, found: Difference) -> bool:
-        """Compare the values of every claim; whether some were given up, so that others are to be compared."""
+        """Compare the values of every claim. Returns True if claims were replaced by others, which are then to be
+        compared.
+        """
         regions, parted = Regions(found), False
         told = 0
         for claim in claims(found):
@@ -146,7 +163,7 @@ class Checker:
         return parted
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
-        """How both sides of a claim differ; "" if they do not, None if nothing can be said.
+        """Describe how both sides of a claim differ. Returns "" if they do not, None if that cannot be decided.
 
         A pass may know of a value how it is made: a difference counts only if it stays where more is computed. It does
         not count if the network itself, from its inputs on, refuses everything that is drawn.
@@ -154,7 +171,7 @@ class Checker:
         opened: set[ir.Value] = set()
         verdict, why, differed = "", "", False
         with suppress(Untold):
-            for level in range(LEVELS if claim.needed else 1):
+            for level in range(MAX_ENLARGEMENTS if claim.needed else 1):
                 region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
                 refused = False
                 try:
@@ -175,7 +192,7 @@ class Checker:
         return verdict or None
 
     def _compared(self, region: Region, differed: bool) -> str:
-        """How both sides differ; with more draws where less of the network `differed`."""
+        """Describe how both sides differ. More draws are made if a smaller part of the network `differed`."""
         key = digest(region)
         if key is not None and key in self.known and not differed:
             self.counts.repeated += region.claim.needed
@@ -189,13 +206,15 @@ class Checker:
 
 
 def hold_way_back(model: ir.Model, generated: Generated) -> None:
-    """What was generated has the file's numbers, and of a quantised file its integers. Raises `WrongRewrite`."""
+    """Check that the generated weights have the file's numbers, or a quantised file's integers. Raises
+    `WrongRewrite`.
+    """
     for fault in (*lost(model, generated), *altered(generated)):
         raise WrongRewrite(f"the way back is wrong: {fault}")
 
 
 class Comparison:
-    """One region on several draws; `more`: draws beside the usual ones."""
+    """Compares one region on several draws. `more`: additional draws."""
 
     def __init__(self, region: Region, single: Single, more: tuple[Style, ...] = ()) -> None:
         self.region, self.single = region, single
@@ -210,7 +229,7 @@ class Comparison:
         self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
 
     def verdict(self) -> str:
-        """How both sides differ; "" if they do not. Raises `Untold` if no draw can be computed.
+        """Describe how both sides differ, or return "". Raises `Untold` if no draw can be computed.
 
         Where the second side runs on some sizes, those that it refuses are none that the network can take; but not of
         sizes that were made to fit, nor where it refuses more than it takes.
@@ -218,7 +237,7 @@ class Comparison:
         why: Untold | None = None
         told, refused, broken = 0, 0, ""
         for turn, numbers in enumerate(sizes(self.region)):
-            if told and turn >= len(SIZES):
+            if told and turn >= len(DRAWN_SIZES):
                 break
             try:
                 found = self._on(numbers)
@@ -233,22 +252,22 @@ class Comparison:
             if found:
                 return found
             told += 1
-            if told == ENOUGH:
+            if told == ENOUGH_ROWS:
                 break
         if told == 0 and not broken:
             raise why or Untold("nothing was computed")
         return broken if told < refused else ""
 
     def _on(self, numbers: dict[str, int]) -> str:
-        """The same on some sizes. Raises `Broken` if only the second side does not run on them."""
+        """Compare both sides on some sizes. Raises `Broken` if only the second side fails on them."""
         weight = self._weight(numbers)
-        if weight > MOST:
-            raise Untold(f"more than {MOST:,} elements")
-        count = len(self.styles) if weight < FEW else 1 if weight < SOME else 0
-        # most kernels outside the standard know no float64: there are more draws as it is, of few integers still more
+        if weight > MAX_ELEMENTS:
+            raise Untold(f"more than {MAX_ELEMENTS:,} elements")
+        count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
+        # most kernels outside the standard have no float64, so there are more draws in their own types
         draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
-        if self.trusts and weight < LITTLE:
-            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in AGAIN for s in self.styles[:2]]
+        if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
+            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2]]
         draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
         told, why = False, None
         for style, wide in draws:
@@ -267,7 +286,7 @@ class Comparison:
         return ""
 
     def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
-        """How both sides differ on one draw, and whether that draw tells anything."""
+        """Return how both sides differ on one draw, and whether that draw is conclusive."""
         try:
             expected, got = self._both(numbers, style, wide)
         except Broken:
@@ -285,9 +304,9 @@ class Comparison:
         return found, tells(expected)
 
     def _ask_again(self, numbers: dict[str, int], style: Style, wide: bool, got: Any) -> None:
-        """What else could compute the first side agrees with the second one, or refuses what is drawn: then
-        onnxruntime has a kernel of its own mind. Raises `Untold`. Of operators outside the standard there is nobody
-        else to ask."""
+        """Raise `Untold` if another implementation of the first side agrees with the second side or refuses
+        the inputs.
+        """
         before = self.region.before
         if any(step.domain not in ("", DOMAIN) for step in before.steps):
             return
@@ -303,16 +322,15 @@ class Comparison:
             raise Untold("onnxruntime and onnx.reference compute something else")
 
     def _trust(self, expected: Any, got: Any, narrow: tuple[Any, Any]) -> None:
-        """Each side is the same in float64 and as it is. Else what computes an operator has a fault of its own, as
-        have kernels that are used for one type only. Raises `Untold`."""
+        """Raise `Untold` unless each side computes the same in float64 as in its own types."""
         for one, other in zip((expected, got), narrow):
             if unlike(widened(other), widened(one), wide=False, exact=False):
                 raise Untold("an operator computes something else in float64")
 
     def _rounding(self, numbers: dict[str, int], style: Style, narrow: tuple[Any, Any]) -> Any:
-        """By how much rounding may part both sides: four times what parts one of them from itself in float64, in the
-        same row. Where rounding decides a row, it need not decide the others. Of kernels outside the standard only
-        what was written out is known in float64, which may be wrong: so much the less may be rounding."""
+        """Return how far rounding may separate both sides: four times the distance of one side from itself in float64,
+        for each row.
+        """
         found: Any = 0.0
         drawn = elements(self.region, numbers, style, wide=True)
         for cone, one in zip((self.region.before, self.region.after), narrow):
@@ -322,11 +340,11 @@ class Comparison:
                     found = np.maximum(found, 4 * gaps_of(widened(one), widened(other)))
         if self.trusts and isinstance(narrow[0], np.ndarray) and narrow[0].dtype.kind == "f":
             first = np.abs(widened(narrow[0]))
-            found = np.minimum(found, ROUNDED * np.max(first, initial=0.0, where=np.isfinite(first)))
+            found = np.minimum(found, FLOAT32_KERNEL_TOLERANCE * np.max(first, initial=0.0, where=np.isfinite(first)))
         return found
 
     def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
-        """The values of both sides. Raises `Broken` if only the first one has any, `Untold` if it has none."""
+        """Return the values of both sides. Raises `Broken` if only the first one runs, `Untold` if it does not."""
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
@@ -341,7 +359,7 @@ class Comparison:
             return expected, got
 
     def _weight(self, numbers: dict[str, int]) -> int:
-        """About how many elements a region has."""
+        """Return the approximate number of elements in a region."""
         total = 0
         for cone in (self.region.before, self.region.after):
             for value in (*cone.cuts, *(v for step in cone.steps for v in step.outputs)):
@@ -353,10 +371,14 @@ class Comparison:
 
 
 def _nodes(regions: Regions, claim: Claim) -> str:
-    """The names of the nodes that a claim is about."""
+    """Return the names of the nodes that a claim is about."""
     with suppress(Untold):
         names = list(dict.fromkeys(step.name for step in regions.of(claim, set()).before.steps))
-        return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "") or "no node"
+        return (
+            ", ".join(names[:MAX_NODES_SHOWN])
+            + (f" and {len(names) - MAX_NODES_SHOWN} more" if names[MAX_NODES_SHOWN:] else "")
+            or "no node"
+        )
     return "nodes that are gone"
 
 

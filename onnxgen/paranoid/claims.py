@@ -1,4 +1,4 @@
-"""What a pass claims by what it left standing.
+"""The claims of a pass: values that must be the same before and after it.
 
 A node that is there before and after a pass, with the same operator and attributes, computes the same function. So the
 values that it is given must be the same ones, and so must the outputs of each graph: these pairs are the claims. Where
@@ -16,7 +16,7 @@ from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.shapes.dims import Sym, evaluate, symbols
 from onnxgen.shapes.info import Info
 
-# domains whose operators have tensors laid out for a processor, and the operator that lays them out as usual again
+# domains with processor-specific tensor layouts, and the operator that restores the usual layout
 LAYOUTS = {"com.microsoft.nchwc": "ReorderOutput"}
 BY_ELEMENT = frozenset(
     "Abs Add Cast Ceil Clip Div Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Max Min Mul Neg Relu Round "
@@ -26,7 +26,7 @@ BY_ELEMENT = frozenset(
 
 @dataclass(frozen=True)
 class Claim:
-    """That a value of the graph before, and one of the graph after, are the same.
+    """The claim that a value of the graph before and one of the graph after are the same.
 
     Attributes:
         name: what the value is called.
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass
 class Difference:
-    """Both pictures, and what is the same in them.
+    """The pictures before and after a pass, and what they share.
 
     Attributes:
         kept: nodes that compute the same function before and after.
@@ -56,7 +56,7 @@ class Difference:
     fixed: dict[str, int] = field(default_factory=dict)
 
     def is_shared(self, value: ir.Value) -> bool:
-        """Whether a value is the same on both sides, if the claims about what its node is given hold."""
+        """Return True if a value is the same on both sides, provided that the claims about its node's inputs hold."""
         before, after = self.before, self.after
         maker = after.maker.get(value)
         if maker is not None:
@@ -68,7 +68,7 @@ class Difference:
         return before.is_known(value) and after.is_known(value) and _same_data(before.facts[value], after.facts[value])
 
     def part(self, claim: Claim) -> bool:
-        """Nodes that are given the values of a claim no longer count as kept: what they make is compared instead.
+        """Treat nodes with these input values as changed, so that their outputs are compared instead.
 
         Of values that no input reaches, such as the shape of a Reshape: [2, -1] may say what [2, 8] says. Of others
         only where nodes go by the element, and whoever moves elements may do so before or after them. Whether all are
@@ -91,7 +91,7 @@ def _same_data(a: Info, b: Info) -> bool:
 
 
 def difference(before: Picture, after: Picture) -> Difference | None:
-    """What a pass changed; None if it is nothing."""
+    """Return what a pass changed, or None if it changed nothing."""
     found = Difference(before, after)
     changed = before.nodes.keys() != after.nodes.keys()
     for node, made in after.nodes.items():
@@ -114,7 +114,7 @@ def difference(before: Picture, after: Picture) -> Difference | None:
 
 
 def _compare_frames(found: Difference) -> None:
-    """The main graph has the inputs and outputs that it had, under their names."""
+    """Check that the main graph has the same inputs and outputs, under the same names."""
     main = next(iter(found.before.graphs))
     if next(iter(found.after.graphs)) is not main:
         found.faults.append("the model has another graph")
@@ -140,7 +140,7 @@ def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
 
 
 def _part_unlike(found: Difference) -> None:
-    """A node that is given values of another kind, type or shape than before is no longer the same function."""
+    """Treat a node as changed if its inputs have another kind, type or shape than before."""
     pending = list(found.kept)
     for node in pending:
         old, new = found.before.nodes[node], found.after.nodes[node]
@@ -150,7 +150,7 @@ def _part_unlike(found: Difference) -> None:
 
 
 def _part_layouts(found: Difference) -> None:
-    """Where elements lie in another order before than after, nothing in between is the same value."""
+    """Treat values between points with different element order as changed."""
     laid_out: set[ir.Value] = set()
     for node, made in found.before.nodes.items():
         inside = made.domain in LAYOUTS or not laid_out.isdisjoint(v for v in made.inputs if v is not None)
@@ -171,7 +171,7 @@ def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:
 
 
 def claims(found: Difference) -> list[Claim]:
-    """All claims, each after those about what it is computed of."""
+    """Return all claims, each after those about the values that it is computed from."""
     needed = [*_of_nodes(found), *_of_outputs(found)]
     pairs = {(c.before, c.after) for c in needed}
     hints = [c for c in _of_names(found) if (c.before, c.after) not in pairs]
@@ -182,13 +182,13 @@ def claims(found: Difference) -> list[Claim]:
 
 
 def _places(found: Difference) -> Iterator[tuple[Made, int]]:
-    """Every value of the graph after, each after what it is made of."""
+    """Yield every value of the graph after, each after the values that it is computed from."""
     for made in found.after.nodes.values():
         yield from ((made, i) for i in range(len(made.outputs)))
 
 
 def _of_nodes(found: Difference) -> Iterator[Claim]:
-    """What a node is given that computes the same function."""
+    """Yield claims about the inputs of nodes that compute the same function."""
     for node, made in found.after.nodes.items():
         if node in found.kept:
             for a, b in zip(found.before.nodes[node].inputs, made.inputs):
@@ -197,7 +197,7 @@ def _of_nodes(found: Difference) -> Iterator[Claim]:
 
 
 def _of_names(found: Difference) -> Iterator[Claim]:
-    """A new value bears the name of one that is gone: perhaps they are the same, and a good place to cut at."""
+    """Yield claims about new values that have the name of a removed one. They may be equal, and good places to cut."""
     gone = {
         found.before.names[v]: v
         for node, made in found.before.nodes.items()
@@ -212,7 +212,7 @@ def _of_names(found: Difference) -> Iterator[Claim]:
 
 
 def _of_outputs(found: Difference) -> Iterator[Claim]:
-    """What a graph makes; that of a node which is new is compared with the node's results."""
+    """Yield claims about the outputs of graphs. For a new node with graphs, its outputs are compared instead."""
     for graph, (_, outputs) in found.after.graphs.items():
         old = found.before.graphs.get(graph, ((), ()))[1]
         for a, b in zip(old, outputs):

@@ -1,4 +1,4 @@
-"""Whether two results are one."""
+"""Decide if two results are the same."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onnxgen.paranoid.single import dtype_of
 # Constants are recognised to five digits (`passes.match.NEAR`), so that float64 tells formulas apart, not roundings.
 WIDE = 1e-5
 LOOSE = 1e-3
-TINY = 1e-15  # what is left of sums that cancel, of numbers of about 1
-TIES = 1 / 16  # elements that may be at a tie: averages of a few integers often are
-NEAR = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
+CANCELLATION_ERROR = 1e-15  # rounding residue of sums of numbers of about 1 that cancel
+MAX_TIES_PART = 1 / 16  # part of the elements that may be at a tie, as averages of a few integers often are
+RTOL_BY_TYPE = {ir.DataType.FLOAT: 1e-4, ir.DataType.FLOAT16: 2e-2, ir.DataType.BFLOAT16: 5e-2}
 
 
 def unlike(before: Any, after: Any, wide: bool, exact: bool, slack: Any = 0.0) -> str:
-    """How two values differ; "" if they do not.
+    """Describe how two values differ; "" if they do not. `exact`: elements are only moved, never computed.
 
     `exact`: nothing is computed, elements are only moved. `slack`: by how much rounding alone may part them,
     for all elements or each.
@@ -51,25 +51,24 @@ def _unlike_elements(before: Any, after: Any, wide: bool, exact: bool, slack: An
     if not np.all(finite | (a == b) | (np.isnan(a) & np.isnan(b))):
         return "one is finite where the other is not"
     scale, gap = np.max(np.abs(a), initial=0.0, where=finite), gap_of(a, b)
-    near = WIDE if wide else NEAR.get(dtype, LOOSE)
-    most = near * scale + (TINY if wide else 1e-2 * near)
+    near = WIDE if wide else RTOL_BY_TYPE.get(dtype, LOOSE)
+    most = near * scale + (CANCELLATION_ERROR if wide else 1e-2 * near)
     if gap <= most or np.all(_gaps(a, b) <= most + slack):
         return ""
     return f"the largest difference is {gap:.3g} of {scale:.3g}"
 
 
 def only_ties(before: Any, after: Any) -> bool:
-    """Whether results of 8 bits differ by 1 in few places. Kernels of quantised operators round floats: at a tie the
-    last bit of the float decides, which is another one where a sum has another order."""
+    """Return True if results of 8 bits differ by 1 in few places."""
     before, after = np.asarray(before), np.asarray(after)
     if before.shape != after.shape or before.dtype != after.dtype or before.dtype not in (np.int8, np.uint8):
         return False
     gaps = np.abs(before.astype(int) - after.astype(int))
-    return bool(np.all(gaps <= 1) and np.mean(gaps) <= TIES)
+    return bool(np.all(gaps <= 1) and np.mean(gaps) <= MAX_TIES_PART)
 
 
 def tells(value: Any) -> bool:
-    """Whether a result has an element to compare that is a number."""
+    """Return True if a result has a number to compare."""
     if value is None:
         return False
     if isinstance(value, list):
@@ -81,19 +80,21 @@ def tells(value: Any) -> bool:
 
 
 def widened(value: Any) -> Any:
-    """Floats as float64."""
+    """Convert floats to float64."""
     if isinstance(value, list):
         return [widened(v) for v in value]
     return value.astype(np.float64) if value is not None and dtype_of(value).is_floating_point() else value
 
 
 def gap_of(a: Any, b: Any) -> float:
-    """The largest difference of elements that are finite in both."""
+    """Return the largest difference of elements that are finite in both."""
     return float(np.max(_gaps(a, b), initial=0.0))
 
 
 def gaps_of(a: Any, b: Any) -> Any:
-    """For each element the largest difference in its row, along the last axis, or a tenth of the largest of all."""
+    """Return, for each element, the largest difference in its row (the last axis), or a tenth of the overall
+    largest.
+    """
     found = _gaps(a, b)
     rows = found.max(-1, keepdims=True, initial=0.0) if found.ndim else found
     return np.maximum(np.broadcast_to(rows, found.shape), found.max(initial=0.0) / 10)

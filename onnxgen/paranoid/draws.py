@@ -1,4 +1,4 @@
-"""What both sides of a claim are computed on: sizes for named dims, and elements for what a region is given."""
+"""Draw the inputs of both sides of a claim: sizes for named dims, and elements of tensors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, info
 
 WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
-# sizes of named dims, the first one first, until a region ran on `ENOUGH` rows
-SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
-ENOUGH = 3
-STATED, WIDEST = 6, 128  # sizes that the file states, to be tried where no other told anything
-TILE = 1_000_003  # elements that are drawn; a larger tensor repeats them
+# rows of sizes for named dims, tried in order until a region ran on `ENOUGH_ROWS` of them
+DRAWN_SIZES = ((3, 5, 4, 7, 6, 2), (2, 4, 3, 6, 5, 7), (1,), (4,), (16,), (17, 19, 23, 18), (2,))
+ENOUGH_ROWS = 3
+STATED, WIDEST = 6, 128  # number and limit of sizes stated by the file, tried if no others were conclusive
+MAX_DRAWN_ELEMENTS = 1_000_003  # number of drawn elements; a larger tensor repeats them
 
 
 @dataclass(frozen=True)
 class Style:
-    """How elements are drawn: floats of a size, perhaps all positive, some of them 0; integers from a range.
+    """A way to draw elements: floats of a size, perhaps all positive, some of them 0; integers from a range.
 
     `bytes`: the range of integers of 8 bits, if it is another one.
     `even`: floats up to `scale` and no further: what is past it, kernels of `exp` round as they like.
@@ -51,20 +51,20 @@ STYLES = (
     Style("large", 25.0, even=True, integers=(-1000, 1001)),
 )
 EVERY = 6
-# where one tensor hides what another does, as a mask of large numbers hides scores, one of these lets it show
+# For tensors that hide the effect of others, as a mask of large numbers hides scores.
 FILLED = tuple(Style(f"a tensor of {x}, {n}", 1.0, filled=(n, x)) for x in (0, 1) for n in range(EVERY))
 
 
 def facts_of(cone: Cone, value: ir.Value) -> Info:
-    """What was known of a value then, or else later."""
+    """Return what was known of a value before, or else after the pass."""
     found = cone.picture.facts.get(value, UNKNOWN)
     return found if found.dtype is not None and found.shape is not None else info(value)
 
 
 def sizes(region: Region) -> Iterator[dict[str, int]]:
-    """Numbers for every named dim of a region, to be tried in turn; what was a number before still is that one.
+    """Yield numbers for every named dim of a region, to be tried in turn. Dims that were numbers keep them.
 
-    The first `len(SIZES)` are for any region, the rest for those of which nothing is told by then.
+    The first `len(DRAWN_SIZES)` are for any region, the rest for those of which nothing is told by then.
     """
     names: dict[str, None] = {}
     for cone in (region.before, region.after):
@@ -74,21 +74,21 @@ def sizes(region: Region) -> Iterator[dict[str, int]]:
             for dim in (*(facts.shape or ()), *elements):
                 names.update(dict.fromkeys(symbols(dim)))
     free = [name for name in names if name not in region.fixed]
-    for turn, row in enumerate((*SIZES, *_stated(region)) if free else SIZES[:1]):
+    for turn, row in enumerate((*DRAWN_SIZES, *_stated(region)) if free else DRAWN_SIZES[:1]):
         numbers = {**{name: row[i % len(row)] for i, name in enumerate(free)}, **region.fixed}
         yield {**_fitting(region.before, numbers, turn), **region.fixed} if free else numbers
 
 
 def _stated(region: Region) -> Iterator[tuple[int]]:
-    """Sizes that the file states somewhere: a named dim may have to be one of them."""
+    """Yield sizes that the file states anywhere, since a named dim may have to be one of them."""
     values = [(cone, v) for cone in (region.before, region.after) for v in (*cone.cuts, *cone.constants)]
     stated = dict.fromkeys(d for cone, v in values for d in facts_of(cone, v).shape or () if isinstance(d, int))
-    known = {row[0] for row in SIZES if len(row) == 1}
+    known = {row[0] for row in DRAWN_SIZES if len(row) == 1}
     yield from ((d,) for d in [d for d in stated if d not in known and 1 < d <= WIDEST][:STATED])
 
 
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
-    """Numbers that operators outside the standard, and recurrent ones, accept together."""
+    """Return numbers that recurrent operators and operators outside the standard accept together."""
     for step in cone.steps:
         if step.op in (SHAPES if step.domain == MICROSOFT else () if step.domain else RECURRENT):
             shapes = [None if v is None else facts_of(cone, v).shape for v in step.inputs]
@@ -99,7 +99,7 @@ def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
 
 
 def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape in numbers. Raises `Untold`."""
+    """Return a shape in numbers. Raises `Untold`."""
     if facts.shape is None:
         raise Untold("a value of unknown rank")
     found = tuple(_number(dim, numbers) for dim in facts.shape)
@@ -116,7 +116,7 @@ def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
 
 
 def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: bool) -> dict[ir.Value, Any]:
-    """An array for every key of a region. Raises `Untold`."""
+    """Return an array for every key of a region. Raises `Untold`."""
     made: dict[ir.Value, Any] = {}
     for cone in (region.before, region.after):
         for value, key in cone.cuts.items():
@@ -130,7 +130,7 @@ def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: boo
 
 
 def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
-    """Integers that count or point somewhere, and scales, in the place of any."""
+    """Replace drawn values where integers count or point somewhere, or where scales are needed, by valid ones."""
     rng = np.random.default_rng(zlib.crc32(style.name.encode()))
     for step in cone.steps:
         for value, rule in rules(step):
@@ -141,7 +141,7 @@ def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], sty
 
 
 def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:
-    """An array of what is known of a value. Raises `Untold`."""
+    """Draw an array that fits the facts of a value. Raises `Untold`."""
     if facts.kind != "tensor" or facts.dtype is None:
         raise Untold(f"a {facts.kind} is given" if facts.kind != "tensor" else "a value of unknown type")
     shape = shape_of(facts, numbers)
@@ -150,7 +150,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         return np.array(flat, facts.dtype.numpy()).reshape(shape)
     rng = np.random.default_rng(zlib.crc32(f"{style.name} {seed}".encode()))
     count = int(np.prod(shape, dtype=np.int64))
-    flat = _flat(facts.dtype, min(count, TILE), style, rng)
+    flat = _flat(facts.dtype, min(count, MAX_DRAWN_ELEMENTS), style, rng)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:
         flat[:] = style.filled[1]
     array = np.resize(flat, count).reshape(shape)

@@ -1,4 +1,4 @@
-"""Operators of onnxruntime (`com.microsoft`): what their kernels take on trust, and what they do not take.
+"""Operators of onnxruntime (`com.microsoft`): inputs that their kernels do not check, and inputs that they refuse.
 
 Their schemas infer little, and their kernels check some of what they are given and read past the end of the rest. So
 sizes that must agree are made to agree, and integers that count or point somewhere are drawn from what they may be.
@@ -40,15 +40,15 @@ SHAPES = {
     "WordConvEmbedding": "n l; f i k e; f; r e",
     "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
 }
-# of the standard's; layout 1 has other axes
+# standard operators; layout 1 has other axes
 RECURRENT = dict.fromkeys(("LSTM", "GRU", "RNN"), "s b i; d g i; d g h; d w; b; d b h; d b h")
-SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # where the used part of a cache is told
+SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # input that tells the used part of a cache
 
 
 def agreed(
     op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], numbers_of: Mapping[str, int], turn: int
 ) -> dict[str, int]:
-    """Numbers for named dims, changed until what an operator is given fits together, as far as names can do that.
+    """Change numbers for named dims until the inputs of an operator fit together, as far as possible.
 
     Args:
         numbers_of: its attributes that are numbers.
@@ -63,7 +63,7 @@ def agreed(
     forms = [form.split() for form in text.split(";")]
     _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
     heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
-    if "Rotary" in op and heads and "d" in letters:  # a part of each head is turned, or all of it
+    if "Rotary" in op and heads and "d" in letters:  # rotary embedding applies to a part of each head, or all of it
         _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, found)
     place = forms.index(["mask"]) if ["mask"] in forms else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
@@ -83,7 +83,7 @@ def _pairs(form: Sequence[str], dims: Dims | None) -> list[tuple[str, Dim]]:
 
 
 def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[str, int]) -> None:
-    """Sizes that the file states come first; a name takes the size that its letter has."""
+    """Assign sizes to letters. Sizes that the file states come first; a name gets the size of its letter."""
     for letter, dim in sorted(pairs, key=lambda pair: isinstance(pair[1], Sym)):
         if not isinstance(dim, Sym):
             letters.setdefault(letter, dim)
@@ -97,7 +97,7 @@ def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[st
 
 
 def _rows(table: int) -> Rule:
-    """Rows of a table; of an offset that more are counted from, those that leave enough."""
+    """Make a rule for row indices of a table. An offset leaves enough rows for those counted from it."""
 
     def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
         x, rows = shapes[0], (shapes[table] or (1,))[0]
@@ -108,7 +108,7 @@ def _rows(table: int) -> Rule:
 
 
 def _lengths(past: int) -> Rule:
-    """How many keys a vector says are seen, from where on, or where rows begin without padding."""
+    """Make a rule for the number of visible keys, their start, or the starts of unpadded rows."""
 
     def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
         query, before = shapes[0], shapes[past] if past < len(shapes) else None
@@ -125,7 +125,7 @@ def _lengths(past: int) -> Rule:
 
 
 def _used(mask: int, past: int) -> Rule:
-    """How much of a cache is used: what leaves room for the new keys, or what a mask's length says."""
+    """Make a rule for the used part of a cache: it leaves room for new keys, or matches a mask's length."""
 
     def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
         key, cache, seen = shapes[1], shapes[past], shapes[mask]
@@ -139,7 +139,7 @@ def _used(mask: int, past: int) -> Rule:
 
 
 def _starts(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
-    """Where sequences begin that lie one behind the other, and where the last one ends; none is empty."""
+    """Return the starts of consecutive sequences, and the end of the last. None is empty."""
     tokens, count = (shapes[0] or (0,))[0], len(drawn) - 1
     if not 1 <= count <= tokens:
         raise Untold("fewer tokens than sequences")
@@ -147,7 +147,9 @@ def _starts(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generat
 
 
 def _words(table: int) -> Rule:
-    """Letters of words that may end early: rows of a table but the first, which stands for no letter."""
+    """Make a rule for letters of words, which may end early: rows of a table except the first, which means no
+    letter.
+    """
 
     def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
         rows = (shapes[table] or (1,))[0]
@@ -160,7 +162,7 @@ def _words(table: int) -> Rule:
 
 
 def _up_to(index: int, axis: int) -> Rule:
-    """Lengths of sequences, which an input has along an axis; none is empty."""
+    """Make a rule for lengths of sequences, up to an input's size along an axis. None is empty."""
 
     def rule(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
         longest = (shapes[index] or (0,) * 3)[axis]
@@ -174,17 +176,17 @@ def _below(low: int, high: int) -> Rule:
 
 
 def _scale(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
-    """Above 0, and such that few of the results are all the same bound."""
+    """Return a scale above 0 that saturates few of the results."""
     return rng.uniform(0.05, 0.15, drawn.shape)
 
 
 def _scales(count: int) -> dict[int, Rule]:
-    """Of so many operands, each with its scale and zero point; then those of the result."""
+    """Return rules for the scales and zero points of several operands, and of the result."""
     found: dict[int, Rule] = dict.fromkeys((*range(1, 3 * count, 3), 3 * count), _scale)
     return found
 
 
-OWN_KEYS = (4, 8)  # where Attention and QAttention have their caches: their keys are those of the input
+OWN_KEYS = (4, 8)  # inputs of Attention and QAttention with their caches, whose keys are those of the input
 MEANINGS: dict[str, dict[int, Rule]] = {
     "Attention": {3: _lengths(4)},
     "QAttention": {3: _scale, 4: _scale, 5: _lengths(8)},
@@ -215,7 +217,7 @@ MEANINGS: dict[str, dict[int, Rule]] = {
 
 
 def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
-    """The inputs of a node that count or point somewhere, or are scales."""
+    """Yield the inputs of a node that count, point somewhere, or are scales, with the rule for each."""
     for index, rule in MEANINGS.get(step.op, {}).items() if step.domain == MICROSOFT else ():
         value = step.inputs[index] if index < len(step.inputs) else None
         if value is not None:
@@ -226,7 +228,7 @@ def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
 
 
 def adapted(step: Made, inputs: list[Any]) -> list[Any]:
-    """Inputs that mean the same, for a kernel of onnxruntime's CPU provider that ends in a crash or refuses them."""
+    """Return equivalent inputs for a kernel of onnxruntime's CPU provider that crashes on these or refuses them."""
     if step.op == "Attention" and len(inputs) > 1 and inputs[1] is not None and (len(inputs) < 3 or inputs[2] is None):
         return [*inputs[:2], np.zeros(inputs[1].shape[1:], inputs[1].dtype), *inputs[3:]]
     if step.op == "MultiHeadAttention":
@@ -235,7 +237,7 @@ def adapted(step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _unpacked(inputs: list[Any]) -> list[Any]:
-    """Packed heads, [batch, length, heads, 2 or 3, size], as operands of their own."""
+    """Split packed heads, [batch, length, heads, 2 or 3, size], into separate operands."""
     place = next((i for i in (0, 1) if i < len(inputs) and inputs[i] is not None and inputs[i].ndim == 5), None)
     if place is None:
         return inputs

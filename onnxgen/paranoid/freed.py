@@ -1,4 +1,4 @@
-"""A batch that was made free: what comes of several batches at once is what comes of one after the other."""
+"""Check a freed batch: several batches at once must give the same as one after the other."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from onnxgen.paranoid.single import Single
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 
-TIMES = 3  # batches
-SIZE = 4  # of every dim that has a name
-MOST = 20_000_000  # elements of all values of one batch, past which nothing is computed
+BATCH_COUNT = 3  # number of batches
+NAMED_DIM_SIZE = 4  # size of every named dim
+MAX_ELEMENTS = 20_000_000  # elements of all values of one batch; larger networks are not computed
 
 
 def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Single) -> Iterator[str]:
-    """The outputs of which that is not so, on drawn inputs in float64. Nothing is said of networks that are large, or
-    that can't be computed."""
+    """Yield the outputs that differ between several batches at once and one after the other, on drawn inputs in
+    float64.
+    """
     freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return
-    numbers = {name: SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)}
+    numbers = {
+        name: NAMED_DIM_SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)
+    }
     try:
-        if sum(map(_size, before.facts.values())) > MOST:
+        if sum(map(_size, before.facts.values())) > MAX_ELEMENTS:
             return
-        batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(TIMES)]
+        batches = [_inputs(model, before, numbers, freed.inputs, turn) for turn in range(BATCH_COUNT)]
         alone = [_outputs(model, before, single, numbers, batch) for batch in batches]
     except Untold:
         return
@@ -42,7 +45,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         for name, array in batches[0].items()
     }
     shapes = [info(v).shape or () for v in model.graph.inputs if v.name in freed.inputs]
-    batch = {name: TIMES * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
+    batch = {name: BATCH_COUNT * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
     try:
         found = _outputs(model, after, single, batch | numbers, together)
     except Broken as error:
@@ -58,11 +61,11 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
             continue
         wanted = one[0] if axis is None else np.concatenate(one, axis)
         if wrong := unlike(wanted, found[k], wide=True, exact=False):
-            yield f"of {TIMES} batches at once the output {name!r} is another: {wrong}"
+            yield f"of {BATCH_COUNT} batches at once the output {name!r} is another: {wrong}"
 
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
-    """The outputs whose samples follow each other along an axis of something else, though the batch's own is there."""
+    """Yield the outputs whose samples follow each other along another axis although the batch's own axis is there."""
     freed = FREED.get(model)
     assert freed is not None
     usual = set(freed.inputs.values())
@@ -76,13 +79,13 @@ def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
 
 
 def _size(facts: Any) -> int:
-    return int(np.prod([dim if isinstance(dim, int) else SIZE for dim in facts.shape or ()], dtype=np.int64))
+    return int(np.prod([dim if isinstance(dim, int) else NAMED_DIM_SIZE for dim in facts.shape or ()], dtype=np.int64))
 
 
 def _inputs(
     model: ir.Model, before: Picture, numbers: Mapping[str, int], freed: Mapping[str, int], turn: int
 ) -> dict[str, Any]:
-    """A batch of inputs: those that have no batch are the same in each."""
+    """Return a batch of inputs. Inputs without a batch are the same in each."""
     given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     return {
         v.name or "": drawn(before.facts[v], numbers, STYLES[0], True, i + 100 * turn * (v.name in freed))
@@ -93,7 +96,7 @@ def _inputs(
 def _outputs(
     model: ir.Model, picture: Picture, single: Single, numbers: Mapping[str, int], inputs: Mapping[str, Any]
 ) -> list[Any]:
-    """What the whole network computes. Raises `Untold`, and `Broken` if an operator refuses what it is given."""
+    """Return the outputs of the whole network. Raises `Untold`, and `Broken` if an operator refuses its inputs."""
     side = Side(picture, single, numbers, wide=True)
     values = {v: inputs[v.name] for v in picture.graphs[model.graph][0] if v.name is not None and v.name in inputs}
     with np.errstate(all="ignore"):

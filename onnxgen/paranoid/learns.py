@@ -1,4 +1,4 @@
-"""What of a quantised file is trained: the weights that its integers stand for, and the scales that are to be learned.
+"""The trained tensors of a quantised file: the weights that its integers represent, and the learned scales.
 
 A scale is learned if it is of one tensor of integers alone: what quantises that tensor has it, and all that dequantises
 it. Of several tensors it is not, since the file has it once.
@@ -21,14 +21,14 @@ from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.stands import carries, roots
 
-# operators that hand a gradient on from each of their inputs of floats
+# operators that pass a gradient on to each of their float inputs
 SMOOTH = frozenset(
     "Conv ConvTranspose MatMul Gemm Linear Add Sub Mul Div Relu LeakyRelu Clip Sigmoid Tanh Softmax Gelu Erf Identity "
     "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
     "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
 )
 WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
-# what operators quantise: for each tensor of integers its place and that of its scale; -1 is the output
+# positions of integer tensors and their scales in the inputs of operators; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
     "QuantizeLinear": ((-1, 1),), "DequantizeLinear": ((0, 1),), "MatMulIntegerToFloat": ((0, 2), (1, 3)),
     "DynamicQuantizeMatMul": ((1, 2),), "MatMulNBits": ((1, 2),), "QAttention": ((0, 3), (1, 4)),
@@ -40,11 +40,11 @@ OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
     "QLinearConcat": ((-1, 0), *((i, i + 1) for i in range(2, 96, 3))),
 }  # fmt: skip
 
-FIXED = {"QLinearSoftmax": 3}  # onnxruntime has the nearest whole number to its inverse instead
+FIXED = {"QLinearSoftmax": 3}  # onnxruntime uses the integer nearest to the inverse of this scale
 
 
 class Learns:
-    """What is to be trained, as both sides of the pass `quantized` say.
+    """The tensors that are to be trained, as both sides of the pass `quantized` imply.
 
     Attributes:
         own, shared: the stored scales of fake quantisation of one tensor of integers; and of several, or never learned.
@@ -69,7 +69,7 @@ class Learns:
                 self.own.add(scale)
 
     def faults(self, picture: Picture) -> Iterator[str]:
-        """What the pass `trainable` decided otherwise; `picture`: the graph that it saw."""
+        """Yield the decisions of the pass `trainable` that differ. `picture`: the graph that it saw."""
         reached, as_weights = _reached(picture), _as_weights(picture)
         learned = self.options.quantized == "qat-learned"
         for scale in (*self.own, *self.shared):
@@ -92,8 +92,9 @@ class Learns:
 
 
 def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.Value]], set[ir.Value]]:
-    """Of each scale, the tensors of integers that it is of; of each that is quantised, its scales; and the scales of
-    which nothing is said."""
+    """Return the integer tensors of each scale, the scales of each quantised tensor, and the scales that stay
+    undecided.
+    """
     tensors: dict[ir.Value, set[str]] = defaultdict(set)
     scales: dict[str, set[ir.Value]] = defaultdict(set)
     unsure: set[ir.Value] = set()
@@ -119,7 +120,7 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
 
 
 def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
-    """The scales of integers that something else uses, which go with them."""
+    """Return the scales of integers that something else uses, together with the integers."""
     found: set[ir.Value] = set()
     for value in made.inputs:
         for root in roots(before, value) if value is not None else ():
@@ -130,7 +131,7 @@ def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
 
 
 def _reached(picture: Picture) -> set[ir.Value]:
-    """Values that some output of floats depends on by operators that hand gradients on."""
+    """Return the values on which a float output depends through operators that pass gradients on."""
     main = next(iter(picture.graphs))
     found = {v for v in picture.graphs[main][1] if _is_float(picture, v)}
     for made in reversed(picture.nodes.values()):
@@ -148,7 +149,7 @@ def _is_float(picture: Picture, value: ir.Value) -> bool:
 
 
 def _as_weights(picture: Picture) -> set[ir.Value]:
-    """What is a layer's weight or bias, perhaps seen another way."""
+    """Return the values that are a layer's weight or bias, also through views."""
     found = {
         v for made in picture.nodes.values() for i in WEIGHTS.get(made.op, ()) if i < len(made.inputs)
         if (v := made.inputs[i]) is not None

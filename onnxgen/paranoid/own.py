@@ -1,4 +1,4 @@
-"""What the operators of the domain `onnxgen` compute, in numpy: written for the checker, and for nothing else."""
+"""The operators of the domain `onnxgen` in numpy, written for the checker only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANDOM_NUMBER = 0.4999
 
 
 def dropped(x: Array, ratio: float) -> Array:
-    """Dropout as in training, where all random numbers are the same one."""
+    """Apply Dropout in training mode, with one random number for all elements."""
     if 1 - ratio <= RANDOM_NUMBER:
         return np.zeros_like(x)
     return x / x.dtype.type(1 - ratio) if ratio else x
@@ -200,7 +200,7 @@ def SummedPool(
     X: Array, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     kernel_shape: Sequence[int], pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """The mean of each window; of padding that counts, what lies behind its end does, too."""
+    """Return the mean of each window. Counted padding includes what the last window reaches past the end."""
     rank = len(kernel_shape)
     steps = tuple(strides or [1] * rank)
     sides = _sides(X.shape[2:], kernel_shape, steps, auto_pad, ceil_mode, list(pads or [0] * 2 * rank))
@@ -220,7 +220,9 @@ def SummedPool(
 def _sides(
     sizes: Sequence[int], kernel: Sequence[int], steps: Sequence[int], auto_pad: str, ceil_mode: int, pads: list[int]
 ) -> list[int]:  # fmt: skip
-    """Padding before each axis, then behind each, with what the last window of a rounded-up size reaches past it."""
+    """Return the padding before each axis, then behind each, including what the last window of a rounded-up size
+    reaches past it.
+    """
     rank = len(kernel)
     found = [0] * (2 * rank)
     for axis, (n, k, step) in enumerate(zip(sizes, kernel, steps)):
@@ -233,7 +235,7 @@ def _sides(
             before = after = 0
         if ceil_mode and auto_pad == "NOTSET":
             count = -(-(n + before + after - k) // step) + 1
-            count -= (count - 1) * step >= n + before  # none begins behind the end
+            count -= (count - 1) * step >= n + before  # a window must not begin past the end
             after = max(after, (count - 1) * step + k - n - before)
         found[axis], found[axis + rank] = before, after
     return found

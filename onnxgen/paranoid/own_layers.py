@@ -1,4 +1,4 @@
-"""torch's recurrent layers, as `onnxgen.LSTM`, `GRU` and `RNN` have them: several layers, both directions."""
+"""torch's recurrent layers in numpy, as `onnxgen.LSTM`, `GRU` and `RNN`: several layers, both directions."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, 
     return (np.maximum(made, 0) if relu else np.tanh(made)), c
 
 
-STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+STEP_FUNCTIONS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
 
 
 def _layers(
     kind: str, x: Array, states: Sequence[Array | None], weights: Sequence[Array | None], hidden: int, directions: int,
     batch_first: int, relu: int, dropout: float,
 ) -> list[Array]:  # fmt: skip
-    """y, and the final states of every layer and direction; gates are in ONNX's order."""
+    """Return y and the final states of every layer and direction. Gates are in ONNX's order."""
     x = np.swapaxes(x, 0, 1) if batch_first else x
     count = len(weights) // 3
     zeros = np.zeros((count * directions, x.shape[1], hidden), x.dtype)
@@ -56,7 +56,7 @@ def _layers(
             c = rest[0] if rest else h
             made = []
             for step in x[::-1] if d else x:
-                h, c = STEPS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
+                h, c = STEP_FUNCTIONS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
                 made.append(h)
             parts.append(np.stack(made[::-1] if d else made))
             for end, last in zip(ends, (h, c)):

@@ -1,4 +1,4 @@
-"""A graph as it is at one moment: passes change graphs in place, so what stood there before is noted before."""
+"""A record of a graph at one moment. Passes change graphs in place, so the graph before a pass is recorded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxgen.graph.traits import RANDOM
 from onnxgen.shapes.info import Info, info
 
 STANDARD = ("", "ai.onnx")
-SIZES = ("Shape", "Size")  # what these make does not depend on the elements of a tensor
+SIZE_OPERATORS = ("Shape", "Size")  # their outputs do not depend on the elements of a tensor
 GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A node as it was: what it computes, of which values, and which values it makes."""
+    """A node as it was: its operator, its inputs and its outputs."""
 
     node: ir.Node
     domain: str
@@ -32,7 +32,7 @@ class Made:
     name: str
 
     def computes_as(self, other: Made) -> bool:
-        """Whether both are one function, of inputs that may be others."""
+        """Return True if both compute the same function, of inputs that may differ."""
         return (
             (self.op, self.domain, self.version) == (other.op, other.domain, other.version)
             and [v is None for v in self.inputs] == [v is None for v in other.inputs]
@@ -78,11 +78,11 @@ class Picture:
     names: dict[ir.Value, str] = field(default_factory=dict)
 
     def has(self, value: ir.Value) -> bool:
-        """Whether a value has elements here: it is made, given or stored, or these are known."""
+        """Return True if a value has elements here: it is computed, given or stored, or its elements are known."""
         return value in self.maker or value in self.given or value in self.stored or self.is_known(value)
 
     def is_known(self, value: ir.Value) -> bool:
-        """Whether a value is nothing but elements that are known: no node makes it."""
+        """Return True if a value has known elements and no node computes it."""
         return value not in self.maker and value in self.facts and self.facts[value].data is not None
 
     def note(self, value: ir.Value) -> None:
@@ -91,7 +91,7 @@ class Picture:
 
 
 def take(model: ir.Model) -> Picture:
-    """The picture of a model; linear in the number of its nodes."""
+    """Record a model. Takes time linear in the number of its nodes."""
     picture = Picture()
     _graph(picture, model.graph)
     for node in _sorted(model.graph):
@@ -112,7 +112,7 @@ def take(model: ir.Model) -> Picture:
 
 
 def _sorted(graph: ir.Graph) -> list[ir.Node]:
-    """Every node; a pass may leave a graph unsorted for the next."""
+    """Return every node in topological order. A pass may leave a graph unsorted for the next."""
     return all_nodes(graph)
 
 
@@ -141,7 +141,7 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
 
 
 def _moves(picture: Picture, made: Made) -> bool:
-    if made.op in SIZES and not made.domain:
+    if made.op in SIZE_OPERATORS and not made.domain:
         return False
     trained = made.op == "Constant" and any(is_trained(v) for v in made.outputs)
     if trained or is_a(made.node, RANDOM) or made.bodies:

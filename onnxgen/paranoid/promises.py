@@ -1,4 +1,4 @@
-"""What some passes promise of the graph that they leave, which no computation shows."""
+"""Properties that passes guarantee for the graph that they leave, which no computation shows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COMPARE = ("Equal", "Unique")  # text that stands for numbers, too
 FLAGS = frozenset(
     "keepdims ceil_mode count_include_pad exclusive reverse transA transB allowzero select_last_index largest sorted "
     "is_causal noop_with_empty_axes layout align_corners exclude_outside center_point_box".split()
-)  # attributes of the standard's that are 0 or 1, which kernels need not check
+)  # standard attributes that must be 0 or 1, which kernels need not check
 EXPAND = "expand"
 
 
 def broken(
     name: str, model: ir.Model, options: Options, before: Picture, after: Picture, known: Set[ir.Node], single: Single
 ) -> Iterator[str]:
-    """What a pass did not do, by its name; of the pass `trainable` it is said when types are known.
+    """Yield the guarantees that the pass of this name broke. For `trainable` types must be known.
 
     Args:
         known: `known_nodes` before the pass `EXPAND`.
@@ -45,7 +45,7 @@ def broken(
     elif name == "dynamic_batch" and options.dynamic_batch:
         faults = (*_fixed_batch(model, options, before), *mixed_samples(model, before, after, single))
         yield from (f"the pass dynamic_batch is wrong: {fault}" for fault in faults)
-    elif name == EXPAND:  # a composition of others may round otherwise
+    elif name == EXPAND:  # a composition of other operators may round differently
         gone = (before.nodes[node] for node in known - after.nodes.keys())
         yield from (f"the pass {EXPAND} is wrong: it writes out {made.op} {made.name}, which is known" for made in gone)
 
@@ -64,7 +64,7 @@ def _text_that_is_moved(after: Picture) -> Iterator[str]:
 
 
 def known_nodes(model: ir.Model) -> frozenset[ir.Node]:
-    """The nodes whose operators are known."""
+    """Return the nodes whose operators are known."""
     found = ((node, find(node.domain, node.op_type, _version(node, model))) for node in all_nodes(model.graph))
     return frozenset(node for node, operator in found if operator is not None and operator.takes(node))
 

@@ -1,4 +1,4 @@
-"""The pass `quantized` held to what a quantised graph stands for (see `stands`).
+"""Check the pass `quantized` by what a quantised graph represents (see `stands`).
 
 Both graphs are computed, before and after, and must make the same numbers. What numbers cannot tell is looked at: that
 no operator on integers is left which need not be, that each stored tensor of integers is one of floats now, under its
@@ -16,29 +16,29 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.paranoid import stands_rules  # noqa: F401  # registers its operators
-from onnxgen.paranoid.compare import NEAR as NARROW
-from onnxgen.paranoid.compare import TINY, gap_of, unlike
-from onnxgen.paranoid.draws import SIZES, STYLES, Style, drawn, facts_of
+from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
+from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
+from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
+from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, facts_of
 from onnxgen.paranoid.own import OWN
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.stands import RULES, Stands, attribute, spread
+from onnxgen.paranoid.stands import STANDS_RULES, Stands, attribute, spread
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 from onnxgen.weights.dequantised import BITS, TABLE, DequantisedTensor
 
-ELEMENTS = 40_000_000  # of all values, past which nothing is computed
+MAX_ELEMENTS = 40_000_000  # elements of all values; larger graphs are not computed
 EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16))
 # how far a sum in float32 may be from another order of it, as a part of the largest number; the wave that a wrong
 # rounding moves is a tenth of a step, of which there are 255 between the least and the largest
-NEAR = 1e-4
-# what remains of integers by itself, where these are none that a quantiser made
+MAX_SUM_ERROR = 1e-4
+# integer operators that may remain if no quantiser made their integers
 REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
-# what quantisers put behind a tensor's name, perhaps with a number
+# suffixes that quantisers append to a tensor's name, perhaps with a number
 ENDS = ("_quantized", "_Transposed_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
 NUMBERED = ("_DQ_Q", "_Q")
 
@@ -56,17 +56,17 @@ class Quantised:
         self.untold: dict[str, str] = {}
         self.broken: dict[int, str] = {}
         self.is_looked_at = False
-        # what is stored in 16 bits lies beside the numbers that its integers stand for
-        self.near = max([NEAR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
+        # floats stored in 16 bits differ slightly from what the integers represent
+        self.near = max([MAX_SUM_ERROR, *(NARROW.get(tensor.dtype, 0.0) for tensor in before.stored.values())])
 
     def fault(self) -> str:
-        """What is wrong; "" if nothing is known to be."""
+        """Describe what is wrong; "" if nothing is known to be wrong."""
         return next(iter(self._structure()), "") or self._numbers()
 
     # ---- numbers -------------------------------------------------------------------------------------------------
 
     def _numbers(self) -> str:
-        """Both graphs on drawn inputs, of sizes that the first one takes."""
+        """Compute both graphs on drawn inputs, of sizes that the first one accepts, and describe a difference."""
         pairs = self._outputs()
         told: set[int] = set()
         for numbers in self._sizes():
@@ -94,7 +94,9 @@ class Quantised:
         return [v for v in self.before.graphs[main][0] if v not in self.before.stored]
 
     def _styles(self) -> list[Style]:
-        """Kernels outside the standard take positions and lengths on trust: those that are drawn must be small."""
+        """Return the styles of drawing. Kernels outside the standard do not check positions and lengths, so these must
+        be small.
+        """
         trusts = any(made.domain not in ("", DOMAIN) for made in self.before.nodes.values())
         return [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
 
@@ -103,12 +105,12 @@ class Quantised:
         for value in self._inputs():
             for dim in info(value).shape or ():
                 names.update(dict.fromkeys(symbols(dim)))
-        for row in SIZES if names else SIZES[:1]:
+        for row in DRAWN_SIZES if names else DRAWN_SIZES[:1]:
             yield {name: row[i % len(row)] for i, name in enumerate(names)}
 
     def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
-        if _weight(self.after, numbers) > ELEMENTS:
-            raise Untold(f"more than {ELEMENTS:,} elements")
+        if _weight(self.after, numbers) > MAX_ELEMENTS:
+            raise Untold(f"more than {MAX_ELEMENTS:,} elements")
         cone = Cone(self.before, self._inputs()[0]) if self._inputs() else None
         given = {}
         for i, value in enumerate(self._inputs()):
@@ -135,7 +137,7 @@ class Quantised:
             told.add(i)
         if self.is_looked_at or not told:
             return
-        self.is_looked_at = True  # stored tensors are the same on every draw
+        self.is_looked_at = True  # stored tensors are the same on every draw, so they are checked once
         yield from (f"{name!r} dequantises what need not be of integers" for name in after.needless)
         yield from self._lost(before)
         for value, tensor in self.weights() if self.rounds else ():
@@ -146,7 +148,7 @@ class Quantised:
     # ---- stored tensors ------------------------------------------------------------------------------------------
 
     def _lost(self, before: Stands) -> Iterator[str]:
-        """Every stored tensor that is dequantised is a tensor of floats, of the same numbers."""
+        """Yield dequantised stored tensors that did not become float tensors with the same numbers."""
         made: dict[str, list[Any]] = {}
         for _, tensor in self.weights():
             made.setdefault(tensor.how.tensor, []).append(tensor.numpy())
@@ -157,7 +159,7 @@ class Quantised:
                     yield f"nothing stored is what {name!r} stands for, so it has no way back"
 
     def _of_products(self) -> Iterator[str]:
-        """What a product of integers multiplied with is stored as floats, if it is no such product any more."""
+        """Yield weights of former integer products that are not stored as floats."""
         made = {tensor.how.tensor for _, tensor in self.weights()}
         for node, step in self.before.nodes.items():
             if step.op in PRODUCTS and node not in self.after.nodes and len(step.inputs) > 1:
@@ -166,7 +168,7 @@ class Quantised:
                     yield f"nothing stored is what {self.before.names[weight]!r} stands for, so it has no way back"
 
     def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
-        """Every stored tensor of floats that the file has as integers."""
+        """Yield every stored float tensor that the file stores as integers."""
         for value, tensor in self.after.stored.items():
             if isinstance(tensor, DequantisedTensor):
                 yield value, tensor
@@ -175,7 +177,7 @@ class Quantised:
 
     def _structure(self) -> Iterator[str]:
         for made in self.after.nodes.values():
-            if made.op in RULES and made.domain != DOMAIN and made.op not in REMAINS:
+            if made.op in STANDS_RULES and made.domain != DOMAIN and made.op not in REMAINS:
                 yield f"{made.name!r} is still a {made.op}"
             if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
                 yield f"{made.name!r} rounds, in a graph of floats"
@@ -195,7 +197,9 @@ class Quantised:
         yield from self._of_products()
 
     def _misnamed(self, name: str, file: str) -> Iterator[str]:
-        """A tensor has the name that it had before it was quantised: what its integers are called, but for the end."""
+        """Yield a problem unless the tensor has its name from before quantisation: the name of its integers without the
+        suffix.
+        """
         begin = name if file.startswith(name) else name.rstrip("_")
         rest = file[len(begin) :]
         known = rest in ("", *ENDS) or rest.startswith(NUMBERED)
@@ -205,7 +209,7 @@ class Quantised:
             yield f"the floats of {file!r} are called {name!r}, although there is no other {begin!r}"
 
     def _is_taken(self, begin: str, file: str) -> bool:
-        """Whether another tensor has a name: none of the integers, nor of the floats as they were computed."""
+        """Return True if another tensor has the name: neither the integers nor their floats."""
         for value, one in self.before.names.items():
             maker = self.before.maker.get(value)
             if one == begin != file and not (maker is not None and maker[0].op == "DequantizeLinear"):
@@ -213,7 +217,7 @@ class Quantised:
         return any(self.after.names[value] == begin for value, _ in self.weights())
 
     def _unrounded(self, value: ir.Value, name: str, tensor: DequantisedTensor) -> Iterator[str]:
-        """Each tensor is rounded wherever it is used, but for biases and codes of a table."""
+        """Yield uses of a tensor that are not rounded, except biases and codes of a table."""
         if tensor.how.form == TABLE or tensor.stored[tensor.how.tensor].dtype == ir.DataType.INT32:
             return
         for made in self.after.nodes.values():
@@ -223,7 +227,7 @@ class Quantised:
             yield f"the output {name!r} is not rounded"
 
     def _is_product(self, made: Made) -> bool:
-        """Whether a product of integers is cast and multiplied by the scales of both operands, and used so alone."""
+        """Return True if an integer product is only cast and multiplied by the scales of both operands."""
         cast = self._only_user(made.outputs[0], "Cast")
         scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
         maker = self.after.maker.get(made.inputs[0]) if made.inputs[0] is not None else None
@@ -252,7 +256,7 @@ class Quantised:
 
 
 def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: float) -> str:
-    """How an output differs; that of integers of 8 or 16 bits which one scale quantised is what they stand for."""
+    """Describe how an output differs. An 8- or 16-bit output with one scale is compared by what it represents."""
     kinds = before.kinds.get(old), after.kinds.get(new)
     expected, got = before.values[old], after.values[new]
     types = [None if k is None else k.dtype for k in kinds]
@@ -269,11 +273,11 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
     if expected.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(got)):
         return found
     gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
-    return found if gap > near * size + TINY else ""
+    return found if gap > near * size + CANCELLATION_ERROR else ""
 
 
 def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
-    """Whether a weight that training moved, perhaps past its range, is rounded to what the file may store for it."""
+    """Return True if a trained weight, perhaps past its range, is rounded to what the file can store."""
     how, numbers = tensor.how, tensor.stored[tensor.how.tensor]
     dtype, low, high = ir.DataType(numbers.dtype), attribute(made, "low", -128), attribute(made, "high", 127)
     if how.form == BITS:
@@ -307,7 +311,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _weight(picture: Picture, numbers: Mapping[str, int]) -> int:
-    """About how many elements all values have."""
+    """Return the approximate number of elements of all values."""
     from onnxgen.shapes.dims import evaluate
 
     total = 0

@@ -1,4 +1,4 @@
-"""What a claim is about: the nodes between two values and where both graphs are known to be the same."""
+"""The region of a claim: the nodes between two values and points where both graphs are known to be equal."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import onnx_ir as ir
 from onnxgen.paranoid.claims import Claim, Difference
 from onnxgen.paranoid.picture import Made, Picture
 
-MOST = 2000  # values of one side
-LEVEL = 200  # nodes of both sides, past which it no longer matters where they are cut
-SMALL = 1 << 16  # elements of a constant that are looked at to tell two regions apart
+MAX_SIDE_VALUES = 2000  # largest number of values on one side
+MAX_LEVELLED_NODES = 200  # nodes of both sides; larger regions are not cut at equal values
+MAX_DIGEST_ELEMENTS = 1 << 16  # elements of a constant; larger constants are not compared between regions
 
 
 class Untold(Exception):
-    """Nothing can be said of a claim; why."""
+    """A claim cannot be decided. The text gives the reason."""
 
 
 class Broken(Untold):
-    """A node cannot run on such inputs: an error where the other side can."""
+    """A node cannot run on inputs on which the other side runs."""
 
 
 class Unable(Untold):
-    """A node is of a version that nobody asked computes."""
+    """No oracle computes this version of a node's operator."""
 
 
 class Refused(Untold):
-    """The graph before cannot run on such inputs."""
+    """The graph before the pass cannot run on these inputs."""
 
 
 @dataclass
 class Cone:
-    """How one value is computed.
+    """The computation of one value.
 
     Attributes:
         end: the value.
@@ -53,7 +53,7 @@ class Cone:
 
 @dataclass
 class Region:
-    """Both sides of a claim; `fixed`: see `Difference`."""
+    """Both sides of a claim. `fixed`: see `Difference`."""
 
     claim: Claim
     before: Cone
@@ -62,7 +62,7 @@ class Region:
 
     @property
     def keys(self) -> dict[ir.Value, ir.Value]:
-        """What is drawn, by its key; as the graph before knows it, if it does."""
+        """Return the drawn values by key, with the facts of the graph before if it has them."""
         found: dict[ir.Value, ir.Value] = {}
         for cone in (self.after, self.before):
             found.update({key: value for value, key in cone.cuts.items()})
@@ -83,7 +83,7 @@ class Regions:
         self.same: dict[Picture_, dict[ir.Value, ir.Value]] = {"before": {}, "after": {}}
 
     def holds(self, claim: Claim) -> None:
-        """From here on both values of a claim are one, where a region is cut."""
+        """Record that a claim holds. Later regions are cut at its values."""
         if self.found.is_shared(claim.after):
             self.same["before"].setdefault(claim.before, claim.after)
         else:
@@ -91,20 +91,21 @@ class Regions:
             self.same["before"][claim.before] = self.same["after"][claim.after] = key
 
     def of(self, claim: Claim, opened: set[ir.Value]) -> Region:
-        """The region of a claim; keys that are `opened` are computed, not drawn. Raises `Untold`."""
+        """Return the region of a claim. Keys in `opened` are computed, not drawn. Raises `Untold`."""
         before = self._cone("before", self.found.before, claim.before, opened)
         after = self._cone("after", self.found.after, claim.after, opened)
         return Region(claim, before, after, self.found.fixed)
 
     def deeper(self, region: Region) -> set[ir.Value]:
-        """The keys that may be computed on both sides instead of drawn."""
+        """Return the keys that can be computed on both sides instead of drawn."""
         return {key for key in region.keys if self._place(region, key) is not None}
 
     def levelled(self, claim: Claim, opened: set[ir.Value]) -> Region:
-        """The region of a claim where both sides are cut at the same values, as far as that can be: what only one side
-        is given is computed, the last one first. Adds to `opened`; raises `Untold`."""
+        """Return the region of a claim where both sides are cut at the same values, as far as that can be: what only
+        one side is given is computed, the last one first. Adds to `opened`; raises `Untold`.
+        """
         region = self.of(claim, opened)
-        while len(region.before.steps) + len(region.after.steps) < LEVEL:
+        while len(region.before.steps) + len(region.after.steps) < MAX_LEVELLED_NODES:
             uneven = set(region.before.cuts.values()) ^ set(region.after.cuts.values())
             places = {key: place for key in uneven - opened if (place := self._place(region, key)) is not None}
             if not places:
@@ -114,7 +115,7 @@ class Regions:
         return region
 
     def _place(self, region: Region, key: ir.Value) -> int | None:
-        """How far from the start a value is made; None if no node makes it."""
+        """Return the distance of a value from the start, or None if no node computes it."""
         value = region.keys.get(key, key)
         for picture, order in zip((self.found.before, self.found.after), self.order):
             for one in (key, value):
@@ -147,8 +148,8 @@ class Regions:
                     raise Untold(f"{picture.names.get(value, value.name)} has no elements")
                 cone.constants.append(value)
             else:
-                if len(done) > MOST:
-                    raise Untold(f"more than {MOST} values")
+                if len(done) > MAX_SIDE_VALUES:
+                    raise Untold(f"more than {MAX_SIDE_VALUES} values")
                 stack.append((value, True))
                 stack += [(v, False) for v in uses(picture, made[0])]
         return cone
@@ -164,7 +165,7 @@ Picture_ = str  # "before" or "after"
 
 
 def uses(picture: Picture, made: Made) -> Iterator[ir.Value]:
-    """What a node computes with: its inputs, and what its bodies read of the graphs around them."""
+    """Yield the values that a node uses: its inputs, and outer values that its subgraphs read."""
     yield from (v for v in made.inputs if v is not None)
     for body in made.bodies:
         inside = set(picture.graphs[body][0]) | set(body.initializers.values())
@@ -179,7 +180,7 @@ def uses(picture: Picture, made: Made) -> Iterator[ir.Value]:
 
 
 def digest(region: Region) -> str | None:
-    """Equal for regions that compute the same, of the same sizes; None where that is not told."""
+    """Return a text that is equal for regions with the same computation and sizes, or None if that is unknown."""
     numbers: dict[ir.Value, int] = {}
     text: list[str] = []
     for cone in (region.before, region.after):
@@ -206,7 +207,7 @@ def digest(region: Region) -> str | None:
 
 
 def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:
-    """The values that are drawn, in the order in which the steps use them."""
+    """Return the drawn values in the order in which the steps use them."""
     order: dict[ir.Value, None] = {}
     for step in cone.steps:
         order.update(dict.fromkeys(v for v in uses(cone.picture, step) if v in cone.cuts))
@@ -217,7 +218,7 @@ def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:
 def _constant(cone: Cone, value: ir.Value) -> str | None:
     tensor = cone.picture.stored.get(value)
     if tensor is not None:
-        if tensor.size > SMALL or tensor.dtype == ir.DataType.STRING:
+        if tensor.size > MAX_DIGEST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
             return None
         return f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
     facts = cone.picture.facts[value]

@@ -1,4 +1,4 @@
-"""One side of a claim on drawn inputs: node after node."""
+"""Compute one side of a claim on drawn inputs, node by node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes.dims import evaluate
 
-TURNS = 64  # of a loop
+MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
 Values = dict[ir.Value, Any]
 
 
@@ -41,7 +41,7 @@ class Side:
         self.narrowed = False
 
     def value(self, cone: Cone, drawn: Mapping[ir.Value, Any]) -> Any:
-        """The end of a cone. Raises `Untold`."""
+        """Return the end of a cone. Raises `Untold`."""
         values: Values = {value: drawn[key] for value, key in cone.cuts.items()}
         for value in cone.constants:
             values[value] = self.constant(value)
@@ -75,7 +75,7 @@ class Side:
     def _node(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         found = self._made(step, inputs, values)
         made = [self.widened(v) if isinstance(v, np.ndarray) else v for v in found]
-        exact = step.op == "ConstantOfShape"  # zeros without a type of their own
+        exact = step.op == "ConstantOfShape"  # its zeros have no type of their own
         self.narrowed |= not exact and any(a is not b for a, b in zip(made, found))
         return made
 
@@ -98,12 +98,12 @@ class Side:
         return self.single.run(step, inputs, self.wide, [self._type(v) for v in step.outputs])
 
     def _type(self, value: ir.Value) -> ir.DataType | None:
-        """As it was known then, or else as the file states it."""
+        """Return the type of a value as known before, or else as the file declares it."""
         facts = self.picture.facts.get(value)
         return value.dtype if facts is None or facts.dtype is None else facts.dtype
 
     def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
-        """The outputs of a subgraph, which reads values from around it."""
+        """Return the outputs of a subgraph, which may read values from outside."""
         inputs, outputs = self.picture.graphs[graph]
         inner = {**values, **dict(zip(inputs, given))}
         for value in graph.initializers.values():
@@ -156,14 +156,14 @@ def _constant(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _dropout(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
-    """As in training, since that is what a module of it does, whatever mode the file was exported in."""
+    """Compute Dropout in training mode, since a module's Dropout must match there, whatever mode was exported."""
     given = inputs[1] if len(inputs) > 1 else None
     ratio = step.attributes["ratio"].value if "ratio" in step.attributes else 0.5 if given is None else float(given)
     return [dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
 
 
 def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
-    """All random numbers are one (see `own.RANDOM_NUMBER`)."""
+    """Return one number for all random numbers (see `own.RANDOM_NUMBER`)."""
     low, high = (
         float(step.attributes[n].value) if n in step.attributes else d for n, d in (("low", 0.0), ("high", 1.0))
     )
@@ -171,7 +171,7 @@ def _uniform(side: Side, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
-    """A norm of which a pass says that scale and bias keep axes of size 1, as their parameters do."""
+    """Compute a norm whose scale and bias keep axes of size 1, as parameters do."""
     if not OWN_NORM.get(step.node):
         return side.single.run(step, inputs, side.wide)
     axis = int(step.attributes["axis"].value) if "axis" in step.attributes else -1
@@ -182,7 +182,7 @@ def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
 
 
 def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
-    """onnxruntime has no layout 1, which is layout 0 with batch and time, or batch and direction, exchanged."""
+    """Compute layout 1 as layout 0 with batch and time (or direction) exchanged: onnxruntime has only layout 0."""
     if "layout" not in step.attributes or not step.attributes["layout"].value:
         return side.single.run(step, inputs, side.wide)
     turned = [v.swapaxes(0, 1) if v is not None and i in (0, 5, 6) else v for i, v in enumerate(inputs)]
@@ -211,8 +211,8 @@ def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
     going, turn, body = condition is None or bool(condition), 0, step.attributes["body"].as_graph()
     parts: list[list[Any]] = [[] for _ in range(len(step.outputs) - len(state))]
     while going and (most is None or turn < int(most)):
-        if turn == TURNS:
-            raise Untold(f"a loop of more than {TURNS} turns")
+        if turn == MAX_LOOP_ITERATIONS:
+            raise Untold(f"a loop of more than {MAX_LOOP_ITERATIONS} turns")
         kept, *made = side.body(body, [np.array(turn, np.int64), np.array(True), *state], values)
         going, turn, state = bool(kept), turn + 1, made[: len(state)]
         for part, one in zip(parts, made[len(state) :]):

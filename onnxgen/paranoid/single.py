@@ -1,4 +1,4 @@
-"""One node of the standard on arrays: onnxruntime, or onnx's own evaluator where that cannot."""
+"""Compute one standard node on arrays: with onnxruntime, or with onnx's evaluator if that fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxgen.paranoid.region import Broken, Unable, Untold
 
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
-# the evaluator computes these by their newest meaning, whatever the opset
+# the evaluator computes the newest version of these, whatever the opset
 BY_NEWEST = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 IR_VERSION = 10
 # what makes elements or lists without computing, beside what moves elements
@@ -32,16 +32,16 @@ PACKED = {ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1}
 PLAIN = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16}
 
 
-Key = tuple[object, ...]  # equal for nodes that one session runs
+Key = tuple[object, ...]  # nodes with equal keys share a session
 
 
 def copies(made: Made) -> bool:
-    """Whether it computes nothing: elements are the same ones, bit for bit."""
+    """Return True if it computes nothing: elements are the same ones, bit for bit."""
     return is_a(made.node, MOVES) or made.op in MAKES
 
 
 class Single:
-    """Runs nodes one at a time; what is alike has one session.
+    """Runs nodes one at a time. Equal nodes share a session.
 
     Args:
         second: ask onnx's own evaluator alone, for a second opinion.
@@ -53,7 +53,7 @@ class Single:
         self.evaluators: dict[Key, Any] = {}
 
     def run(self, made: Made, inputs: Sequence[Any], wide: bool, types: Sequence[ir.DataType | None] = ()) -> list[Any]:
-        """The outputs of a node. Raises `Untold`.
+        """Return the outputs of a node. Raises `Untold`.
 
         Args:
             wide: in float64, whatever its attributes say.
@@ -78,7 +78,7 @@ class Single:
         if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
             raise (Broken if known else Unable)(f"{made.op}: {why}")
         if known and copies(made) and "[ONNXRuntimeError]" in why:
-            raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, past the end if need be
+            raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
             return self._with_onnx(key, made, attributes, inputs)
         except Exception as error:
@@ -110,7 +110,7 @@ class Single:
 
 
 def _is_exotic(made: Made, inputs: Sequence[Any]) -> bool:
-    """Whether types are taken or made that numpy has not, and onnxruntime's interface hands out as integers."""
+    """Return True if a node has types that numpy lacks, and that onnxruntime returns as integers."""
     made_of = [made.attributes[name].value for name in ("to", "dtype", "output_dtype") if name in made.attributes]
     types = {ir.DataType(t) for t in made_of if t} | {dtype_of(v) for v in inputs if isinstance(v, np.ndarray)}
     return any(t.is_floating_point() and t not in PLAIN or t in PACKED for t in types)
@@ -151,7 +151,7 @@ def _type(value: Any) -> onnx.TypeProto:
 
 
 def _told(dtype: ir.DataType | None, wide: bool) -> int:
-    """The type of an output; 0 if it is unknown."""
+    """Return the type of an output; 0 if it is unknown."""
     found = 0 if dtype is None else int(dtype)
     return DOUBLE if wide and found in NARROW else found
 
@@ -161,7 +161,7 @@ def dtype_of(array: Any) -> ir.DataType:
 
 
 def _attributes(made: Made, wide: bool) -> list[onnx.AttributeProto]:
-    """The attributes of a node; where all is to be float64, GroupNormalization takes its mean and variance in that."""
+    """Return the attributes of a node. In float64 mode GroupNormalization computes its mean and variance in float64."""
     found = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
     if wide and made.op == "GroupNormalization" and made.version >= 21:
         stash = onnx.helper.make_attribute("stash_type", DOUBLE)
@@ -170,7 +170,7 @@ def _attributes(made: Made, wide: bool) -> list[onnx.AttributeProto]:
 
 
 def _proto(attribute: ir.Attr, wide: bool) -> onnx.AttributeProto:
-    """An attribute; in float64, if everything is to be."""
+    """Return an attribute, converted to float64 if everything is to be float64."""
     if attribute.type == ir.AttributeType.TENSOR and wide and int(attribute.value.dtype) in NARROW:
         array = np.asarray(attribute.value.numpy()).astype(np.float64)
         return onnx.helper.make_attribute(attribute.name, onnx.numpy_helper.from_array(array))

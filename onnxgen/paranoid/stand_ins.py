@@ -1,4 +1,4 @@
-"""Operators of onnxruntime that its CPU provider has no kernel of: in numpy, or by kernels of others."""
+"""Operators of onnxruntime without a kernel in its CPU provider: computed in numpy, or by other kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array: TypeAlias = Any  # numpy says no more of most results
 
 @dataclass
 class Kernel:
-    """Runs another operator with the attributes of a node, but for some."""
+    """Runs another operator with some attributes of a node."""
 
     single: Single
     step: Made
@@ -30,7 +30,7 @@ class Kernel:
         return self.run(replace(self.step, op=op, attributes=attributes), inputs)
 
     def standard(self, op: str, version: int, *inputs: Array | None, **names: str) -> Array:
-        """An operator of the standard's domain; `names`: of its attributes, and what the node calls them."""
+        """Compute a standard operator. `names`: maps its attributes to those of the node."""
         given = {new: self.step.attributes[old] for new, old in names.items() if old in self.step.attributes}
         return self.run(replace(self.step, op=op, domain="", version=version, attributes=given), inputs)
 
@@ -43,7 +43,7 @@ STAND_INS: dict[str, StandIn] = {}
 
 
 def run(single: Single, step: Made, inputs: list[Any], wide: bool) -> Sequence[Any] | None:
-    """The outputs of such a node; None if there is no stand-in for it. Raises `Untold`."""
+    """Return the outputs of such a node, or None if there is no replacement. Raises `Untold`."""
     function = STAND_INS.get(step.op)
     if function is None:
         return None
@@ -135,7 +135,7 @@ def group_norm(
     kernel: Kernel, x: Array, gamma: Array, beta: Array, *, activation: int, groups: int, channels_last: int = 1,
     epsilon: float = 1e-5,
 ) -> Array:  # fmt: skip
-    """Mean and variance are those of a sample's group of channels."""
+    """Compute GroupNorm: mean and variance of each group of channels of a sample."""
     first = np.moveaxis(x, -1, 1) if channels_last else x
     grouped = first.reshape(x.shape[0], groups, -1).astype(np.float64)
     normed = (grouped - grouped.mean(-1, keepdims=True)) / np.sqrt(grouped.var(-1, keepdims=True) + epsilon)
@@ -197,7 +197,7 @@ def torch_embedding(kernel: Kernel, weight: Array, indices: Array, *_: Array | N
 def nhwc_conv(
     kernel: Kernel, x: Array, w: Array, bias: Array | None = None, z: Array | None = None, **attributes: Any
 ) -> Array:
-    """FusedConv, whose channels come first."""
+    """Compute NhwcConv as FusedConv, whose channels come first."""
     inner = [None if v is None else np.ascontiguousarray(np.moveaxis(v, -1, 1)) for v in (x, z)]
     given = [inner[0], w, bias, inner[1]]
     return np.moveaxis(kernel("FusedConv", *given[: 4 if z is not None else 3]), 1, -1)
@@ -212,7 +212,7 @@ def fused_matmul_activation(kernel: Kernel, a: Array, b: Array, *, activation: A
 
 @stand_in("LayerNormalization", "SimplifiedLayerNormalization")
 def layer_normalization(kernel: Kernel, *inputs: Array | None, **attributes: Any) -> Array:
-    """Those of the standard's domain."""
+    """Compute it with the standard's LayerNormalization."""
     version = 17 if kernel.step.op == "LayerNormalization" else 1
     return kernel.standard(kernel.step.op, version, *inputs, **{name: name for name in attributes})
 
@@ -232,7 +232,7 @@ def packed_multi_head_attention(
     kernel: Kernel, query: Array, key: Array | None, value: Array | None, bias: Array | None, offsets: Array,
     starts: Array, *_: Array | None, **attributes: Any,
 ) -> Array:  # fmt: skip
-    """MultiHeadAttention of each sequence by itself."""
+    """Compute MultiHeadAttention for each sequence separately."""
     parts = [query, key, value]
     if key is None:  # [tokens, heads, 3, size]
         parts = [query[:, :, i].reshape(query.shape[0], -1) for i in range(3)]

@@ -1,4 +1,4 @@
-"""What a quantised graph stands for, computed node by node: the numbers behind its integers, without rounding.
+"""Compute what a quantised graph represents, node by node: the numbers behind its integers, without rounding.
 
 Of `QuantizeLinear`, what is `round(x / scale) + zero` is here `bend(x / scale) + zero`, in float64:
 
@@ -28,9 +28,9 @@ from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import CONTROL, Side, Values
 from onnxgen.paranoid.single import NARROW, Single
 
-WAVE = 0.08  # of a step: far more than what float64 rounds, and its slope is between 1/2 and 3/2
-SIX, NEAR_SIX = 6.0, 6e-3  # a quantiser ends where 255 steps of a stored scale do, which is seldom 6 to the last bit
-WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # of whole numbers these are whole, too
+WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 1/2 and 3/2
+SIX, NEAR_SIX = 6.0, 6e-3  # the bound of ReLU6, and its tolerance: 255 steps of a stored scale seldom end exactly at 6
+WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # whole numbers stay whole under these
 # layers that quantisers fuse a ReLU into; the last ones are some of them and quantisation in one
 FUSES = frozenset(
     "Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization MatMulNBits MatMulBnb4 "
@@ -43,7 +43,7 @@ LIKE = ir.DataType.UINT8
 
 @dataclass(frozen=True)
 class Grid:
-    """The steps of a quantiser: scale and zero point (the bytes of their numbers), along which axis, and its range.
+    """The grid of a quantiser: scale and zero point (as bytes), axis, and range.
 
     One number for all has no axis. `stored`: whether the scale is no result of the network's own.
     """
@@ -61,14 +61,14 @@ class Grid:
         return len(self.scale) == 8
 
     def real(self, steps: Any) -> Any:
-        """What steps of one scale stand for."""
+        """Return the numbers that steps of a single scale represent."""
         zero = np.frombuffer(self.zero)
         return (steps - (zero[0] if zero.size else 0.0)) * np.frombuffer(self.scale)[0]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the numbers of a value are: of which type of integers, None for floats; and on which grid they lie."""
+    """The type and grid of a value's numbers. The integer type is None for floats."""
 
     dtype: ir.DataType | None
     grid: Grid | None = None
@@ -76,7 +76,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Scales:
-    """Scale and zero point as arrays that are spread over a tensor, and their grid."""
+    """Scale and zero point as arrays that broadcast to a tensor, and their grid."""
 
     scale: Any
     zero: Any
@@ -84,7 +84,7 @@ class Scales:
 
 
 class Stands(Side):
-    """Computes a whole graph.
+    """Computes what a whole graph represents.
 
     Args:
         rounds: whether there is fake quantisation; else it is a graph of floats.
@@ -105,7 +105,7 @@ class Stands(Side):
         self.needless: list[str] = []
 
     def compute(self, drawn: Mapping[ir.Value, Any]) -> None:
-        """Every value of the main graph, as far as it goes."""
+        """Compute every value of the main graph, as far as possible."""
         graph = next(iter(self.picture.graphs))
         self.values.update(drawn)
         for step in self._live(graph):
@@ -116,14 +116,14 @@ class Stands(Side):
                     self._steps([step], self.values)
             except Untold as error:
                 self.why.update(dict.fromkeys(step.outputs, error))
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # shapes that clash
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # shapes do not fit
                 self.why.update(dict.fromkeys(step.outputs, Broken(f"{step.op}: {error}")))
         for value in self.picture.graphs[graph][1]:
             if value not in self.values and value not in self.why:
                 self._need(value)
 
     def _live(self, graph: ir.Graph) -> list[Made]:
-        """The nodes of a graph that its outputs depend on."""
+        """Return the nodes of a graph that its outputs depend on."""
         wanted, found = set(self.picture.graphs[graph][1]), []
         for step in reversed(self.picture.members.get(graph, [])):
             if not wanted.isdisjoint(step.outputs):
@@ -140,14 +140,14 @@ class Stands(Side):
             self.values[value] = self.constant(value)
 
     def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
-        """The outputs of a subgraph, whole where they are integers."""
+        """Return the outputs of a subgraph; integers are rounded."""
         made = super().body(graph, given, values)
         return [self._whole(v, self.kinds.get(o)) for o, v in zip(self.picture.graphs[graph][1], made)]
 
     def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         for value in step.outputs:
             self.kinds.pop(value, None)
-        rule = RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
+        rule = STANDS_RULES.get(step.op) if step.domain in ("", "com.microsoft", DOMAIN) else None
         if rule is not None:
             return rule(self, step, inputs)
         kinds = [None if v is None else self.kinds.get(v) for v in step.inputs]
@@ -165,14 +165,14 @@ class Stands(Side):
         return self.plain(step, whole, values)
 
     def plain(self, step: Made, inputs: list[Any], values: Values | None = None) -> Sequence[Any]:
-        """A node of floats: in float64, or what has kernels of float32 alone in that."""
+        """Compute a float node: in float64, or in float32 if it has no other kernel."""
         if step.domain == "" and step.op not in SINGLE or step.domain == DOMAIN:
             return super()._made(step, inputs, {} if values is None else values)
         narrow = [v.astype(np.float32) if getattr(v, "dtype", None) == np.float64 else v for v in inputs]
         return [self.widened(v) if isinstance(v, np.ndarray) else v for v in self.single.run(step, narrow, False)]
 
     def _carried(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any]:
-        """A node that moves elements, or takes the largest: what comes out lies on the grid of its first data."""
+        """Compute a node that moves elements or takes the largest: its output has the grid of its first data input."""
         places = known(step.node).data
         if step.op == "Resize" and attribute(step, "mode", "nearest") != "nearest":
             return self.plain(step, [self._whole(v, kind) for v, kind in zip(inputs, kinds)])
@@ -200,7 +200,7 @@ class Stands(Side):
         return [x]
 
     def _whole(self, x: Any, kind: Kind | None) -> Any:
-        """Integers as they are in the file: whole, and in their range."""
+        """Return integers as they are in the file: rounded, and within their range."""
         if kind is None or kind.dtype is None or not isinstance(x, np.ndarray):
             return x
         if not kind.dtype.is_integer():
@@ -210,7 +210,7 @@ class Stands(Side):
     # ---- quantising and its inverse --------------------------------------------------------------------------------
 
     def is_stored(self, value: ir.Value | None) -> bool:
-        """Whether the network has the same elements, whatever it is given."""
+        """Return True if a value does not depend on the network's inputs."""
         if value is None or value in self.picture.stored or self.picture.is_known(value):
             return True
         maker = self.picture.maker.get(value)
@@ -219,10 +219,10 @@ class Stands(Side):
         return maker[0].op == "Constant" or all(self.is_stored(v) for v in maker[0].inputs)
 
     def scales(self, x: Any, scale: Any, zero: Any, dtype: ir.DataType, axis: int = 0, block: int = 0) -> Scales:
-        """Scale and zero point of a tensor."""
+        """Return scale and zero point of a tensor."""
         wide, shift = (
             np.asarray(v if v is not None else 0).astype(np.float64) for v in (scale, zero)
-        )  # one may be several where the other is one
+        )  # one of them may have several scales, the other one
         single = wide.size == 1 and shift.size == 1
         axis, block = (0, 0) if single else (axis % max(1, x.ndim), block)
         zeros = shift.tobytes() if shift.any() else b""
@@ -233,7 +233,7 @@ class Stands(Side):
     def quantised(
         self, made: ir.Value, x: Any, given: Scales, dtype: ir.DataType, was: Grid | None, maker: str, stored: bool
     ) -> Any:
-        """The steps that floats lie at; `maker`: the operator that makes these, "" if nobody knows."""
+        """Return the steps of quantised floats. `maker`: the operator that computed them, "" if unknown."""
         self.kinds[made] = Kind(dtype, replace(given.grid, stored=stored))
         if self.rounds:
             return self.stepped(x, given, dtype.is_floating_point() or was == given.grid)
@@ -249,15 +249,15 @@ class Stands(Side):
         return np.clip(steps, zero, zero + SIX / given.scale)
 
     def stepped(self, x: Any, given: Scales, is_rounded: bool) -> Any:
-        """Steps with a wave between whole ones, saturated; without a wave what lies on whole ones already."""
-        steps = np.divide(x, given.scale, where=given.scale != 0, out=np.zeros(np.shape(x)))  # by a scale of 0 all is 0
+        """Return steps with a wave between whole ones, saturated; without the wave if all are whole already."""
+        steps = np.divide(x, given.scale, where=given.scale != 0, out=np.zeros(np.shape(x)))  # a scale of 0 gives 0
         if not is_rounded:
-            turn = 2 * np.pi * steps  # no simple fraction of a step stays where it is
+            turn = 2 * np.pi * steps  # the wave moves every simple fraction of a step
             steps = steps - WAVE * (np.sin(turn) + (1 - np.cos(turn)) / 2)
         return np.clip(steps + given.zero, given.grid.low, given.grid.high)
 
     def maker(self, value: ir.Value | None) -> str:
-        """The operator that makes a value, whatever its shape."""
+        """Return the operator that computes a value, looking through reshapes."""
         while value is not None and value in self.picture.maker:
             step = self.picture.maker[value][0]
             if not is_a(step.node, VIEW):
@@ -268,7 +268,7 @@ class Stands(Side):
     def dequantised(
         self, step: Made, inputs: list[Any], at: tuple[int, int, int], axis: int = 0, block: int = 0
     ) -> Any:
-        """An input of a node as the floats that it stands for; `at`: where it is, its scale and its zero point."""
+        """Return an input of a node as floats. `at`: positions of the input, its scale and its zero point."""
         values = [step.inputs[i] if i < len(step.inputs) else None for i in at]
         x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
         given = self.scales(x, scale, zero, LIKE, axis, block)
@@ -276,7 +276,9 @@ class Stands(Side):
         return self.note(values[0], made, values[1:])
 
     def note(self, value: ir.Value | None, floats: Any, by: Sequence[ir.Value | None]) -> Any:
-        """Remember what a stored tensor stands for, if scale and zero point are stored: floats of the scale's type."""
+        """Record what a stored tensor represents, if scale and zero point are stored. Returns floats of the scale's
+        type.
+        """
         if value is None or value in self.kinds or not all(self.is_stored(v) for v in (value, *by)):
             return floats
         tensor = self.picture.stored.get(by[0]) if by[0] is not None else None
@@ -286,7 +288,7 @@ class Stands(Side):
         return floats
 
     def dtype(self, value: ir.Value | None, x: Any) -> ir.DataType:
-        """The type of integers that a value has in the file."""
+        """Return the integer type that a value has in the file."""
         kind = None if value is None else self.kinds.get(value)
         if kind is not None and kind.dtype is not None:
             return kind.dtype
@@ -294,12 +296,12 @@ class Stands(Side):
 
 
 def carries(made: Made) -> bool:
-    """Whether the results have elements of the data, and no others but zeros."""
+    """Return True if the results have elements of the data, and no others but zeros."""
     return not made.domain and (is_a(made.node, MOVES, PICKS) or made.op in ("Resize", "Upsample"))
 
 
 def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
-    """The tensors that the elements of a value are of."""
+    """Return the tensors that the elements of a value come from."""
     found, stack, seen = [], [value], set()
     while stack:
         one = stack.pop()
@@ -316,7 +318,7 @@ def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
 
 
 def spread(numbers: Any, x: Any, axis: int, block: int) -> Any:
-    """Numbers of a scale so that they go with a tensor: one for all, one an index of an axis, or one a block of it."""
+    """Broadcast numbers of a scale to a tensor: one for all, one per index of an axis, or one per block of it."""
     if numbers.size == 1:
         return numbers.reshape(())
     if block:
@@ -330,14 +332,14 @@ def attribute(step: Made, name: str, default: Any) -> Any:
 
 
 Rule = Callable[[Stands, Made, list[Any]], Sequence[Any]]
-RULES: dict[str, Rule] = {}
+STANDS_RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register what some operators compute, in whatever domain."""
+    """Register the rule for some operators, in any domain."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        STANDS_RULES.update(dict.fromkeys(names, function))
         return function
 
     return register

@@ -1,4 +1,4 @@
-"""Quantised operators as what they stand for (see `stands`): dequantise, an operator of floats, quantise."""
+"""Rules that compute quantised operators as dequantise, float operator, quantise (see `stands`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT32 = ir.DataType.INT32
 
 
 def _like(step: Made, op: str, version: int, without: str = "", **given: Any) -> Made:
-    """A node of the standard with the attributes of another one, but for those that only that one has."""
+    """Return a standard node with the attributes of another node, except those that only that one has."""
     kept = {k: a for k, a in step.attributes.items() if k not in without.split()}
     kept |= {k: ir.convenience.convert_attribute(k, v) for k, v in given.items()}
     return replace(step, domain="", op=op, version=version, attributes=kept, outputs=step.outputs[:1])
@@ -31,7 +31,7 @@ def _at(inputs: list[Any], index: int) -> Any:
 
 
 def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, int, int], op: str) -> list[Any]:
-    """Quantise what a node made; `at`: its scale, its zero point, and an input of the same type."""
+    """Quantise a node's result. `at`: positions of its scale, its zero point, and an input of the same type."""
     s, z, like = at
     zero = _at(inputs, z)
     dtype = side.dtype(
@@ -60,7 +60,7 @@ def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     stored = all(side.is_stored(v) for v in step.inputs[1:])
     made = step.outputs[0]
     steps = side.quantised(made, x, given, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
-    if dtype.is_floating_point() and not attribute(step, "saturate", 1):  # what is too large is no number
+    if dtype.is_floating_point() and not attribute(step, "saturate", 1):  # numbers that are too large become NaN
         side.kinds[made] = Kind(dtype)
         return [x / given.scale]
     return [steps]
@@ -80,7 +80,7 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     grid = side.scales(made, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
     if kind is None and source not in (None, step.inputs[1]) and all(side.is_stored(v) for v in step.inputs[1:]):
         ends = [source] if side.is_stored(source) or not grid.is_single else roots(side.picture, source)
-        if all(side.is_stored(v) for v in ends):  # perhaps moved since
+        if all(side.is_stored(v) for v in ends):  # the elements may have been moved since
             side.needless.append(step.name)
     if kind is not None and kind.grid == grid:
         side.needless.append(step.name)
@@ -89,7 +89,7 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _range(x: Any) -> tuple[Any, Any]:
-    """The scale and the zero point of 255 steps over all that there is, and 0."""
+    """Return the scale and zero point of 255 steps over all numbers and 0."""
     low, high = min(x.min(initial=0), 0.0), max(x.max(initial=0), 0.0)
     scale = np.float64((high - low) / 255 or 1.0)
     return scale, np.float64(-low / scale)
@@ -134,7 +134,7 @@ def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 
 def _wide(inputs: list[Any]) -> tuple[Any, Any, Any, Any]:
-    """Two operands and their zero points."""
+    """Return two operands and their zero points."""
     a, b, *zeros = (None if v is None else v.astype(np.float64) for v in [*inputs, None, None][:4])
     return a, b, zeros[0], zeros[1]
 
@@ -144,7 +144,7 @@ def _columns(side: Stands, step: Made, inputs: list[Any], at: tuple[int, int, in
 
 
 def _bias(side: Stands, step: Made, inputs: list[Any], at: int, scales: tuple[int, int]) -> Any:
-    """A bias in the scale of a product."""
+    """Return a bias in the scale of a product."""
     stored = [step.inputs[i] for i in (at, *scales)] if len(step.inputs) > at else []
     if not stored or stored[0] is None:
         return None
@@ -219,7 +219,7 @@ def qattention(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("MatMulNBits")
 def matmul_nbits(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    """As onnxruntime computes it, but in floats; the weight is what it makes of the identity."""
+    """Compute MatMulNBits in floats. The weight is what onnxruntime makes of the identity matrix."""
     kept = {name: a for name, a in step.attributes.items() if name != "accuracy_level"}
     _note_product(side, step, inputs, kept)
     return list(side.plain(replace(step, attributes=kept), inputs))
@@ -283,7 +283,7 @@ def qlinear_where(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 
 @rule("QEmbedLayerNormalization")
 def qembed(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    """The tables have their scales from the ninth input on, and their zero points behind these."""
+    """Compute quantised embeddings. Scales of the tables start at the ninth input, their zero points follow."""
     pairs = {2: (8, 13), 3: (9, 14), 4: (10, 15), 5: (11, 16), 6: (12, 17)}
     tables = {i: side.dequantised(step, inputs, (i, *at)) for i, at in pairs.items() if inputs[i] is not None}
     given = [inputs[0], inputs[1], *(tables.get(i) for i in range(2, 7)), inputs[7]]

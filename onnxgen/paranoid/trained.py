@@ -1,4 +1,4 @@
-"""Which stored tensors are trained, decided a second time, with no code of the pass `trainable`.
+"""Decide a second time which stored tensors are trained, without code or tables of the pass `trainable`.
 
 The rules are those of docs/EXTENDING.md. Where these here are silent (`None`), either decision is right.
 """
@@ -26,18 +26,18 @@ from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, stored
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
-MANY = 4096  # elements past which a tensor is looked at no further
+MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
 
 @dataclass
 class Reach:
-    """The values from which a gradient comes to an output: `sure`, and those from which one may."""
+    """The values from which a gradient surely reaches an output, and those from which one may."""
 
     sure: set[ir.Value] = field(default_factory=set)
     perhaps: set[ir.Value] = field(default_factory=set)
 
     def walk(self, graph: ir.Graph, is_sure: bool = True) -> None:
-        """Add what the outputs of a graph are made of."""
+        """Add the values that the outputs of a graph are computed from."""
         self.perhaps.update(v for v in graph.outputs if _dtype(v) in (None, *FLOATS))
         self.sure.update(v for v in graph.outputs if is_sure and _dtype(v) in FLOATS)
         for node in reversed(graph):
@@ -74,7 +74,7 @@ def _is_barrier(node: ir.Node) -> bool:
 
 
 def wrong_decisions(model: ir.Model, options: Options) -> Iterator[str]:
-    """What the pass `trainable` decided otherwise than the rules here.
+    """Yield the decisions of the pass `trainable` that differ from these rules.
 
     Args:
         model: as the pass left it, which changes nothing but what is noted; types are known by now.
@@ -104,7 +104,7 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 class Rules:
-    """What each stored tensor of a model is, by the first rule that knows."""
+    """Decides for each stored tensor of a model. The first rule that applies wins."""
 
     def __init__(self, model: ir.Model, options: Options, reach: Reach) -> None:
         self.options, self.reach = options, reach
@@ -115,7 +115,7 @@ class Rules:
         self.inputs = set(model.graph.inputs).difference(tensors)
 
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
-        """Whether a tensor is to be trained; None where nothing is known."""
+        """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
@@ -139,7 +139,7 @@ class Rules:
         return self._by_elements(value, tensor, path)
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
-        """Whether it is a scale of ones or a bias of zeros that a layer without parameters was exported with."""
+        """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""
         uses = [(node, i) for node, i in uses if not is_a(node, PASSES_ON)]
         if not uses or any(not is_a(node, NORM) or i not in (1, 2) for node, i in uses):
             return False
@@ -175,7 +175,7 @@ def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bool:
-    """Whether a row is added to what is multiplied by a stored matrix with as many columns, whose numbers are drawn."""
+    """Return True if a learned row is added to a product with a stored matrix of as many columns."""
     other = node.inputs[1 - place] if _op(node) == "Add" else None
     product = other.producer() if other is not None else None
     if product is None or _op(product) != "MatMul" or not len(tensor.shape) or tensor.shape[-1] != tensor.size:
@@ -186,7 +186,7 @@ def _adds_to_product(node: ir.Node, place: int, tensor: ir.TensorProtocol) -> bo
 
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value], depth: int = 8) -> bool:
-    """Whether an input of the network, before anything else has touched it, is shifted or divided by a tensor."""
+    """Return True if a network input is shifted or divided by a tensor before anything else."""
     if _op(node) not in ("Sub", "Div") or node.inputs[1] is not value:
         return False
     data = node.inputs[0]
@@ -211,11 +211,11 @@ def _numbers(tensor: ir.TensorProtocol) -> NDArray[np.float64]:
 
 
 def _follows(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is a mask, evenly spaced numbers, or powers of one: nobody learned those."""
+    """Return True if a tensor is a mask, evenly spaced, or powers of one number: such tensors are not learned."""
     if tensor.size < 2:
         return False
     numbers = _numbers(tensor)
-    if np.unique(numbers[:MANY]).size <= 4 and _masks(numbers):
+    if np.unique(numbers[:MAX_EXAMINED_ELEMENTS]).size <= 4 and _masks(numbers):
         return True
     if tensor.size < 3 or not _is_row(tensor):
         return False

@@ -1,4 +1,4 @@
-"""What a network does while it is trained, which no drawn input shows: claims are computed as in evaluation.
+"""Check the behaviour of a network in training, which drawn inputs do not show: claims are computed in evaluation mode.
 
 Layers that behave otherwise in training neither come nor go: norms of a batch, and whatever draws random numbers. The
 one exception is `--restore-batchnorm`, whose norms are the identity.
@@ -22,18 +22,20 @@ from onnxgen.scopes.origin import param_path
 
 NORM = "BatchNormalization"
 DROPS = frozenset("Dropout BitmaskDropout BiasDropout BitmaskBiasDropout StochasticDepth".split())
-STACKS = ("recurrent",)  # passes that make one layer of several, which has the drops between them
+STACKS = ("recurrent",)  # passes that merge several layers into one, together with the dropout between them
 ADDS = ("restore_batchnorm",)
 EPSILON = 1e-5
-FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")  # what exporters call what they folded
+# names that exporters give to folded tensors
+FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
 NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)  # of channels; the bias is the layer's
+# parameters of an identity norm; its bias is the layer's
+IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)
 
 
 def untrue(name: str, model: ir.Model, options: Options, before: Picture, after: Picture) -> str:
-    """What is wrong about training after a pass; "" if nothing is."""
+    """Describe what is wrong about training after a pass; "" if nothing is."""
     old, new = Counter(_kinds(before)), Counter(_kinds(after))
     for kind in old | new:
         fewer = name in STACKS and kind == "drop" and 0 < new[kind] <= old[kind]
@@ -51,7 +53,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
 
 
 def _kinds(picture: Picture) -> Iterator[str]:
-    """The layers that behave otherwise in training, of those that something depends on."""
+    """Yield the used layers that behave differently in training."""
     live = {value for _, outputs in picture.graphs.values() for value in outputs}
     for made in reversed(picture.nodes.values()):
         if live.isdisjoint(made.outputs) and not made.bodies:
@@ -64,7 +66,7 @@ def _kinds(picture: Picture) -> Iterator[str]:
 
 
 def _drops(picture: Picture, made: Made) -> bool:
-    """Whether a node drops elements of what depends on the network's inputs or trained tensors."""
+    """Return True if a node drops elements that depend on the network's inputs or trained tensors."""
     ratio = next((made.attributes[n].value for n in ("ratio", "dropout", "p") if n in made.attributes), None)
     if made.op not in DROPS and not ("dropout" in made.attributes and ratio):
         return False
@@ -75,8 +77,9 @@ def _drops(picture: Picture, made: Made) -> bool:
 
 
 def _wrong_norm(picture: Picture, made: Made) -> str:
-    """A norm that was put back stands behind a convolution, has a number for each of its channels, and is the identity
-    beside its bias."""
+    """Describe what is wrong with a restored norm: it must follow a convolution, match its channels, and be the
+    identity.
+    """
     x, *tensors = made.inputs
     conv = picture.maker[x][0] if x in picture.maker else None
     if x is None or conv is None or conv.op not in CONVOLUTIONS or conv.domain:
@@ -98,7 +101,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
 
 
 def _misnamed(conv: Made, norm: Made) -> str:
-    """Beside `conv2` stands `bn2`: by that name a person finds it, and says what else is to stand there."""
+    """Describe a wrong name: beside `conv2` there must be `bn2`."""
     layer, found = (SCOPE.get(made.node) for made in (conv, norm))
     if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
         return ""
@@ -107,14 +110,14 @@ def _misnamed(conv: Made, norm: Made) -> str:
 
 
 def _channels(conv: Made) -> tuple[int, int]:
-    """The axis of a convolution's weight that is its output channels, and of how many groups these are."""
+    """Return the output channel axis of a convolution's weight, and its number of groups."""
     if conv.op == "Conv":
         return 0, 1
     return 1, int(conv.attributes["group"].value) if "group" in conv.attributes else 1
 
 
 def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
-    """How each norm is folded again: along the output channels of the convolution that it is of."""
+    """Yield norms that are not folded along the output channels of their convolution."""
     for made in picture.nodes.values():
         weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
         for norm in RESTORED.get(model) or ():
@@ -123,7 +126,7 @@ def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
 
 
 def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str]:
-    """The convolutions that surely had a norm, and got none; and those that got one, and surely had none.
+    """Yield convolutions that surely had a norm and got none, and those that got one and surely had none.
 
     Where a file tells of a layer that it had a norm, those that had one are told. Where it tells of none and has no
     norms, all had one but for the last ones: no layer follows them, nor an activation.
@@ -154,7 +157,7 @@ def _tells(made: Made) -> bool:
 
 
 def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
-    """Whether a layer with a weight follows somewhere, or an activation, with nothing but sums and views before it."""
+    """Return True if a layer with a weight, or an activation, follows after nothing but sums and views."""
     todo, near, far = [(conv, True)], set[ir.Node](), set[ir.Node]()
     while todo:
         made, is_near = todo.pop()
@@ -171,7 +174,7 @@ def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
 
 
 def _may_be_folded(picture: Picture, conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
-    """Whether weight and bias are the file's, and nothing but calls of this one convolution has the weight."""
+    """Return True if weight and bias are the file's, and only calls of this convolution use the weight."""
     weight, bias = (*conv.inputs[1:3], None, None)[:2]
     if weight is None or bias is None or weight not in picture.stored or bias not in picture.stored:
         return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from onnxgen.errors import OnnxgenError, Problem
 
 if TYPE_CHECKING:
-    from onnxgen.graph.operators import Layer
+    from onnxgen.graph.operators import OperatorTable
 
 GROUP = "onnxgen.ops"
 
@@ -22,7 +22,7 @@ def found() -> list[EntryPoint]:
     return sorted(set(entry_points(group=GROUP)), key=lambda e: (e.name, e.value))
 
 
-def installed() -> Layer:
+def installed() -> OperatorTable:
     """The operators of all of them.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from onnxgen.common.names import identifier, printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.graph.operators import Layer, layer, noted_in
+from onnxgen.graph.operators import OperatorTable, layer, noted_in
 from onnxgen.plugins.finding import INIT, files_of, is_path, place_of, searching_here
 from onnxgen.plugins.inferring import inferred
 from onnxgen.plugins.saying import why
@@ -55,7 +55,7 @@ _run: dict[Path, tuple[str, ModuleType]] = {}  # plugins that were run as files,
 _imported: dict[str, str] = {}  # those that were imported here, and what they were then
 
 
-def load(names: Sequence[str]) -> Layer:
+def load(names: Sequence[str]) -> OperatorTable:
     """The operators of some plugins.
 
     Raises:
@@ -87,7 +87,7 @@ def plugin(name: str) -> Plugin:
     return made
 
 
-def together(plugins: Iterable[Plugin]) -> Layer:
+def together(plugins: Iterable[Plugin]) -> OperatorTable:
     """The operators of several plugins. Raises `OnnxgenError` where one is there twice."""
     first: dict[tuple[str, str, int], Operator] = {}
     for operator in (operator for plugin in plugins for operator in plugin.operators):

@@ -83,8 +83,8 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
 
 
 def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
-    """The types of the values at which a part of the network begins."""
-    from onnxgen.shapes import propagate  # which reads the types of maps that this package knows
+    """Return the types of the values at which a part of the network begins."""
+    from onnxgen.shapes import propagate  # imported here: `shapes` needs this package for the types of maps
 
     whole = read(path, replace(options, inputs=(), outputs=(), input_shapes={}))
     propagate(whole.graph, options)
@@ -93,7 +93,9 @@ def _input_types(path: Path, options: Options) -> dict[str, onnx.TypeProto]:
 
 
 def _leave_to_plugins(model: ir.Model) -> None:
-    """Local functions that a plugin has a function for are not inlined: it was named, and so it wins."""
+    """Remove the local functions that a plugin implements, so that they are not inlined: a plugin that is
+    named wins.
+    """
     for key, function in list(model.functions.items()):
         if named(function.domain, function.name, model.opset_imports.get(function.domain, 1)) is not None:
             del model.functions[key]
@@ -102,7 +104,7 @@ def _leave_to_plugins(model: ir.Model) -> None:
 def _deserialize(proto: onnx.ModelProto) -> ir.Model:
     try:
         return ir.from_proto(proto)
-    except Exception as error:  # hostile files fail in every way; it is bad input
+    except Exception as error:  # hostile files raise errors of every kind; all mean bad input
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -110,20 +112,22 @@ def _deserialize(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _data_files(graph: ir.Graph) -> set[Path]:
-    """The files that external tensors lie in."""
+    """Return the files that external tensors lie in."""
     attributes = (a for node in all_nodes(graph) for a in node.attributes.values())
     tensors = [value.const_value for g in (graph, *graph.subgraphs()) for value in g.initializers.values()]
-    # not `as_tensor`: checking the protocol takes longer than all the rest
+    # not `as_tensor`: its protocol check takes longer than everything else here
     tensors += [a.value for a in attributes if a.type == ir.AttributeType.TENSOR and not a.is_ref()]
     return {Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
 
 
 def _drop_default_inputs(graph: ir.Graph) -> None:
-    """Inputs that have an initializer are weights (every initializer was listed so before IR version 4)."""
+    """Remove graph inputs that have an initializer: they are weights (before IR version 4 every initializer was also an
+    input).
+    """
     for value in [value for value in graph.inputs if value.is_initializer()]:
         graph.inputs.remove(value)
     for value in graph.initializers.values():
         if value.const_value is not None:
-            # What the data is, whatever the file declared.
+            # The stored data decides the type, not what the file declares.
             value.shape = ir.Shape(value.const_value.shape.numpy())
             value.type = ir.TensorType(value.const_value.dtype)

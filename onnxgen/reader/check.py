@@ -25,7 +25,7 @@ from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_p
 
 Attribute = onnx.AttributeProto
 Report = Callable[[str], None]
-# Which field holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
+# The field that holds the value of an attribute, by its type (onnx.proto, message AttributeProto).
 ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.FLOAT: "f",
     Attribute.INT: "i",
@@ -43,21 +43,23 @@ ATTRIBUTE_FIELDS: dict[int, str] = {
     Attribute.TYPE_PROTOS: "type_protos",
 }
 _NUMBERS = frozenset({Attribute.FLOAT, Attribute.INT, Attribute.STRING, Attribute.FLOATS, Attribute.INTS})
-_MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # no default value stands for these
+_MESSAGES = frozenset({"t", "g", "sparse_tensor", "tp"})  # these have no default value
 
 
-class Scope:
-    """The names of one graph, and those around it."""
+class GraphNames:
+    """The value names that one graph of the protobuf defines, linked to the graphs around it."""
 
-    def __init__(self, outer: Scope | None) -> None:
+    def __init__(self, outer: GraphNames | None) -> None:
         self.outer = outer
-        self.names: set[str] = set()  # every name that the graph defines, wherever
-        self.before: set[str] = set()  # those defined by the nodes seen so far
+        self.names: set[str] = set()  # every name that the graph defines, at any position
+        self.before: set[str] = set()  # the names defined before the node at hand
         self.unsorted = False
 
     def use(self, name: str) -> bool:
-        """Whether `name` is defined here or around; notes where that is only later."""
-        scope: Scope | None = self
+        """Return True if this graph or one around it defines `name`. A graph that defines it only later is marked
+        `unsorted`.
+        """
+        scope: GraphNames | None = self
         while scope is not None:
             if name in scope.names:
                 scope.unsorted |= name not in scope.before
@@ -66,7 +68,7 @@ class Scope:
         return False
 
     def hides(self, name: str) -> bool:
-        """Whether `name` is defined in a surrounding graph by something that ran before this one."""
+        """Return True if a surrounding graph defines `name` before the node that holds this graph."""
         scope = self.outer
         while scope is not None:
             if name in scope.before:
@@ -97,7 +99,7 @@ class _Checker:
         self.external = ExternalData(folder)
         self.problems = Problems()
         self.sorted = True
-        self.dense = 0  # elements of sparse tensors, once they are dense
+        self.dense = 0  # number of elements that all sparse tensors have when dense
         self.opsets: dict[str, int] = {}
         self.parameters: frozenset[str] | None = None  # attributes of the local function being checked
 
@@ -138,7 +140,7 @@ class _Checker:
         self.opsets = {**outer_opsets, **self.imports(function.opset_import)}
         self.parameters = frozenset([*function.attribute, *(a.name for a in function.attribute_proto)])
         where = f"local function {printable(function.name)}"
-        scope = Scope(None)
+        scope = GraphNames(None)
         for name in function.input:
             self.declare(scope, name, f"input of {where}", before=True)
         for attribute in function.attribute_proto:
@@ -150,8 +152,8 @@ class _Checker:
         self.parameters = None
         self.opsets = outer_opsets
 
-    def graph(self, graph: onnx.GraphProto, outer: Scope | None, depth: int) -> None:
-        scope = Scope(outer)
+    def graph(self, graph: onnx.GraphProto, outer: GraphNames | None, depth: int) -> None:
+        scope = GraphNames(outer)
         for info in graph.input:
             self.declare(scope, info.name, "graph input", before=True)
         tensors = [t.name for t in graph.initializer] + [s.values.name for s in graph.sparse_initializer]
@@ -164,7 +166,7 @@ class _Checker:
         for name in tensors:
             if not name:
                 self.problems.add("an initializer has no name")
-            elif name not in scope.names:  # an initializer may be an input as well: its default
+            elif name not in scope.names:  # an initializer may also be an input: it is the input's default
                 self.declare(scope, name, "initializer", before=True)
         self.tensors(graph)
         self.body(graph.node, scope, depth)
@@ -191,7 +193,7 @@ class _Checker:
             problem = self.limits.past("fold_elements", self.dense, what)
         return problem
 
-    def body(self, nodes: Iterable[onnx.NodeProto], scope: Scope, depth: int) -> None:
+    def body(self, nodes: Iterable[onnx.NodeProto], scope: GraphNames, depth: int) -> None:
         nodes = list(nodes)
         for node in nodes:
             for name in node.output:
@@ -205,9 +207,9 @@ class _Checker:
             if cycle := find_cycle(nodes):
                 self.problems.add(f"the graph has a cycle: {cycle}")
 
-    def declare(self, scope: Scope, name: str | bytes, what: str, before: bool) -> None:
-        """Add a name to its graph; `before` if it is there before any node runs."""
-        if isinstance(name, bytes):  # what protobuf makes of text that is not UTF-8
+    def declare(self, scope: GraphNames, name: str | bytes, what: str, before: bool) -> None:
+        """Add a name to its graph. `before` says that the value exists before any node runs."""
+        if isinstance(name, bytes):  # protobuf returns text that is not UTF-8 as bytes
             self.problems.add(f"the name {label(name)} of a {what} is not valid UTF-8 text")
             return
         if not name:
@@ -222,7 +224,7 @@ class _Checker:
         if before:
             scope.before.add(name)
 
-    def node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
+    def node(self, node: onnx.NodeProto, scope: GraphNames, depth: int) -> None:
         domain = "" if node.domain == "ai.onnx" else node.domain
         opset = self.opsets.get(domain)
 
@@ -260,7 +262,9 @@ class _Checker:
                 report(f"the name of attribute {label(attribute.name)} is not valid UTF-8 text")
             self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
 
-    def attribute(self, a: onnx.AttributeProto, scope: Scope, report: Report, expected: int | None, depth: int) -> None:
+    def attribute(
+        self, a: onnx.AttributeProto, scope: GraphNames, report: Report, expected: int | None, depth: int
+    ) -> None:
         if a.ref_attr_name:
             if self.parameters is None or a.ref_attr_name not in self.parameters:
                 report(f"attribute {label(a.name)} refers to a function attribute that does not exist")
@@ -292,7 +296,9 @@ class _Checker:
 
 
 def attribute_type(a: onnx.AttributeProto) -> int:
-    """The type of an attribute: the declared one, else that of the only field that is set (0 if none or several)."""
+    """Return the type of an attribute: the declared one, else the type of the only field that is set (0 if none or
+    several are).
+    """
     if a.type:
         return a.type
     filled = _filled(a)
@@ -318,10 +324,12 @@ def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | No
 
 @lru_cache(maxsize=4096)
 def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
-    """Attribute types of a standard operator by name, from its schema; empty for operators that onnx does not know."""
+    """Return the attribute types of a standard operator by name, from its schema (empty if onnx does not know the
+    operator).
+    """
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
-    except (SchemaError, TypeError):  # TypeError: a version that is no int32
+    except (SchemaError, TypeError):  # TypeError: the version does not fit int32
         return {}
     types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
     return {name: Attribute.AttributeType.Value(kind) for name, kind in types.items()}

@@ -1,4 +1,4 @@
-"""A part of a network (`--inputs VALUE`, `--outputs VALUE`), between values of the file's main graph."""
+"""Cut a model to the part between values of its main graph (`--inputs VALUE`, `--outputs VALUE`)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from onnxgen.options import Options
 from onnxgen.reader.taken import taken
 
 KEY = "cut"  # in the sidecar's metadata
-Cut = tuple[Sequence[str], Sequence[str]]  # where the part begins and ends; nothing is as in the file
+Cut = tuple[Sequence[str], Sequence[str]]  # names of the first and the last values; empty means as in the file
 
 
 def cut_of(options: Options) -> Cut | None:
-    """The part that is asked for, None for the whole network."""
+    """Return the part that the options ask for, or None for the whole network."""
     return (tuple(options.inputs), tuple(options.outputs)) if options.inputs or options.outputs else None
 
 
 def recorded_cut(metadata: Mapping[str, str]) -> Cut | None:
-    """The part that a module was generated from, as its sidecar recorded it."""
+    """Return the part that a module was generated from, as its sidecar records it."""
     try:
         found = json_object(metadata[KEY])
         return tuple(map(str, found["inputs"])), tuple(map(str, found["outputs"]))
@@ -35,13 +35,13 @@ def recorded_cut(metadata: Mapping[str, str]) -> Cut | None:
 
 
 def cut_metadata(options: Options) -> dict[str, str]:
-    """What `recorded_cut` reads."""
+    """Return the sidecar metadata that `recorded_cut` reads."""
     cut = cut_of(options)
     return {} if cut is None else {KEY: json.dumps({"inputs": cut[0], "outputs": cut[1]})}
 
 
 def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypeProto]) -> None:
-    """Leave the part of a graph between values of these names; inputs of the graph that it needs stay its inputs.
+    """Reduce a graph to the part between the values of these names. Graph inputs that the part needs stay inputs.
 
     Args:
         graph: the file's, changed in place.
@@ -78,7 +78,7 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
 
 
 def _check(graph: onnx.GraphProto, cut: Cut) -> None:
-    """Raises `OnnxgenError` for names of a cut that make no sense."""
+    """Check the names of a cut. Raises `OnnxgenError` for names that are unknown or contradict each other."""
     problems = Problems()
     stored = {tensor.name for tensor in graph.initializer}
     computed = {name: None for node in graph.node for name in node.output if name}
@@ -100,15 +100,15 @@ def _info(name: str, known: Mapping[str, onnx.TypeProto]) -> onnx.ValueInfoProto
 
 
 def _put(field: Any, items: Sequence[Any]) -> None:
-    """Make these the items of a repeated field that has them already."""
+    """Reduce a repeated field to these items, which it already holds."""
     copies = [type(item).FromString(item.SerializeToString()) for item in items]
     del field[:]
     field.extend(copies)
 
 
 def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]:
-    """The types of values of a graph whose values are propagated. Raises `OnnxgenError` for one that is not known."""
-    from onnxgen.shapes.info import info  # which reads the types of maps that this package knows
+    """Return the types of the named values; `propagate` must have run. Raises `OnnxgenError` if a type is unknown."""
+    from onnxgen.shapes.info import info  # imported here: `shapes` needs this package for the types of maps
 
     problems, found = Problems(), {}
     values = {v.name: v for v in (*graph.inputs, *(v for node in graph for v in node.outputs))}

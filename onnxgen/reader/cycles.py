@@ -1,4 +1,4 @@
-"""Finds a cycle among the nodes of one graph. Graphs that are merely out of order have none."""
+"""Find a cycle among the nodes of one graph. A graph whose nodes are only out of order has none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx
 
 from onnxgen.common.names import printable
 
-_SHOWN = 6  # nodes of a cycle that a message names
+_MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
 
 
 def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
-    """The names of nodes that need each other, "a, b, a"; None if the nodes can be sorted.
+    """Return the names of nodes that form a cycle ("a, b, a"), or None if the nodes can be sorted.
 
     A node needs what its inner graphs take from outside, too.
     """
@@ -23,12 +23,12 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
         sorter.prepare()
     except CycleError as error:
         cycle = [_name(nodes[i]) for i in error.args[1]]
-        return ", ".join(cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "..."])
+        return ", ".join(cycle if len(cycle) <= _MAX_NODES_SHOWN else [*cycle[:_MAX_NODES_SHOWN], "..."])
     return None
 
 
 def uses(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node takes from its graph: its inputs, and what its inner graphs do not define themselves."""
+    """Yield the names that a node takes from its graph: its inputs, and outer values that its subgraphs use."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:

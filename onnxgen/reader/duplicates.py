@@ -1,4 +1,4 @@
-"""Constants that a graph has twice under one name, the same in every byte: they are one.
+"""Remove Constant nodes that a graph has twice under one name with identical contents.
 
 onnxruntime loads such files. It loads files whose constants of one name differ, too, and picks one without a word:
 those are refused (`reader.check`).
@@ -13,7 +13,7 @@ import onnx
 
 
 def drop_duplicates(proto: onnx.ModelProto) -> None:
-    """Take out of every graph and function the Constant nodes that are there already."""
+    """Remove repeated Constant nodes from every graph and function."""
     _in_nodes(proto.graph.node)
     for function in proto.functions:
         _in_nodes(function.node)
@@ -35,7 +35,7 @@ def _constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[int, str, Any]
 
 
 def _drop(fields: Any, found: Iterable[tuple[int, str, Any]]) -> None:
-    """Delete what equals the first of its name. Only what has one name is compared."""
+    """Delete every field that equals the first field of the same name."""
     first: dict[str, Any] = {}
     twice = []
     for i, name, message in found:

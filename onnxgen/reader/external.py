@@ -1,4 +1,4 @@
-"""External tensor data: inside the model's own folder, long enough, and nothing but a plain file.
+"""Check external tensor data: it must be a plain file in the model's own folder, and long enough.
 
 A model may come from anywhere, and its tensors name files. A location that leaves the folder (an absolute path,
 `..`, a symbolic link, a hard link to somewhere else) would copy a stranger's choice of file into the output, so it
@@ -19,14 +19,14 @@ from onnxgen.common.names import printable
 
 
 class ExternalData:
-    """Checks external tensors of the model in `folder`; every file is looked at once."""
+    """Checks the external tensors of the model in `folder`. Each file is examined once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, int | str] = {}  # location: its size, or what is wrong with it
+        self._files: dict[str, int | str] = {}  # by location: the file's size in bytes, or what is wrong with it
 
     def problem(self, tensor: onnx.TensorProto, nbytes: int) -> str | None:
-        """What is wrong with the data of `tensor`, which must be `nbytes` long; None if all is well."""
+        """Describe what is wrong with the data of `tensor`, which must be `nbytes` long. Returns None if nothing is."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if any(isinstance(text, bytes) for text in entries.values()):
             return "the external data is described in text that is not valid UTF-8"
@@ -48,7 +48,7 @@ class ExternalData:
         return None
 
     def file_problem(self, location: str) -> str | None:
-        """What is wrong with a data file, by the `location` of a tensor; None if all is well."""
+        """Describe what is wrong with a data file, given the `location` of a tensor. Returns None if nothing is."""
         found = self._size(location)
         return found if isinstance(found, str) else None
 
@@ -58,12 +58,12 @@ class ExternalData:
         return self._files[location]
 
     def _look(self, location: str) -> int | str:
-        """The size of the data file, or why it is refused."""
+        """Return the size of the data file in bytes, or the reason why it is refused."""
         shown = printable(location, 200)
         if not location or "\0" in location:
             return "the external data names no file"
         parts = re.split(r"[/\\]", location) if os.sep == "\\" else location.split("/")
-        # Windows forms are refused everywhere: the same model must mean the same on every system.
+        # Windows paths are refused on every system, so that a model means the same everywhere.
         if location[0] in "/\\" or re.match(r"[A-Za-z]:", location):
             return f"the external data is at an absolute path ({shown})"
         if ".." in re.split(r"[/\\]", location):

@@ -1,4 +1,4 @@
-"""Local functions: their calls become the nodes of their bodies (https://onnx.ai/onnx/repo-docs/IR.html#functions).
+"""Inline local functions: replace each call by the function's nodes (https://onnx.ai/onnx/repo-docs/IR.html#functions).
 
 How many nodes that makes is computed first, so that functions nested to make billions are refused. Where a call had a
 name, its nodes remember it (`CALLS`), for `origin` to read.
@@ -23,7 +23,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.sites import note_body
 
 Key = tuple[str, str, str]  # domain, name, overload
-Values = dict[ir.Value, ir.Value | None]  # of a function's body: what stands for each at the call
+Values = dict[ir.Value, ir.Value | None]  # maps each value of a function to the value at the call
 
 
 def check_functions(proto: onnx.ModelProto, limits: Limits) -> None:
@@ -63,7 +63,7 @@ def _domain(domain: str) -> str:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], level: int = 0) -> Iterator[tuple[Key, int]]:
-    """What every node calls and how deep in inner graphs it stands."""
+    """Yield the function that each node calls, with the depth of the subgraph that the node is in."""
     for node in nodes:
         yield (_domain(node.domain), node.op_type, node.overload), level
         for attribute in node.attribute:
@@ -105,8 +105,8 @@ class _Inliner:
         self.nodes = Namer(n.name for n in nodes if n.name)
 
     def graph(self, graph: ir.Graph) -> Iterator[ir.Graph]:
-        """Expand the calls in one graph; yields its inner graphs, still to be done."""
-        for node in graph:  # nodes inserted after the present one are visited in their turn
+        """Expand the calls in one graph. Yields its subgraphs, which are still to be expanded."""
+        for node in graph:  # this also visits nodes that are inserted after the current one
             function = self.functions.get(node.op_identifier())
             if function is not None:
                 self.expand(graph, node, function)
@@ -118,7 +118,7 @@ class _Inliner:
                     yield from attribute.as_graphs()
 
     def expand(self, graph: ir.Graph, call: ir.Node, function: ir.Function) -> None:
-        """Put the body of `function` in the place of `call`."""
+        """Replace a call by the nodes of `function`."""
         attributes = {a.name: a for a in function.attributes.values() if a.value is not None} | dict(call.attributes)
         for kind, given, taken in (
             ("input", call.inputs, function.inputs),
@@ -136,7 +136,7 @@ class _Inliner:
             new = values[inner]
             if new is None:
                 raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
-            if new not in made:  # an input handed through, or an output handed out twice
+            if new not in made:  # not made here: an input passed through, or an output used twice
                 body.append(ir.Node("", "Identity", [new]))
                 new = body[-1].outputs[0]
             made.discard(new)
@@ -147,12 +147,12 @@ class _Inliner:
         for node in body:
             for inside in (node, *_inner_nodes(node)):
                 CALLS.set(inside, chain)
-                SCOPE.copy(call, inside)  # the call stood somewhere already
+                SCOPE.copy(call, inside)  # the call already has a scope
         graph.insert_after(call, body)
         graph.remove(call, safe=True)
 
     def node(self, node: ir.Node, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Node:
-        """A copy of a body's node; `values` learns its outputs."""
+        """Return a copy of a node of the function, and add its outputs to `values`."""
         given = [self.attribute(a, values, attributes, call) for a in node.attributes.values()]
         new = ir.Node(
             node.domain,
@@ -173,7 +173,7 @@ class _Inliner:
         return new
 
     def attribute(self, a: ir.Attr, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Attr | None:
-        """An attribute at the call; None where it refers to one that the call leaves out."""
+        """Return an attribute as it is at the call, or None if it refers to an attribute that the call omits."""
         if a.is_ref():
             found = attributes.get(a.ref_attr_name or "")
             return None if found is None else ir.Attr(a.name, found.type, found.value)
@@ -184,7 +184,7 @@ class _Inliner:
         return a
 
     def copy(self, graph: ir.Graph, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Graph:
-        """A copy of an inner graph of a function's body."""
+        """Return a copy of a subgraph of the function."""
         for value in (*graph.inputs, *graph.initializers.values()):
             if value not in values:  # an input may have an initializer
                 name = self.values.take(value.name or "value")

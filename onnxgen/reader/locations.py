@@ -1,4 +1,4 @@
-"""Which files a model has its external data in, without reading the model any further."""
+"""Find the external data files of a model without reading the rest of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgen.reader.parse import parse
 
 
 def locations(path: Path) -> set[str]:
-    """The files that tensors of the model at `path` lie in, relative to its folder, with `/`.
+    """Return the files that hold tensors of the model at `path`, relative to its folder, separated by `/`.
 
     Those of functions that nothing calls are among them.
 
@@ -25,7 +25,7 @@ def locations(path: Path) -> set[str]:
     proto = parse(path).proto
     external = ExternalData(path.absolute().parent)
     tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
-    # text that is no UTF-8 comes as bytes, and as their `repr` it is a file that is not there
+    # protobuf returns text that is not UTF-8 as bytes; its `repr` names a file that does not exist
     found = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     shown = printable(str(path), 200)
     problems = [f"{shown}: {problem}" for text in sorted(found) if (problem := external.file_problem(text))]
@@ -35,7 +35,7 @@ def locations(path: Path) -> set[str]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a graph that lies elsewhere."""
+    """Yield every external tensor of a graph."""
     yield from (tensor for tensor in graph.initializer if _is_external(tensor))
     yield from _of_nodes(graph.node)
 

@@ -1,4 +1,4 @@
-"""Unusual but unambiguous forms of the protobuf, turned into the usual ones that onnx_ir understands.
+"""Rewrite unusual but unambiguous forms of the protobuf into the usual ones that onnx_ir understands.
 
 Only for a model that `check` let pass. Nothing here changes what the model computes:
 attribute types that were left out, types that onnx_ir cannot hold, an inner graph that hands out an outer value,
@@ -16,9 +16,9 @@ from onnxgen.reader.tensors import dense, settle_type
 
 
 def normalize(proto: onnx.ModelProto) -> None:
-    """Rewrite `proto` in place (see the module's text)."""
+    """Rewrite `proto` in place (see the module docstring)."""
     if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
-        # Files older than IR version 3 mean opset 1; in all others no node is of ai.onnx (`check` saw to that).
+        # Files older than IR version 3 mean opset 1. In newer files `check` has made sure that no node is of ai.onnx.
         proto.opset_import.append(onnx.OperatorSetIdProto(domain="", version=1))
     _graph(proto.graph, set())
     for function in proto.functions:
@@ -42,7 +42,9 @@ def _graph(graph: onnx.GraphProto, outer: set[str]) -> None:
 
 
 def _declare_once(graph: onnx.GraphProto) -> None:
-    """An input that is declared again, as an output: onnx_ir would keep the last declaration, which may say less."""
+    """Keep the first declaration of an input that is declared again as an output: onnx_ir would keep the last one,
+    which may say less.
+    """
     inputs = {info.name: info.type for info in graph.input if info.type.tensor_type.HasField("shape")}
     for info in (*graph.output, *graph.value_info):
         if info.name in inputs:
@@ -50,7 +52,7 @@ def _declare_once(graph: onnx.GraphProto) -> None:
 
 
 def _copy_outer_outputs(graph: onnx.GraphProto, own: set[str], outer: set[str]) -> None:
-    """An output of an inner graph that is a value of an outer one goes through an Identity (onnx_ir would lose it)."""
+    """Insert an Identity where a subgraph returns a value of an outer graph: onnx_ir would lose that output."""
     for info in graph.output:
         if info.name not in own and info.name in outer:
             name = info.name + "_copy"
@@ -73,11 +75,11 @@ def _nodes(nodes: Iterable[onnx.NodeProto], names: set[str]) -> None:
                 attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
                 attribute.t.CopyFrom(tensor)
         if (node.domain, node.op_type) == ("", "Concat") and not any(a.name == "axis" for a in node.attribute):
-            node.attribute.append(onnx.helper.make_attribute("axis", 1))  # Concat-1; later ones must say it
+            node.attribute.append(onnx.helper.make_attribute("axis", 1))  # the default of Concat-1
 
 
 def _type_as_number(attribute: onnx.AttributeProto) -> None:
-    """Cast-1 spells the type: "FLOAT"."""
+    """Replace a type spelled as text by its number (Cast-1 has "FLOAT")."""
     name = attribute.s.decode("utf-8", "replace").upper()
     types = dict(onnx.TensorProto.DataType.items())
     if name in types:

@@ -1,4 +1,4 @@
-"""From a path to a protobuf: the file is there, is a file, and is ONNX. What it is instead, is said."""
+"""Parse the file at a path as an ONNX protobuf, or say what it is instead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from onnxgen.reader.skeleton import structure
 from onnxgen.reader.survey import DEFAULTS, survey
 from onnxgen.weights.file_tensor import SourceFile
 
-AGAIN, ANOTHER = "download or export it again", "name the .onnx file, or export the model to one first"
+EXPORT_AGAIN, NAME_ONNX_FILE = "download or export it again", "name the .onnx file, or export the model to one first"
 DAMAGED = "not a readable ONNX file (truncated or damaged)"
 _PROTOBUF_LIMIT = 2**31 - 1
 
-# Kinds of file that are mistaken for ONNX: offset, the bytes there, what it is; the way out, if it is its own.
+# Kinds of file that are mistaken for ONNX: offset, bytes at the offset, name of the kind, and a remedy if it has one.
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x1f\x8b", "a gzip file; unpack it first"),
     (0, b"\x89HDF", "an HDF5 file (Keras?)"),
@@ -38,7 +38,7 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (5, b"\0\0\0{", "a safetensors file"),
     (0, b"version https://git-lfs", "a Git LFS pointer; fetch the real file with `git lfs pull`"),
 )
-_ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it contains, which form of ONNX it is
+_ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # first characters, text inside, name of the ONNX text form
     ("{", "graph", "JSON (onnx.load calls it json)"),
     ("<", "ir_version", "ONNX text syntax (onnx.load calls it onnxtxt)"),
     ("", "ir_version:", "protobuf text (onnx.load calls it textproto)"),
@@ -46,7 +46,9 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # how it begins, what it cont
 
 
 class Parsed(NamedTuple):
-    """A protobuf; and of a large one the file, where tokens stand for what lies there (see `reader.skeleton`)."""
+    """A parsed protobuf. For a large file also the open file; tokens in the protobuf stand for the tensors left in it
+    (see `reader.skeleton`).
+    """
 
     proto: onnx.ModelProto
     source: SourceFile | None
@@ -61,13 +63,13 @@ def parse(path: Path, limits: Limits = DEFAULTS, rehearse: Callable[[], None] | 
         OnnxgenError: no such file, not a regular file, not readable, not ONNX, or more than the limits allow.
     """
     shown = printable(str(path), 200)
-    with stage(WEIGHTS):  # nearly all of a file's bytes
+    with stage(WEIGHTS):  # weights are nearly all of a file's bytes
         data, source = _read(path, shown)
     if not survey(data, limits).is_small and rehearse is not None:
         rehearse()
     with stage(WEIGHTS):
         proto = _parsed(path, shown, data)
-    # Protobuf has no signature: other files may well parse, with nothing in them that ONNX requires.
+    # Protobuf has no signature. Other files may parse too, but lack what ONNX requires.
     if not proto.HasField("graph") or proto.ir_version <= 0:
         missing = "graph" if not proto.HasField("graph") else "ir_version"
         raise OnnxgenError(_explain(path, shown, data[: 1 << 20], f"not an ONNX model (it has no {missing})"))
@@ -90,7 +92,7 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
         if not stat.S_ISREG(mode.st_mode):
             raise OnnxgenError(f"{shown} is not a regular file")
         if mode.st_size == 0:
-            raise OnnxgenError(Problem(f"{shown} is empty", help=AGAIN))
+            raise OnnxgenError(Problem(f"{shown} is empty", help=EXPORT_AGAIN))
         if mode.st_size > _PROTOBUF_LIMIT:
             what = f"{shown} is larger than 2 GB, the limit of protobuf"
             raise OnnxgenError(Problem(what, help="save it with external data (onnx.save_model)"))
@@ -106,12 +108,14 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
 def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
     kind, _, way_out = (_kind(path, data) or "").partition("; ")
     if not kind:
-        return Problem(f"{shown} is {otherwise}", help=AGAIN)
-    return Problem(f"{shown} is not an ONNX model: it looks like {kind}", help=way_out or ANOTHER)
+        return Problem(f"{shown} is {otherwise}", help=EXPORT_AGAIN)
+    return Problem(f"{shown} is not an ONNX model: it looks like {kind}", help=way_out or NAME_ONNX_FILE)
 
 
 def _kind(path: Path, data: bytes) -> str | None:
-    """What the file seems to be, in words, and its own way out behind "; "; None if it may be damaged ONNX."""
+    """Name the kind of file that the bytes look like, and a remedy after "; ". Returns None if it may be
+    damaged ONNX.
+    """
     if data.startswith(b"PK\x03\x04"):
         return _zip_kind(path)
     for offset, magic, kind in _SIGNATURES:
@@ -127,7 +131,7 @@ def _zip_kind(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return f"a damaged zip archive; {AGAIN}"
+        return f"a damaged zip archive; {EXPORT_AGAIN}"
     if any(name.endswith(("data.pkl", "constants.pkl", "model.json")) for name in names):
         return "a PyTorch file (.pt); export it with torch.onnx.export"
     return "a zip archive; unpack it first"
@@ -137,7 +141,7 @@ def _text_kind(head: bytes) -> str | None:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # not merely a character cut in two
+        if error.start < len(head) - 4:  # the error is not just a character cut off at the end
             return None
         text = head[: error.start].decode("utf-8")
     if any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
@@ -147,15 +151,15 @@ def _text_kind(head: bytes) -> str | None:
         if text.startswith(start) and content in text:
             return f"an ONNX model as {form}; save it in binary form"
     if text.lower().startswith(("<html", "<!doctype")):
-        return f"a web page (a download that failed?); {AGAIN}"
+        return f"a web page (a download that failed?); {EXPORT_AGAIN}"
     return "a text file"
 
 
 def _proto_kind(data: bytes) -> str | None:
-    """Another of ONNX's own protobuf messages, if the bytes make sense as one."""
+    """Name the other ONNX protobuf message that the bytes parse as, or return None."""
     if len(data) > 1 << 20:
         return None
-    # Any bytes may parse as some message: it must hold what such a message is for, and no field that it lacks.
+    # Many bytes parse as some message. Require the message's main content, and no unknown field.
     kinds = (onnx.TensorProto, "data_type"), (onnx.GraphProto, "node"), (onnx.SequenceProto, "tensor_values")
     for kind, content in kinds:
         try:

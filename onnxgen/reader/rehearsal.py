@@ -1,4 +1,4 @@
-"""Reading a file in a process of its own first, which may end badly.
+"""Read a large file in a separate process first, which may crash without harm.
 
 Protobuf's parser and onnx's shape inference are native code. Within the default limits they are trusted; a file past
 them, which the caller has allowed, is read and simplified once by a process with bounds on its memory and time. What
@@ -18,18 +18,18 @@ from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.options import Options
 
 OUT_OF_MEMORY = 3
-CHILD = "onnxgen.passes.rehearsed"  # the program that the process runs
+CHILD = "onnxgen.passes.rehearsed"  # the module that the child process runs
 
 
 def rehearse(path: Path, options: Options) -> None:
-    """Read the file as the caller is going to.
+    """Read the file in a child process with the options that the caller is going to use.
 
     Raises:
         OnnxgenError: the process crashed, or took more memory or time than the limits allow.
     """
     limits, shown = options.limits, printable(str(path), 200)
     command = [sys.executable, "-m", CHILD]
-    given = pickle.dumps((sys.path, path.absolute(), options))  # ours, to ourselves: nothing of the file
+    given = pickle.dumps((sys.path, path.absolute(), options))  # safe to unpickle: nothing of it comes from the file
     try:
         done = subprocess.run(command, input=given, capture_output=True, timeout=4 * limits.seconds, check=False)
         code = done.returncode

@@ -1,4 +1,4 @@
-"""Fixed dims that the user wants for graph inputs (`options.input_shapes`)."""
+"""Fix dims of graph inputs as the user asks (`options.input_shapes`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from onnxgen.graph.nodes import all_nodes
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Give graph inputs the dims in `wanted` (-1: left as it is).
+    """Set graph inputs to the dims in `wanted` (-1: leave the dim). A named dim gets its size wherever the model
+    declares the name.
 
     A dim that the file calls by a name gets its size wherever the model declares that name.
 
@@ -40,7 +41,7 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _fix(value: ir.Value, dims: Sequence[int], sizes: dict[str, int]) -> str | None:
-    """Set one input's dims and note the sizes of named dims; what is wrong, if anything."""
+    """Set one input's dims and record the sizes of its named dims. Returns what is wrong, or None."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
         return "the input is not a tensor"
     if any(dim < -1 for dim in dims):
@@ -69,7 +70,7 @@ def _size(dim: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | None:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value of a graph and its inner graphs that may declare a shape."""
+    """Yield every value of a graph and its subgraphs that may declare a shape."""
     yield from graph.inputs
     for node in all_nodes(graph):
         yield from node.outputs

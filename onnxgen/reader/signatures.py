@@ -1,4 +1,4 @@
-"""Whether every node of the standard has the inputs, outputs and attributes that its operator cannot do without.
+"""Check that every standard node has the inputs, outputs and attributes that its operator requires.
 
 Everything behind the reader takes that for granted: `node.inputs[1]` is there. Local functions are inlined before,
 since a call may leave out what a node of the body needs. onnxruntime refuses the same nodes.
@@ -19,7 +19,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.reader.tensors import label
 
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-# Attributes that say an element type, of whichever operator.
+# Attributes that hold an element type, in any operator.
 TYPES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
 
 _SINGLE = OpSchema.FormalParameterOption.Single
@@ -27,7 +27,7 @@ _SINGLE = OpSchema.FormalParameterOption.Single
 
 @dataclass(frozen=True)
 class Signature:
-    """What a schema demands: the places of inputs that must be given, how many there may be, needed attributes."""
+    """The requirements of an operator schema: positions of required inputs, allowed counts, required attributes."""
 
     inputs: tuple[int, ...]
     most_inputs: int
@@ -58,14 +58,16 @@ def check_signatures(model: ir.Model) -> None:
 
 @lru_cache(maxsize=4096)
 def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
-    """The signature of an operator, of the newest if it is newer than `version`; None if onnx does not know it."""
+    """Return the signature of an operator in `version`, or its newest one if all versions are newer; None if onnx does
+    not know it.
+    """
     try:
         if not onnx.defs.has(op_type, domain):
             return None
         schema, newer = onnx.defs.get_schema(op_type, version, domain), False
     except SchemaError:
         schema, newer = onnx.defs.get_schema(op_type, domain), True
-    # What a later version made optional was left out before, too: roi and scales of Resize, which a converter drops.
+    # Converters already omit inputs that only a later version makes optional (roi and scales of Resize).
     latest = onnx.defs.get_schema(op_type, domain)
     needed = [{i for i, formal in enumerate(s.inputs) if formal.option == _SINGLE} for s in (schema, latest)]
     changed = len(latest.inputs) < len(schema.inputs)
@@ -82,7 +84,7 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
 def _problem(node: ir.Node, signature: Signature) -> str | None:
     inputs, count = node.inputs, len(node.inputs)
     while count and inputs[count - 1] is None:
-        count -= 1  # left out by an empty name
+        count -= 1  # an empty name means that the input is omitted
     for place in signature.inputs:
         if place >= count or inputs[place] is None:
             return f"required input {place} is missing"

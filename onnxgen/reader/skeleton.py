@@ -1,4 +1,4 @@
-"""A large file's structure without its weights, which stay in the file until they are asked for.
+"""Read the structure of a large file without its weights, which stay in the file until they are used.
 
 Protobuf holds a message as a whole, and copies the bytes of a tensor whenever they are looked at: a file of 440 MB took
 900 MB of memory. So the `raw_data` of large tensors never gets to it: the wire format is walked down to them
@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from onnxgen.common.limits import DEEPEST
+from onnxgen.common.limits import MAX_GRAPH_DEPTH
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.weights.file_tensor import FileTensor, SourceFile
 
-WHOLE = 1 << 22  # a file of fewer bytes is parsed as it is
-LARGE = 1 << 16  # bytes from which on a tensor stays in the file
-AHEAD = 1 << 16  # bytes read at once while walking
-STEPS = 1_000_000  # fields to walk past; a file that has more is no network whose weights would be worth it
+MIN_FILE_BYTES = 1 << 22  # bytes; a smaller file is parsed whole
+MIN_TENSOR_BYTES = 1 << 16  # bytes; a tensor of this size or more stays in the file
+READ_AHEAD_BYTES = 1 << 16  # bytes that are read at once while walking
+MAX_FIELDS = 1_000_000  # fields; a file with more is parsed whole, since its weights are not what makes it large
 
-_MARK = secrets.token_bytes(16)  # which no file can have
+_MARK = secrets.token_bytes(16)  # random, so that no file can contain it
 _PLACE = struct.Struct("<16sQQ")
 
-Table = dict[int, Any]  # of a message: its fields on the way to tensors, by tag, and their tables
+Table = dict[int, Any]  # maps the tags of a message's fields that lead to tensors to the tables of those fields
 _RAW: Table = {}
 _TENSOR: Table = {onnx.TensorProto.RAW_DATA_FIELD_NUMBER << 3 | 2: _RAW}
 _GRAPH: Table = {onnx.GraphProto.INITIALIZER_FIELD_NUMBER << 3 | 2: _TENSOR}
@@ -41,7 +41,9 @@ _MODEL: Table = {onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | 2: _GRAPH}
 
 
 class Field(NamedTuple):
-    """A field of a message: its tag, where its length stands (if it has one), where its content begins and ends."""
+    """One field of a message: its tag, the position of its length (if it has one), and where its content begins and
+    ends.
+    """
 
     tag: int
     length: int
@@ -50,7 +52,7 @@ class Field(NamedTuple):
 
 
 class Walk:
-    """Through a file that is a protobuf, past what is large."""
+    """Walks over a protobuf file and skips large content."""
 
     def __init__(self, source: SourceFile) -> None:
         self._source = source
@@ -58,7 +60,9 @@ class Walk:
         self._steps = 0
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """The fields of the message that lies there. Raises `ValueError` if it is none, or goes on too long."""
+        """Yield the fields of the message in this range. Raises `ValueError` if it is not a message, or has too many
+        fields.
+        """
         while begin < end:
             tag, begin = self._varint(begin)
             kind, length = tag & 7, begin
@@ -74,7 +78,7 @@ class Walk:
             if stop > end:
                 raise ValueError("a field that is cut short")
             self._steps += 1
-            if self._steps > STEPS:
+            if self._steps > MAX_FIELDS:
                 raise ValueError("too many fields")
             yield Field(tag, length, begin, stop)
             begin = stop
@@ -84,7 +88,7 @@ class Walk:
         while shift < 64:
             at = position - self._start
             if not 0 <= at < len(self._window):
-                last = min(position + AHEAD, self._source.size)
+                last = min(position + READ_AHEAD_BYTES, self._source.size)
                 self._window, self._start, at = self._source.read(position, last).tobytes(), position, 0
             byte = self._window[at] if self._window else 128
             value, position, shift = value | (byte & 127) << shift, position + 1, shift + 7
@@ -94,15 +98,15 @@ class Walk:
 
 
 def structure(path: Path) -> tuple[bytes, SourceFile | None]:
-    """The bytes of a file that protobuf is to parse; and the file itself, if some of it is left there."""
-    if path.stat().st_size < WHOLE:
+    """Return the bytes that protobuf is to parse, and the open file if it is a large one."""
+    if path.stat().st_size < MIN_FILE_BYTES:
         return path.read_bytes(), None
     source = SourceFile(path)
     return skeleton(source), source
 
 
 def skeleton(source: SourceFile) -> bytes:
-    """The file with a token in the place of each large tensor's `raw_data`; as it is, if it can't be walked.
+    """Return the file with a token in place of each large tensor's `raw_data`, or unchanged if it cannot be walked.
 
     A length is written in as many bytes as before, so that no other moves.
     """
@@ -110,7 +114,7 @@ def skeleton(source: SourceFile) -> bytes:
         cuts = list(_cuts(Walk(source), _MODEL, (), 0, source.size))
     except ValueError:
         return source.read(0, source.size).tobytes()
-    changes: dict[int, tuple[int, bytes]] = {}  # by where they begin: where what is there ends, and what comes instead
+    changes: dict[int, tuple[int, bytes]] = {}  # by start position: end position, and the bytes to put there
     sizes: dict[Field, int] = {}
     for cut in cuts:
         raw = cut[-1]
@@ -127,11 +131,11 @@ def skeleton(source: SourceFile) -> bytes:
 
 
 def _cuts(walk: Walk, table: Table, around: tuple[Field, ...], begin: int, end: int) -> Iterator[tuple[Field, ...]]:
-    """Each large `raw_data` in a message, behind the messages that it is in."""
-    if len(around) > 4 * DEEPEST:
+    """Yield each large `raw_data` field in a message, preceded by the message fields that enclose it."""
+    if len(around) > 4 * MAX_GRAPH_DEPTH:
         raise ValueError("graphs in graphs without end")
     found = [field for field in walk.fields(begin, end) if field.tag in table]
-    large = [field for field in found if field.end - field.begin >= LARGE]
+    large = [field for field in found if field.end - field.begin >= MIN_TENSOR_BYTES]
     if table is _TENSOR:
         if len(found) == len(large) == 1:
             yield *around, *large
@@ -141,19 +145,19 @@ def _cuts(walk: Walk, table: Table, around: tuple[Field, ...], begin: int, end: 
 
 
 def _padded(value: int, width: int) -> bytes:
-    """A varint of so many bytes, which need not be the fewest."""
+    """Return a varint of exactly `width` bytes, which may be more than the value needs."""
     digits = [value >> 7 * i & 127 | 128 for i in range(width)]
     return bytes([*digits[:-1], digits[-1] & 127])
 
 
 def raw_length(tensor: onnx.TensorProto) -> int:
-    """How many bytes of raw data a tensor has, here or in its file."""
+    """Return how many bytes of raw data a tensor has, in the protobuf or left in the file."""
     raw = tensor.raw_data
     return len(raw) if (place := _place(raw)) is None else place[1]
 
 
 def put_elements(graph: ir.Graph, source: SourceFile) -> None:
-    """Make tensors that hold a token tensors that lie in the file, wherever in the graph they are."""
+    """Replace every tensor that holds a token by a `FileTensor`, anywhere in the graph."""
     for inner in (graph, *graph.subgraphs()):
         for value in inner.initializers.values():
             value.const_value = _in_file(value.const_value, source) or value.const_value
@@ -170,7 +174,7 @@ def _in_file(tensor: ir.TensorProtocol | None, source: SourceFile) -> FileTensor
 
 
 def _place(raw: bytes) -> tuple[int, int] | None:
-    """The offset and length that a token says, if it is one."""
+    """Return the offset and length that a token encodes, or None if the bytes are not a token."""
     if len(raw) != _PLACE.size or not raw.startswith(_MARK):
         return None
     _, offset, length = _PLACE.unpack(raw)

@@ -1,7 +1,8 @@
-"""Counts what a file has before protobuf parses it: native code that makes 85 bytes of each byte of a hostile file.
+"""Count what a file contains before protobuf parses it: its native code makes up to 85 bytes of each byte of a hostile
+file.
 
-The wire format is walked in Python, by the fields that hold messages (https://protobuf.dev/programming-guides/encoding).
-What is no protobuf ends the walk: the parser refuses it at the same place.
+The wire format is walked in Python, by the fields that hold messages
+(https://protobuf.dev/programming-guides/encoding). Invalid protobuf ends the walk: the parser refuses it there, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import onnx
 from onnxgen.common.limits import Limits
 from onnxgen.errors import OnnxgenError
 
-Table = dict[int, Any]  # of a message type: the first bytes of each field that holds messages, and their table
+Table = dict[int, Any]  # maps the tag byte of each field that holds messages to the table of that message type
 DEFAULTS = Limits()
 
 
 @dataclass
 class Survey:
-    """How much there is in a file; what is past a limit ends the count."""
+    """Counts of what a file contains. Counting ends at the first limit that is passed."""
 
     fields: int = 0
     nodes: int = 0
@@ -30,7 +31,7 @@ class Survey:
 
     @property
     def is_small(self) -> bool:
-        """Whether no number is past a default, whatever the caller allows."""
+        """Return True if no count is past a default limit, whatever the caller allows."""
         return all(DEFAULTS.past(name, found, "") is None for name, found in vars(self).items())
 
 
@@ -41,9 +42,9 @@ def survey(data: bytes, limits: Limits) -> Survey:
         OnnxgenError: there are more than the limits allow.
     """
     found = Survey()
-    with suppress(IndexError):  # truncated
+    with suppress(IndexError):  # the file is truncated
         _walk(data, limits, found)
-    if found.fields > limits.fields:  # counting ended there
+    if found.fields > limits.fields:  # counting stopped at the limit
         what = f"the file has more than {limits.fields:,} fields"
         raise OnnxgenError(limits.past("fields", 2 * limits.fields, what) or what)
     for name, number in vars(found).items():
@@ -101,7 +102,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 @cache
 def _tables() -> tuple[Table, Table, Table, Table]:
-    """Of a model, a node, a graph and a tensor."""
+    """Return the tables of a model, a node, a graph and a tensor."""
     made: dict[str, Table] = {}
 
     def table(message: Any) -> Table:

@@ -1,4 +1,4 @@
-"""The numbers that operators keep in attributes (`@op(..., tables=...)`), as stored tensors.
+"""Turn numbers that classical models (ai.onnx.ml) keep in attributes into stored tensors.
 
 A linear model's coefficients are then trained, named and written back as any weight is. The attribute becomes one more
 input of its node; `TABLE_INPUTS` has the names of those inputs, which follow the schema's own.
@@ -19,7 +19,7 @@ NEWEST = 1 << 31
 
 
 def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
-    """The attributes of an operator that its output is differentiable in, as its function says."""
+    """Return the attributes of an operator that its output is differentiable in, as its function says."""
     if domain in ("", "ai.onnx"):
         return ()
     operator = find(domain, op_type, NEWEST)
@@ -27,17 +27,19 @@ def tables_of(domain: str, op_type: str) -> tuple[str, ...]:
 
 
 def table_name(attribute: str, outputs: Sequence[str]) -> str:
-    """What such a tensor is called: an attribute has no name of its own, but its node's output has."""
+    """Return the name of such a tensor: its node's first named output and the attribute. An attribute has no name of
+    its own.
+    """
     return f"{next((name for name in outputs if name), '')}:{attribute}"
 
 
 def store_tables(model: ir.Model) -> None:
-    """Make initializers of these attributes, wherever in the model their node is."""
+    """Turn these attributes into initializers, for every node of the model."""
     for node in all_nodes(model.graph):
         if not isinstance(node.graph, ir.Graph) or not (names := tables_of(node.domain, node.op_type)):
             continue
         if "one_class" in node.attributes and node.attributes["one_class"].value:
-            continue  # its output is a sign: flat
+            continue  # its output is a sign, so no gradient flows
         _store(node, names, node.graph)
 
 

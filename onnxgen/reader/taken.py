@@ -1,4 +1,4 @@
-"""The values that nodes of a protobuf take, those of graphs within them included."""
+"""Collect the values that nodes of a protobuf use, including those that their subgraphs use."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import onnx
 
 
 def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes, not those within them."""
+    """Yield the graphs in a node's attributes, but not the graphs nested in those."""
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
 
 
 def taken(node: onnx.NodeProto) -> set[str]:
-    """What a node takes, and what the graphs within it use (their own values among it)."""
+    """Return the names of a node's inputs and of all values that its subgraphs use, including their own."""
     return {name for name in node.input if name}.union(*map(uses, inner_graphs(node)))
 
 
 def uses(graph: onnx.GraphProto) -> set[str]:
-    """What the nodes of a graph take, and its results."""
+    """Return the names of all values that the nodes of a graph use, and of its outputs."""
     return {value.name for value in graph.output}.union(*map(taken, graph.node))
 
 
 def inner_uses(graph: onnx.GraphProto) -> set[str]:
-    """What the graphs within a graph use."""
+    """Return the names of all values that the subgraphs of a graph use."""
     return set[str]().union(*(uses(inner) for node in graph.node for inner in inner_graphs(node)))

@@ -1,4 +1,4 @@
-"""Checks of one tensor or type of a protobuf, and sparse tensors made dense."""
+"""Check one tensor or type of a protobuf, and make sparse tensors dense."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.reader.external import ExternalData
 from onnxgen.reader.skeleton import raw_length
 
-# The field that holds a tensor's elements where they are not raw bytes, by dtype (onnx.proto, message TensorProto).
+# The field with a tensor's elements if they are not raw bytes, by dtype (onnx.proto, message TensorProto).
 _TYPED_FIELD = {
     ir.DataType.FLOAT: "float_data",
     ir.DataType.COMPLEX64: "float_data",
@@ -31,7 +31,7 @@ _DATA_FIELDS = ("int32_data", *sorted(set(_TYPED_FIELD.values())))
 
 
 def tensor_problem(tensor: onnx.TensorProto, limits: Limits, external: ExternalData) -> str | None:
-    """What is wrong with a tensor: dtype, dims, or the amount of data; None if all is well."""
+    """Describe what is wrong with a tensor: its dtype, dims or amount of data. Returns None if nothing is."""
     known = ir.DataType.__members__.values()
     if tensor.data_type not in known or tensor.data_type == ir.DataType.UNDEFINED:
         return f"the tensor has the unknown element type {tensor.data_type}"
@@ -60,7 +60,7 @@ def _nbytes(dtype: ir.DataType, count: int) -> int:
 def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> str | None:
     dims = f"its dims {list(tensor.dims)}"
     if dtype != ir.DataType.STRING and tensor.HasField("raw_data"):
-        with stage(WEIGHTS):  # protobuf copies them to be counted
+        with stage(WEIGHTS):  # protobuf copies the bytes to count them
             found = raw_length(tensor)
         if found or not count:
             need = _nbytes(dtype, count)
@@ -78,7 +78,7 @@ def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> s
 
 
 def type_problem(kind: onnx.TypeProto, limits: Limits) -> str | None:
-    """What is wrong with the declared type of a value; None if all is well."""
+    """Describe what is wrong with the declared type of a value. Returns None if nothing is."""
     for shape, elem_type in _tensor_types(kind, limits.depth):
         if elem_type not in ir.DataType.__members__.values():
             return f"the tensor has the unknown element type {elem_type}"
@@ -101,7 +101,7 @@ def _tensor_types(kind: onnx.TypeProto, depth: int) -> Iterator[tuple[onnx.Tenso
 
 
 def settle_type(info: onnx.ValueInfoProto) -> None:
-    """Make a declared type one that onnx_ir can hold, never saying more than the file did.
+    """Reduce a declared type to one that onnx_ir can hold, without claiming more than the file does.
 
     Negative dims are unknown ones, as in onnxruntime; map, opaque and incomplete sequence types are dropped (what maps
     are of is noted: see `reader.maps`).
@@ -118,7 +118,9 @@ def settle_type(info: onnx.ValueInfoProto) -> None:
 
 
 def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: ExternalData) -> str | None:
-    """What is wrong with a sparse tensor; None if it can be made dense (onnx.proto, message SparseTensorProto)."""
+    """Describe what is wrong with a sparse tensor. Returns None if it can be made dense (onnx.proto, message
+    SparseTensorProto).
+    """
     for part in (sparse.values, sparse.indices):
         if part.data_location == onnx.TensorProto.EXTERNAL:
             return "the tensor is sparse with external data, which is not supported; store it dense"
@@ -145,7 +147,7 @@ def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: Ext
 
 
 def dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-    """The same tensor, dense, for a `sparse` that has no `sparse_problem`."""
+    """Return a sparse tensor as a dense one; `sparse_problem` must have returned None."""
     values = numpy_helper.to_array(sparse.values)
     where = numpy_helper.to_array(sparse.indices)
     full = np.zeros(tuple(sparse.dims), dtype=values.dtype)
@@ -158,5 +160,5 @@ def dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 
 
 def label(name: str | bytes) -> str:
-    """A tensor or value by its name, for a message."""
+    """Return a tensor's or value's name as it appears in messages."""
     return printable(name) or "(unnamed)"

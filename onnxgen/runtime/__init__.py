@@ -1,1 +1,1 @@
-"""A generated module in memory: loaded from a file, or taken up again after the file changed. Imports torch."""
+"""A generated module in memory: loaded from a file, or reloaded after the file changed. Imports torch."""

@@ -1,4 +1,4 @@
-"""From an ONNX file to an `nn.Module` in memory, and from a generated file to its class."""
+"""Load an ONNX file as an `nn.Module` in memory, and import a generated file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 
 
 def load(path: Path | str, options: Options | None = None) -> nn.Module:
-    """The network in an ONNX file, as a PyTorch module with its trained weights, in eval mode.
+    """Return the network in an ONNX file, as a PyTorch module with its trained weights, in eval mode.
 
     The source is generated in memory and registered with `linecache`: tracebacks and `inspect.getsource` show it. The
     weights pass through a temporary sidecar, gone when this returns; so one copy of them is in memory.
@@ -52,27 +52,30 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
         source = out.read_text(encoding="utf-8")
         module = _execute(source, out, f"<onnxgen {path.name} {next(_numbers)}>")
         model = from_pretrained(module, path)
-        vars(module)[METADATA] = generated.metadata  # the sidecar is gone
+        vars(module)[METADATA] = generated.metadata  # the sidecar no longer exists
     return model.eval()
 
 
 def _execute(source: str, file: Path, shown: str) -> ModuleType:
-    """Run generated source as a module that is registered, as pickle and torch.compile look modules up by name, for as
-    long as anything of it is in use."""
+    """Run generated source as a module. It stays registered, as pickle and torch.compile need, while any object of it
+    is in use.
+    """
     name = f"onnxgen_loaded_{shown.split()[-1].rstrip('>')}"
     module = ModuleType(name)
-    module.__file__ = str(file)  # the sidecar is looked for beside it
+    module.__file__ = str(file)  # the sidecar is searched beside this path
     linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)
     sys.modules[name] = _Registered(module)
     weakref.finalize(module, _forget, name, shown)
     exec(compile(source, shown, "exec"), module.__dict__)
     module.__file__ = shown
-    vars(module)["__module__"] = module  # functions and classes keep their globals, and so the module
+    vars(module)["__module__"] = module  # functions and classes keep their globals alive, and with them the module
     return module
 
 
 class _Registered(ModuleType):
-    """Stands in `sys.modules` for a module without keeping it alive, and with it one more network for each `load`."""
+    """An entry of `sys.modules` that does not keep its module alive. Otherwise each `load` would keep one more network
+    in memory.
+    """
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__(module.__name__)
@@ -93,7 +96,7 @@ def _forget(name: str, shown: str) -> None:
 
 @contextmanager
 def imported(path: Path) -> Iterator[ModuleType]:
-    """A generated file as a module, while the context lasts: no `.pyc`, nothing left in `sys.modules`.
+    """Import a generated file as a module for the block. It leaves no `.pyc` and no entry in `sys.modules`.
 
     Raises:
         OnnxgenError: no such file, none of Python's, or running it fails; the message has the reason.
@@ -119,7 +122,7 @@ def imported(path: Path) -> Iterator[ModuleType]:
 
 
 def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
-    """`Model.from_pretrained()` of a generated module.
+    """Call `Model.from_pretrained()` of a generated module.
 
     Raises:
         OnnxgenError: the file has no class `Model` of that kind, or the weights don't load.

@@ -1,4 +1,4 @@
-"""A module, or a model made from it, after the file was generated again: in a notebook or a running process."""
+"""Reload a module, or a model made from it, after its file was generated again: in a notebook or a running process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reload(what: Network) -> Network: ...
 
 
 def reload(what: Any) -> Any:
-    """Take up what was generated since a module was imported.
+    """Load the current version of a generated module, or of a model made from one.
 
     A module is run again in place if its code is another one now, whoever changed it; so whoever imported it has the
     new classes. Models that exist already keep their class: reload them, too.
@@ -76,16 +76,16 @@ def _module(module: ModuleType) -> ModuleType:
         raise OnnxgenError(
             Problem(f"{name} can't be reloaded: {type(error).__name__}: {reason}", help=way_out)
         ) from error
-    linecache.cache.pop(file, None)  # it tells a changed file by size and time: a rewrite may keep both
+    linecache.cache.pop(file, None)  # linecache detects changes by size and time, and a rewrite may keep both
     if _does(trial) != _does(module):
         module.__dict__.update(__file__=file, __spec__=spec, __loader__=spec.loader)
         exec(code, vars(module))
-    module.__doc__ = trial.__doc__  # its header may tell of other weights
+    module.__doc__ = trial.__doc__  # its header may describe other weights
     return module
 
 
 def _found(module: ModuleType) -> ModuleSpec:
-    """Where the import system finds the module now; one that was imported by path is where it was."""
+    """Return the spec that the import system now finds for the module. A module imported by path keeps its path."""
     name = module.__name__
     package = sys.modules.get(name.rpartition(".")[0])
     for finder in sys.meta_path if sys.modules.get(name) is module else ():
@@ -99,7 +99,7 @@ def _found(module: ModuleType) -> ModuleSpec:
 
 
 def _code(spec: ModuleSpec) -> tuple[str, CodeType]:
-    """The module's file, and its code from the source itself.
+    """Return the module's file and its code, compiled from the source.
 
     A `.pyc` is told from a stale one by size and whole seconds, which is too coarse for a file that is generated anew.
     """
@@ -109,7 +109,7 @@ def _code(spec: ModuleSpec) -> tuple[str, CodeType]:
 
 
 def _does(module: ModuleType) -> dict[str, Any]:
-    """What a module does, as far as it can be compared: the code of its functions, its classes, its constants."""
+    """Return the comparable contents of a module: the code of its functions, its classes, its constants."""
     own = {k: v for k, v in vars(module).items() if not k.startswith("__") and not isinstance(v, ModuleType)}
     return {key: _said(value, module.__name__) for key, value in own.items()}
 
@@ -153,10 +153,10 @@ def _model(model: nn.Module) -> nn.Module:
 
 
 def _carry_over(old: Mapping[str, Tensor], new: Any) -> None:
-    """Put the tensors of `old` in the places of their names and shapes, and warn of all that have none."""
+    """Copy the tensors of `old` to those of `new` with equal names and shapes. Warns of all others."""
     fresh = new.state_dict()
     carried = {key: old[key] for key in fresh if key in old and old[key].shape == fresh[key].shape}
-    trained = {key: tensor.requires_grad for key, tensor in carried.items()}  # torch gives them that of the new ones
+    trained = {key: tensor.requires_grad for key, tensor in carried.items()}  # torch would set that of the new ones
     new.load_state_dict(carried, strict=False, assign=True)
     for key, tensor in carried.items():
         tensor.requires_grad_(trained[key])

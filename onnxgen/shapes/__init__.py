@@ -18,9 +18,9 @@ from onnxgen.shapes.infer import STANDARD, declared, infer
 from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
 from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
 
-DIM = 256  # numbers that are computed in the time of one symbolic dim
-FREE = 64  # elements that are computed in about the time that the node takes anyway
-SMALL = 4096  # elements of a stored tensor whose values matter while generating
+SYMBOLIC_DIM_COST = 256  # cost of one symbolic dim, in numbers
+FREE_ELEMENTS = 64  # elements that cost hardly more than visiting the node
+MAX_STORED_ELEMENTS = 4096  # a stored tensor with more elements counts as unknown
 
 __all__ = ["propagate"]
 
@@ -45,11 +45,11 @@ class _Propagation:
         self.symbols = Symbols(known)
         self.float_sizes = FloatSizes()
         self.depth = 0
-        self.budget = options.limits.fold_elements  # what is left of it
+        self.budget = options.limits.fold_elements  # elements that may still be computed
         self.opsets = graph.opset_imports
 
     def graph_input(self, value: ir.Value) -> Info:
-        """What the file declares of a graph input."""
+        """Return the facts that the file declares for a graph input."""
         if (held := MAP.get(value)) is not None:
             return Info(held.value, None, None, held.kind, held.key)
         kind = "tensor"
@@ -68,11 +68,11 @@ class _Propagation:
     def _declared_dim(self, value: ir.Value, axis: int, dim: int | ir.SymbolicDim) -> Dim:
         if isinstance(dim, int) and dim >= 0:
             return dim
-        name = dim.value if isinstance(dim, ir.SymbolicDim) else None  # a negative number: old exporters' "unknown"
+        name = dim.value if isinstance(dim, ir.SymbolicDim) else None  # a negative number: "unknown" of old exporters
         return self.symbols.declared(name, (value.name or "", axis)) if name else self.symbols.unnamed(value, axis)
 
     def walk(self, graph: ir.Graph) -> None:
-        """Set the facts of a graph's initializers and of what its nodes compute."""
+        """Set the facts of a graph's initializers and of its nodes' outputs."""
         for value in graph.initializers.values():
             tensor = value.const_value
             if tensor is not None:
@@ -106,7 +106,7 @@ class _Propagation:
         depth, entered = self.depth, self.symbols.depth
         try:
             return rule(self, n)
-        except NONSENSE:  # subgraphs that do not fit the operator
+        except NONSENSE:  # the subgraphs do not fit the operator
             self.depth = depth
             self.symbols.leave_to(entered)
             return []
@@ -119,34 +119,34 @@ class _Propagation:
 
 
 def _cost(facts: Info) -> int:
-    """Elements that were computed, where they are many; one that is a dim counts for many numbers."""
-    if facts.data is None or facts.data.size <= FREE:
+    """Return the number of elements that were computed, if they are many. A symbolic dim counts as many numbers."""
+    if facts.data is None or facts.data.size <= FREE_ELEMENTS:
         return 0
-    return facts.data.size * (DIM if facts.data.dtype == object else 1)
+    return facts.data.size * (SYMBOLIC_DIM_COST if facts.data.dtype == object else 1)
 
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _stored(value: ir.Value, tensor: ir.TensorProtocol) -> Info:
-    """The facts of a tensor that the file holds; its elements if there are few and they are not trained."""
+    """Return the facts of a stored tensor; with its elements if they are few and not trained."""
     facts = Info(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
-    if tensor.dtype == ir.DataType.STRING or tensor.size > SMALL or is_trained(value):
+    if tensor.dtype == ir.DataType.STRING or tensor.size > MAX_STORED_ELEMENTS or is_trained(value):
         return facts
     try:
         return replace(facts, data=np.asarray(tensor.numpy()))
-    except (ValueError, TypeError):  # fewer bytes than its shape says
+    except (ValueError, TypeError):  # the tensor has fewer bytes than its shape requires
         return facts
 
 
 def _constant(node: ir.Node) -> Info:
-    """The facts of a Constant node: one attribute of several holds the value."""
+    """Return the facts of a Constant node. Exactly one of several attributes holds the value."""
     attribute = next((a for a in node.attributes.values() if a.name.startswith("value")), None)
     if attribute is None:  # or "sparse_value"
         return UNKNOWN
     value = node.outputs[0]
     if attribute.type == ir.AttributeType.TENSOR:
-        tensor: ir.TensorProtocol = attribute.value  # `as_tensor` checks the protocol: slower than all the rest
+        tensor: ir.TensorProtocol = attribute.value  # `as_tensor` checks the protocol, which is slow
         return _stored(value, tensor)
     if attribute.type in (ir.AttributeType.STRING, ir.AttributeType.STRINGS):
         count = () if attribute.type == ir.AttributeType.STRING else (len(attribute.as_strings()),)

@@ -20,12 +20,12 @@ from onnxgen.shapes.info import UNKNOWN, Info, info, set_info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Symbols
 
 TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
-ROUNDS = 4  # tries to find what a loop leaves unchanged, before its state's shapes are given up
-DEPTH = 3  # loops within loops beyond which nothing is tried: each level multiplies the rounds
+MAX_LOOP_ROUNDS = 4  # iterations of the fixed point search, before the shapes of a loop's state become unknown
+MAX_LOOP_DEPTH = 3  # nested loops in which the search runs; each level multiplies the iterations
 
 
 class Walker(Protocol):
-    """What goes over the nodes of a graph and gives every value its facts."""
+    """Visits the nodes of a graph and sets the facts of every value."""
 
     symbols: Symbols
     depth: int
@@ -37,7 +37,9 @@ Outside: TypeAlias = Callable[[Dim], bool]
 
 
 def _export(n: NodeFacts, output: int, facts: Info, outside: Outside, keep_data: bool = True) -> Info:
-    """Facts of a subgraph's value as facts of the node's output: dims that mean nothing outside are new symbols."""
+    """Return facts of a subgraph's value as facts of the node's output. Dims that are unknown outside become new
+    symbols.
+    """
     shape = facts.shape
     if shape is not None and facts.kind == "tensor":
         shape = tuple(d if outside(d) else n.fresh(axis, output) for axis, d in enumerate(shape))
@@ -66,7 +68,7 @@ def _if(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def _join(n: NodeFacts, output: int, a: Info, b: Info) -> Info:
-    """What is true of either value."""
+    """Return the facts that hold for both values."""
     shape = None
     if a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape):
         pairs = enumerate(zip(a.shape, b.shape, strict=True))
@@ -80,7 +82,7 @@ def _join(n: NodeFacts, output: int, a: Info, b: Info) -> Info:
 
 
 def _without_data(walker: Walker, value: ir.Value, facts: Info) -> Info:
-    shape = facts.shape if facts.kind == "tensor" and walker.depth <= DEPTH else None
+    shape = facts.shape if facts.kind == "tensor" and walker.depth <= MAX_LOOP_DEPTH else None
     return declared(value, Info(facts.dtype, shape, None, facts.kind), walker.symbols)
 
 
@@ -92,7 +94,7 @@ def _iterate(
     initial: Sequence[Info],
     results: Sequence[ir.Value],
 ) -> tuple[list[Info], Outside]:
-    """Walk a body until the facts of its state hold in every iteration.
+    """Propagate through a loop body until the facts of its state hold in every iteration.
 
     Args:
         fixed: body inputs that are no state, with their facts.
@@ -103,7 +105,7 @@ def _iterate(
     """
     walker.depth += 1
     held = [_without_data(walker, v, f) for v, f in zip(states, initial, strict=True)]
-    for round_ in range(ROUNDS + 1):  # the last round cannot change anything
+    for round_ in range(MAX_LOOP_ROUNDS + 1):  # the last iteration cannot change anything
         walker.symbols.enter_body()
         for value, facts in (*fixed, *zip(states, held, strict=True)):
             set_info(value, facts)
@@ -112,13 +114,13 @@ def _iterate(
         outside = walker.symbols.leave_body()
         if wider == held:
             break
-        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == ROUNDS - 1 else wider
+        held = [Info(f.dtype, None, None, f.kind) for f in wider] if round_ == MAX_LOOP_ROUNDS - 1 else wider
     walker.depth -= 1
     return held, outside
 
 
 def _widened(walker: Walker, value: ir.Value, old: Info, new: Info) -> Info:
-    """What is true of the state before and after one more iteration."""
+    """Return the facts of the state that hold both before and after one more iteration."""
     dtype = old.dtype or new.dtype
     if old.shape is None or new.shape is None or len(old.shape) != len(new.shape):
         return Info(dtype, None, None, old.kind)
@@ -145,12 +147,12 @@ def _loop(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def _scalar(value: ir.Value) -> tuple[int, ...]:
-    """The shape of the iteration number and the condition: () unless the body declares one axis."""
+    """Return the shape of the iteration number or the condition: () unless the body declares one axis."""
     return (1,) if value.shape is not None and len(value.shape) == 1 else ()
 
 
 def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
-    """The number of iterations, if it is that of input M: the condition is true at first and never changes."""
+    """Return the number of iterations if it equals input M: the condition starts true and never changes."""
     start = n.input(1).constant if n.has(1) else np.array(True)
     producer = after.producer()
     unchanged = after is before or (
@@ -165,7 +167,9 @@ def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
 
 
 def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: Dim | None, axis: int) -> Info:
-    """The value of every iteration, stacked along an axis (negative: from the end of the stacked shape)."""
+    """Return the facts of the values of all iterations, stacked along an axis (negative: from the end of the stacked
+    shape).
+    """
     if facts.shape is None:
         return Info(facts.dtype)
     rank = len(facts.shape) + 1
@@ -178,7 +182,9 @@ def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: D
 
 
 def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
-    """Scan; in opset 8 every tensor has a batch axis in front and an input with the sequences' lengths comes first."""
+    """Infer Scan. In opset 8 every tensor has a leading batch axis, and the first input holds the sequences'
+    lengths.
+    """
     body, scans = n.graph("body"), n.int_("num_scan_inputs")
     batched = n.opset < 9
     given = [n.input(i) for i in range(batched, len(n.inputs))]
@@ -214,7 +220,7 @@ def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, batch: Di
 
 
 def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:
-    """One slice along an axis, and how many there are."""
+    """Return the facts of one slice along an axis, and the number of slices."""
     if facts.shape is None or not -len(facts.shape) <= axis < len(facts.shape):
         return Info(facts.dtype), None
     shape = list(facts.shape)
@@ -235,7 +241,7 @@ def _sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
-    """Gradient: each result is like the variable that it is by."""
+    """Infer Gradient: each output has the type and shape of the variable it belongs to."""
     body = n.graph("body")
     walker.symbols.enter_body()
     for i, value in enumerate(body.inputs):
@@ -246,7 +252,7 @@ def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
 
 
 def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
-    """An operator that is not known, with subgraphs: their values get the facts that do not depend on the operator."""
+    """Infer an unknown operator with subgraphs. Their values get the facts that do not depend on the operator."""
     for attribute in n.node.attributes.values():
         if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             continue

@@ -22,7 +22,9 @@ def readable(dim: Dim | float) -> str:
 
 
 def _tidy(dim: Sym) -> tuple[tuple[Monomial, int], ...]:
-    """The terms for reading: `(h + 1)//2 - 1` becomes `(h - 1)//2` (the constant goes into a division)."""
+    """Return the terms in a readable form: `(h + 1)//2 - 1` becomes `(h - 1)//2` (the constant moves into the
+    division).
+    """
     *terms, (last, constant) = dim.terms
     if last:
         return dim.terms
@@ -46,7 +48,7 @@ def _atom_text(atom: Atom, alone: bool) -> str:
 
 
 def _simple(dim: Dim | float) -> bool:
-    """Whether the text of the dim needs no parentheses as an operand of a division."""
+    """Return True if the text of the dim needs no parentheses as an operand of a division."""
     if not isinstance(dim, Sym):
         return True
     (monomial, coefficient), *rest = dim.terms

@@ -71,17 +71,17 @@ __all__ = [
 
 
 def known_equal(a: Dim, b: Dim) -> bool:
-    """Whether a == b for every value of the symbols, as far as it can be proven."""
+    """Return True if a == b is proven for every value of the symbols."""
     return a == b
 
 
 def known_less(a: Dim, b: Dim) -> bool:
-    """Whether a < b for every value of the symbols, as far as it can be proven."""
+    """Return True if a < b is proven for every value of the symbols."""
     return nonnegative(b - a - 1)
 
 
 def known_different(a: Dim, b: Dim) -> bool:
-    """Whether a != b for every value of the symbols, as far as it can be proven."""
+    """Return True if a != b is proven for every value of the symbols."""
     return known_less(a, b) or known_less(b, a)
 
 
@@ -103,7 +103,7 @@ def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
 
 
 def _only_call(dim: Sym, function: str) -> Sym | None:
-    """`dim` itself if it is nothing but one call of `function`, else None."""
+    """Return `dim` if it is exactly one call of `function`, else None."""
     (monomial, coefficient), *rest = dim.terms
     if rest or coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
         return None
@@ -116,17 +116,17 @@ def _beats(function: str, a: Dim, b: Dim) -> bool:
 
 
 def dim_min(*dims: Dim) -> Dim:
-    """The least of the dims; those that provably are not it are left out."""
+    """Return the minimum of the dims. Dims that provably are not the minimum are left out."""
     return _extreme("min", dims)
 
 
 def dim_max(*dims: Dim) -> Dim:
-    """The greatest of the dims; those that provably are not it are left out."""
+    """Return the maximum of the dims. Dims that provably are not the maximum are left out."""
     return _extreme("max", dims)
 
 
 def scale_size(n: Dim, scale: float) -> Dim:
-    """`int(floor(float32(n) * float32(scale)))`, n >= 0: the size that ONNX Resize computes from a scale."""
+    """Return `int(floor(float32(n) * float32(scale)))` for n >= 0: the size that ONNX Resize computes from a scale."""
     scale = float32(scale)
     if isinstance(n, int):
         return math.floor(float32(float32(n) * scale))
@@ -136,12 +136,14 @@ def scale_size(n: Dim, scale: float) -> Dim:
 
 
 def float32(value: float) -> float:
-    """The nearest float32, as a Python float. The product of two float32 is exact before this rounds it once."""
+    """Round to the nearest float32, returned as a Python float. A product of two float32 is exact in float64, so it is
+    rounded only once.
+    """
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of the dims; 1 for none."""
+    """Return the product of the dims; 1 if there are none."""
     result: Dim = 1
     for dim in dims:
         result = result * dim
@@ -152,7 +154,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def atoms(dim: Dim | float) -> Iterator[Atom]:
-    """Every atom of the dim once per occurrence, arguments of calls before the call."""
+    """Yield each occurrence of each atom in the dim; arguments of a call come before the call."""
     for monomial, _ in dim.terms if isinstance(dim, Sym) else ():
         for atom, _ in monomial:
             if isinstance(atom, Call):
@@ -162,12 +164,14 @@ def atoms(dim: Dim | float) -> Iterator[Atom]:
 
 
 def symbols(dim: Dim) -> dict[str, Symbol]:
-    """The symbols of the dim by name."""
+    """Return the symbols of the dim by name."""
     return {atom.name: atom for atom in atoms(dim) if isinstance(atom, Symbol)}
 
 
 def apply(function: str, *args: Dim | float) -> Dim:
-    """The dim `function(*args)` in normal form: the function's name as in `Call`. Raises `KeyError` for others."""
+    """Return the dim `function(*args)` in normal form. Functions are named as in `Call`. Raises `KeyError` for unknown
+    ones.
+    """
     if function == "scale_size":
         n, scale = args
         assert not isinstance(n, float)
@@ -180,7 +184,7 @@ def apply(function: str, *args: Dim | float) -> Dim:
 
 
 def substitute(dim: Dim, mapping: Mapping[str, Dim]) -> Dim:
-    """The dim with symbols replaced: `mapping` goes from symbol name to what takes its place."""
+    """Replace symbols in a dim. `mapping` maps symbol names to their replacements."""
     if not isinstance(dim, Sym):
         return dim
     total: Dim = 0
@@ -200,7 +204,7 @@ def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
-    """The dim as a number, given every symbol's value by name. Raises `KeyError` if one is missing."""
+    """Compute a dim as a number, given the value of every symbol by name. Raises `KeyError` if one is missing."""
     result = substitute(dim, values)
     if isinstance(result, Sym):
         raise KeyError(", ".join(symbols(result)))

@@ -20,16 +20,16 @@ from onnxgen.shapes.expression import (
     times,
 )
 
-MAX_STEPS = 256  # of one polynomial division
+MAX_STEPS = 256  # in one polynomial division
 
 
 def _plain(dim: Dim) -> Dim:
-    """Integers of numpy as Python's. Raises `TypeError` for what is no integer."""
+    """Convert numpy integers to Python integers. Raises `TypeError` for anything that is not an integer or dim."""
     return dim if isinstance(dim, Sym) else operator.index(dim)
 
 
 def _over(a: Monomial, b: Monomial) -> Monomial | None:
-    """The monomial a/b; None if b does not divide a."""
+    """Return the monomial a/b, or None if b does not divide a."""
     powers = dict(a)
     for atom, power in b:
         left = powers.pop(atom, 0) - power
@@ -41,7 +41,9 @@ def _over(a: Monomial, b: Monomial) -> Monomial | None:
 
 
 def _share(monomial: Monomial, coefficient: int, factor: int, exact: bool) -> int:
-    """How often `factor` goes into a coefficient: constants round down, others toward zero (so `-s` stays `-s`)."""
+    """Return how often `factor` goes into a coefficient. Constants round down, others toward zero (so `-s`
+    stays `-s`).
+    """
     if exact and coefficient % factor:
         return 0
     if not monomial or (coefficient < 0) == (factor < 0):
@@ -50,7 +52,7 @@ def _share(monomial: Monomial, coefficient: int, factor: int, exact: bool) -> in
 
 
 def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
-    """Polynomial division: (q, r) with a == q*b + r, where r has no term that the leading term of b divides."""
+    """Divide polynomials: return (q, r) with a == q*b + r, where the leading term of b divides no term of r."""
     (lead, factor), *rest = terms_of(b)
     left = dict(terms_of(a))
     quotient: dict[Monomial, int] = {}
@@ -81,7 +83,7 @@ def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 
 def exact_div(a: Dim, b: Dim) -> Dim | None:
-    """`a / b` where b divides a for every value of the symbols (b nonzero); None where that is not provable."""
+    """Return `a / b` if b divides a for every value of the symbols (b nonzero), or None if that is not provable."""
     if isinstance(b, int) and b == 0:
         return None
     quotient, remainder = _divide(a, b)
@@ -89,7 +91,7 @@ def exact_div(a: Dim, b: Dim) -> Dim | None:
 
 
 def _common(terms: Iterable[tuple[Monomial, int]]) -> tuple[Monomial, int]:
-    """The greatest monomial and integer that divide every term."""
+    """Return the greatest monomial and integer that divide every term."""
     powers: dict[Atom, int] | None = None
     number = 0
     for monomial, coefficient in terms:
@@ -100,7 +102,7 @@ def _common(terms: Iterable[tuple[Monomial, int]]) -> tuple[Monomial, int]:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """`a // b`, rounded toward minus infinity, as Python does.
+    """Return `a // b`, rounded toward minus infinity as in Python.
 
     Whole multiples of b come out of the division; nested divisions by positive ints merge. Exact for every b != 0.
     Raises `ZeroDivisionError` if b is the int 0, `TooComplex`.
@@ -122,7 +124,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
 
 def _quotient_atom(a: Dim, b: Dim) -> Dim:
-    """`a // b` where nothing comes out whole any more: shared factors cancel, nested divisions merge."""
+    """Return `a // b` when no whole multiple of b is left: cancel common factors, merge nested divisions."""
     monomial, number = _common([*terms_of(a), *terms_of(b)])
     if monomial or number != 1:
         shared = build({monomial: number})
@@ -137,7 +139,7 @@ def _quotient_atom(a: Dim, b: Dim) -> Dim:
 
 
 def _merged(a: Sym, b: int) -> Dim | None:
-    """`(x//c + k)//b == (x + k*c)//(b*c)` for positive ints b and c; None where a is not of that form."""
+    """Return `(x + k*c)//(b*c)` if a is `x//c + k` with positive ints b and c, which equals `a // b`; else None."""
     (monomial, coefficient), *rest = a.terms
     if coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1 or (rest and (rest[0][0] or len(rest) > 1)):
         return None
@@ -151,7 +153,9 @@ def _merged(a: Sym, b: int) -> Dim | None:
 
 
 def int_div(a: Dim, b: Dim) -> Dim:
-    """`a / b` truncated toward zero: ONNX Div on integers. Raises `ZeroDivisionError` (b the int 0), `TooComplex`."""
+    """Return `a / b` truncated toward zero (ONNX Div on integers). Raises `ZeroDivisionError` if b is the int 0, or
+    `TooComplex`.
+    """
     a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b) if (a < 0) != (b < 0) else a // b
@@ -164,13 +168,15 @@ def int_div(a: Dim, b: Dim) -> Dim:
 
 
 def _residue(monomial: Monomial, coefficient: int, b: int) -> int:
-    """A coefficient modulo b: a constant in [0, b), others the one nearest to zero (`-s % 8` keeps its sign)."""
+    """Return a coefficient modulo b: a constant in [0, b), others the nearest to zero (`-s % 8` keeps its sign)."""
     low = coefficient % b
     return low - b if monomial and abs(low - b) < abs(low) else low
 
 
 def modulo(a: Dim, b: Dim) -> Dim:
-    """`a % b` with the sign of b, as Python does. Raises `ZeroDivisionError` if b is the int 0, `TooComplex`."""
+    """Return `a % b` with the sign of b, as in Python. Raises `ZeroDivisionError` if b is the int 0, or
+    `TooComplex`.
+    """
     a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return a % b

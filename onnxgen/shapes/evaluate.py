@@ -1,4 +1,4 @@
-"""The elements of a node's outputs, where those of its inputs are known: on numbers and on symbolic dims alike."""
+"""Compute the elements of a node's outputs from those of its inputs, for numbers and symbolic dims alike."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, numbers_if_pos
 
 TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
 
-LARGE = 65_536  # elements past which a result is not worth computing while generating
+MAX_EVALUATED_ELEMENTS = 65_536  # a result with more elements is not computed
 
 
 def evaluate(n: NodeFacts, limit: int) -> list[Info]:
-    """`n.inferred` with the elements that can be computed, at most `limit` of them. Never raises."""
+    """Return `n.inferred` with the elements that can be computed, at most `limit` of them. Never raises."""
     operation = TABLE.get(n.op)
     if operation is None or n.node.domain not in STANDARD:
         return n.inferred
@@ -27,7 +27,7 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     asked = n.inputs[:1] if n.op in evaluate_layout.FROM_FIRST else n.inputs
     if not from_shape and any(i is not None and i.data is None for i in asked):
         return n.inferred
-    if not all(_small(facts, min(limit, LARGE)) for facts in n.inferred[:1]):
+    if not all(_small(facts, min(limit, MAX_EVALUATED_ELEMENTS)) for facts in n.inferred[:1]):
         return n.inferred
     try:
         with np.errstate(all="ignore"):
@@ -39,7 +39,7 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
 
 
 def _small(facts: Info, limit: int) -> bool:
-    """Whether a value may be computed: its size is known beforehand, or its own inputs bound it."""
+    """Return True if a value is small enough to compute: its size is known, or its inputs bound it."""
     if limit <= 0:
         return False
     if facts.shape is None:
@@ -51,7 +51,7 @@ def _small(facts: Info, limit: int) -> bool:
 
 
 def _with_data(facts: Info, data: Array) -> Info:
-    """The facts with elements, if these agree with dtype and shape as inferred."""
+    """Add elements to the facts, if they agree with the inferred dtype and shape."""
     elements = numbers_if_possible(data, facts.dtype)
     if elements is None or facts.dtype is None or facts.dtype == ir.DataType.STRING:
         return facts
@@ -63,6 +63,6 @@ def _with_data(facts: Info, data: Array) -> Info:
         or any(isinstance(d, int) and d != size for d, size in zip(shape, elements.shape, strict=True))
     ):
         return facts
-    elements = np.array(elements)  # a copy that nobody else writes to
+    elements = np.array(elements)  # a private copy
     elements.flags.writeable = False
     return replace(facts, shape=elements.shape, data=elements)

@@ -1,4 +1,4 @@
-"""The elements of operators that make, arrange or select elements, for numbers and for dims alike."""
+"""Compute the elements of operators that make, arrange or select elements, for numbers and symbolic dims."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _size(n: NodeFacts, *_: Array) -> list[Array]:
 
 
 def _output_shape(n: NodeFacts, output: int = 0) -> list[int]:
-    """The shape that the rule inferred, all in numbers. Raises `Unknown`."""
+    """Return the inferred shape as numbers. Raises `Unknown` if a dim is symbolic."""
     shape = n.inferred[output].shape
     if shape is None or any(isinstance(d, Sym) for d in shape):
         raise Unknown("the shape of the output")
@@ -236,5 +236,5 @@ TABLE: dict[str, Operation] = {
     "OneHot": _one_hot,
 }
 
-FROM_FIRST = ("CastLike",)  # of their other inputs they ask for the type
-FROM_SHAPE = ("Shape", "Size", "EyeLike")  # they ask for the shape of their input alone
+FROM_FIRST = ("CastLike",)  # these use only the type of their other inputs
+FROM_SHAPE = ("Shape", "Size", "EyeLike")  # these use only the shape of their input

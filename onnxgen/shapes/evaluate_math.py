@@ -29,12 +29,12 @@ Operation = Callable[..., Any]
 
 
 def objects(function: Operation, *arrays: Array) -> Array:
-    """`function` applied element by element, broadcasting, on object arrays."""
+    """Make a function that applies `function` elementwise to object arrays, with broadcasting."""
     return np.asarray(np.frompyfunc(function, len(arrays), 1)(*map(as_objects, arrays)), object)
 
 
 def _folded(number: Operation, dims: Operation) -> Operation:
-    """An operator of one or more inputs: `number` on numeric arrays, `dims` on elements."""
+    """Make the evaluator of an operator with one or more inputs: `number` for numeric arrays, `dims` for elements."""
 
     def run(n: NodeFacts, first: Array, *rest: Array) -> list[Array]:
         for array in rest:
@@ -103,7 +103,7 @@ def _comparing(number: Operation, dims: Operation) -> Operation:
 
 
 def _unary(number: Operation, dims: Operation | None = None) -> Operation:
-    """An operator of one input; None where dims cannot express it."""
+    """Make the evaluator of an operator with one input; `dims` is None if dims cannot express it."""
 
     def run(n: NodeFacts, a: Array) -> list[Array]:
         if a.dtype == object:

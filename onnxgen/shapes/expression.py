@@ -1,4 +1,4 @@
-"""Integer expressions in normal form: what they are made of, sums and products. See `shapes.dims` for the whole."""
+"""Integer expressions in normal form: atoms, sums and products. See `shapes.dims` for an overview."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 MAX_TERMS = 64  # terms of one polynomial
 MAX_DEGREE = 16  # total degree of one term
-MAX_KEY = 2000  # characters of one call, written out
+MAX_KEY = 2000  # characters of one call as text
 MAX_INT = 2**63
 
 
 class TooComplex(ArithmeticError):
-    """An expression grew past what is worth writing into source; callers treat the dim as unknown."""
+    """An expression grew too large to be written into source. Callers treat the dim as unknown."""
 
 
 class Symbol:
@@ -29,7 +29,7 @@ class Symbol:
     def __init__(self, name: str, source: tuple[str, int] | None = None) -> None:
         self.name = name
         self.source = source
-        self.key = repr(name)  # quoted, so that no name looks like a call
+        self.key = repr(name)  # quoted, so that a name cannot look like a call
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Symbol) and other.name == self.name
@@ -84,7 +84,7 @@ class Sym:
 
     @property
     def key(self) -> str:
-        """The expression written out, without ambiguity; the order of arguments is the order of keys."""
+        """Return the expression written out unambiguously. It defines the order of arguments."""
         if self._key is None:
             self._key = "+".join(
                 "*".join([str(c), *(a.key if p == 1 else f"{a.key}^{p}" for a, p in m)]) for m, c in self.terms
@@ -145,12 +145,12 @@ Dim: TypeAlias = int | Sym
 
 
 def symbol(name: str, source: tuple[str, int] | None = None) -> Sym:
-    """The dim called `name`."""
+    """Return the dim called `name`."""
     return Sym(((((Symbol(name, source), 1),), 1),))
 
 
 def call(function: str, *args: Dim | float) -> Sym:
-    """The dim `function(*args)`, as it is: nothing is simplified. Raises `TooComplex`."""
+    """Return the dim `function(*args)` without simplification. Raises `TooComplex`."""
     return Sym(((((Call(function, args), 1),), 1),))
 
 
@@ -173,7 +173,7 @@ def order(term: tuple[Monomial, int]) -> tuple[int, list[tuple[str, int]]]:
 
 
 def build(terms: Mapping[Monomial, int], nonnegative: bool = False) -> Dim:
-    """The normal form of a sum of terms. Raises `TooComplex` past the bounds."""
+    """Return the normal form of a sum of terms. Raises `TooComplex` past the bounds."""
     kept = [(m, c) for m, c in terms.items() if c]
     if not kept:
         return 0
@@ -212,7 +212,7 @@ def _multiply(a: Sym, b: Dim) -> Dim:
     return build(terms, nonnegative(a) and nonnegative(b))
 
 
-# Division and text are made of sums and products, so these three operators of `Sym` are imported when they are used.
+# Division and text build on sums and products, so these operators of `Sym` import them on first use.
 
 
 def _floordiv(a: Dim, b: Dim) -> Dim:
@@ -245,7 +245,7 @@ def _nonnegative_atom(atom: Atom) -> bool:
 
 
 def nonnegative(dim: Dim) -> bool:
-    """Whether the dim is >= 0 for every value of its symbols (which are >= 0), as far as it can be proven."""
+    """Return True if dim >= 0 is proven for every value of its symbols (which are >= 0)."""
     if not isinstance(dim, Sym):
         return dim >= 0
     if dim._nonnegative is None:
@@ -254,5 +254,5 @@ def nonnegative(dim: Dim) -> bool:
 
 
 def as_size(dim: Dim) -> Dim:
-    """The same dim, taken as >= 0 from here on because it is the length of an axis of some tensor."""
+    """Return the same dim, assumed to be >= 0 from now on because it is the length of an axis."""
     return dim if not isinstance(dim, Sym) or nonnegative(dim) else Sym(dim.terms, nonnegative=True)

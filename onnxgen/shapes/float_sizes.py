@@ -35,7 +35,7 @@ class FloatSizes:
         self._known: dict[ir.Value, Array] = {}
 
     def follow(self, n: NodeFacts, found: list[Info]) -> list[Info]:
-        """Follow scaled sizes through one node; returns `found`, with elements where sizes come back as integers."""
+        """Follow scaled sizes through one node. Returns `found`, with elements where sizes become integers again."""
         cast = n.op == "Cast" and bool(found) and found[0].data is None
         if not cast and not (self._known and any(v in self._known for v in n.node.inputs if v is not None)):
             return found
@@ -63,7 +63,7 @@ class FloatSizes:
             return found
         if to == FLOAT:
             self._known[n.node.outputs[0]] = known
-        if to in (ir.DataType.INT32, ir.DataType.INT64):  # truncates, which is floor where nothing is negative
+        if to in (ir.DataType.INT32, ir.DataType.INT64):  # the cast truncates, which is floor for numbers >= 0
             sizes = _each(lambda e: e.size if e.factor is None else scale_size(e.size, e.factor), known)
             return [replace(found[0], shape=sizes.shape, data=numbers_if_possible(sizes, to))]
         return found
@@ -93,7 +93,7 @@ class FloatSizes:
 
 
 def _one_axis(size: Dim) -> bool:
-    """Whether a size is that of an axis (below 2**24, so exact in float32) and no product of several."""
+    """Return True if a size is that of one axis, not a product (below 2**24, so it is exact in float32)."""
     terms = size.terms if isinstance(size, Sym) else ()
     return nonnegative(size) and all(sum(power for _, power in monomial) < 2 for monomial, _ in terms)
 

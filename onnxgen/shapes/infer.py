@@ -1,4 +1,4 @@
-"""One node's output dtypes and shapes: its rule, else onnx's own inference, else what the file itself says."""
+"""Infer one node's output dtypes and shapes: by its rule, else by onnx's inference, else by what the file declares."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ RULES: dict[str, Rule] = {
 }
 
 STANDARD = ("", "ai.onnx")
-OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
+OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-    DOMAIN: {  # what passes make before the last propagation
+    DOMAIN: {  # operators that passes create before the last propagation
         "SummedPool": infer_conv.RULES["AveragePool"],
         **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic"), lambda n: [n.input(0)]),
     },
@@ -40,8 +40,7 @@ OTHERS: dict[str, dict[str, Rule]] = {  # rules of other domains' operators
 
 
 def infer(n: NodeFacts) -> list[Info]:
-    """The facts of every output of a node (without elements); what is unknown is `UNKNOWN`. Never raises for a node
-    that makes no sense: nothing is recorded then."""
+    """Return the facts of every output of a node, without elements. Unknown facts are `UNKNOWN`."""
     count = len(n.node.outputs)
     operator = of_plugins(n.node.domain, n.op, n.opset)
     if operator is not None and operator.infer is not None:
@@ -59,13 +58,13 @@ def infer(n: NodeFacts) -> list[Info]:
 
 
 def _own_rule(n: NodeFacts) -> Rule | None:
-    """The rule that stands with an operator's function."""
+    """Return the rule that stands with an operator's function."""
     operator = own(n.node.domain, n.op, n.opset)
     return operator.infer if operator is not None else None
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:
-    """`facts`, completed by the dtype and rank that the file declares for a value (its dims may be stale)."""
+    """Complete `facts` by the dtype and rank that the file declares for a value. Its declared dims may be stale."""
     if facts.dtype is not None and (facts.shape is not None or facts.kind in ("map", "maps")):
         return facts
     kind = facts.kind

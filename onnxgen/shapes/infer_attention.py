@@ -1,4 +1,4 @@
-"""Dtypes and shapes of onnxruntime's attention, and of the layers with a state that stand in its place."""
+"""Infer dtypes and shapes of onnxruntime's attention, and of the stateful layers that replace it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _group_query_attention(n: NodeFacts) -> list[Info]:
     x, heads, shared = n.shape(0), n.int_("num_heads"), n.int_("kv_num_heads")
     size = floordiv(x[2], heads) if n.has(1) else floordiv(x[2], heads + 2 * shared)
     past, several = n.input(3), len(n.node.outputs) > 1
-    size_stored = size if past.shape is None else past.shape[3]  # of 4 bits, two numbers are a byte
+    size_stored = size if past.shape is None else past.shape[3]  # two numbers of 4 bits share a byte
     length = past.shape[2] if past.shape is not None and n.int_("sliding_window_cache") else None
     cache = [x[0], shared, length or n.fresh(2, 1), size_stored] if several else None
     stored = tensor(past.dtype or n.dtype(0), cache)
@@ -61,13 +61,13 @@ def _group_query_attention(n: NodeFacts) -> list[Info]:
 
 
 def _sparse_attention(n: NodeFacts) -> list[Info]:
-    """The cache keeps its size."""
+    """Infer SparseAttention: the cache keeps its size."""
     x, size = n.shape(0), n.shape(3)[3]
     return [tensor(n.dtype(0), [*x[:2], size * n.int_("num_heads")]), *(tensor(n.dtype(0), n.shape(i)) for i in (3, 4))]
 
 
 def _paged_attention(n: NodeFacts) -> list[Info]:
-    """The pages keep their sizes; values may be the first elements of keys."""
+    """Infer PagedAttention: the pages keep their sizes. Values may be the first elements of keys."""
     q, heads = n.shape(0), n.int_("num_heads")
     size = floordiv(q[1], heads if n.has(1) else heads + 2 * n.int_("kv_num_heads"))
     size = n.int_("v_head_size") or size
@@ -87,7 +87,7 @@ def _merged_selections(n: NodeFacts) -> list[Info]:
 
 
 def _causal_conv(n: NodeFacts) -> list[Info]:
-    """The state is as long as the convolution looks back."""
+    """Infer CausalConvWithState: the state is as long as the convolution looks back."""
     shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
     axis = 1 if n.int_("channels_last") else -1
     state = [before if i == axis % len(shape) else d for i, d in enumerate(shape)]
@@ -95,7 +95,7 @@ def _causal_conv(n: NodeFacts) -> list[Info]:
 
 
 def _linear_attention(n: NodeFacts) -> list[Info]:
-    """A state of keys by values for each head."""
+    """Infer LinearAttention: each head has a state of keys by values."""
     query, value, heads, shared = n.shape(0), n.shape(2), n.int_("q_num_heads"), n.int_("kv_num_heads")
     size = floordiv(value[-1], shared)
     state = n.input(3)
@@ -104,7 +104,9 @@ def _linear_attention(n: NodeFacts) -> list[Info]:
 
 
 def _gated_delta_net(n: NodeFacts) -> list[Info]:
-    """Of q, k and v side by side, the state has the sizes; without a state, `cu_seqlens` says how many there are."""
+    """Infer GatedDeltaNet: the state has the sizes of q, k and v side by side. Without a state, `cu_seqlens` gives the
+    number of states.
+    """
     state = n.input(6).shape
     if n.has(2):
         query, value = n.shape(0), n.shape(2)
@@ -121,21 +123,25 @@ def _gated_delta_net(n: NodeFacts) -> list[Info]:
 
 
 def _packed_conv(n: NodeFacts) -> list[Info]:
-    """The state as it was given, and the first inputs of each sequence."""
+    """Infer VarlenCausalConvWithState: the state keeps its shape. The third output has the first inputs of each
+    sequence.
+    """
     state = n.shape(4)
     first = [state[0], n.int_("state_update_capacity"), n.shape(0)[-1]]
     return [tensor(n.dtype(0), n.input(0).shape), tensor(n.dtype(0), state), tensor(n.dtype(0), first)]
 
 
 def _mamba(n: NodeFacts) -> list[Info]:
-    """Results, states as they were given, what the convolution makes, and what is read of the states."""
+    """Infer Mamba: results, states with their shapes kept, the convolution's result, and what is read from the
+    states.
+    """
     rows, channels, state = n.shape(0)[0], n.shape(1)[1], n.shape(2)
     made = [rows, state[1] * state[3]]
     inner = [tensor(n.dtype(0), made), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT, state)]
     return [*inner, tensor(n.dtype(0), [rows, channels]), tensor(FLOAT, made)]
 
 
-RULES: dict[str, Rule] = {  # of the domain com.microsoft
+RULES: dict[str, Rule] = {  # for the domain com.microsoft
     "Attention": _attention,
     "QAttention": _attention,
     "DecoderMaskedSelfAttention": _attention,

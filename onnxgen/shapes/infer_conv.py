@@ -1,4 +1,4 @@
-"""Shapes of convolutions and poolings. Formulas: ONNX operator documentation of Conv, ConvTranspose, MaxPool."""
+"""Infer shapes of convolutions and poolings. Formulas: ONNX operator documentation of Conv, ConvTranspose, MaxPool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, t
 
 
 def ceildiv(a: Dim, b: int) -> Dim:
-    """`a / b` rounded up, b > 0."""
+    """Return `a / b` rounded up, for b > 0."""
     return floordiv(a + (b - 1), b)
 
 
@@ -26,7 +26,7 @@ def _spatial(n: NodeFacts, name: str, count: int, default: int) -> list[int]:
 
 
 def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: bool = False) -> list[Dim]:
-    """The number of window positions along each spatial axis.
+    """Return the number of window positions along each spatial axis.
 
     With `ceil_mode` a last window that would start in the padding at the end is left out (ONNX MaxPool, AveragePool).
     Symbolic sizes are taken to hold at least one window.
@@ -45,10 +45,10 @@ def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: b
     result: list[Dim] = []
     for i, size in enumerate(sizes):
         span = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
-        if isinstance(span, int) and span < 0:  # a window larger than what it slides over: runtimes differ
+        if isinstance(span, int) and span < 0:  # the window is larger than its input: runtimes disagree
             result.append(n.fresh(i + 2))
         elif ceil_mode:
-            inside = floordiv(size + pads[i] - 1, strides[i])  # the last position that starts before the end padding
+            inside = floordiv(size + pads[i] - 1, strides[i])  # last window that starts before the end padding
             result.append(dim_min(ceildiv(span, strides[i]), inside) + 1)
         else:
             result.append(floordiv(span, strides[i]) + 1)
@@ -105,7 +105,7 @@ def _transposed_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim]) -> list
     auto_pad = n.str_("auto_pad", "NOTSET")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         spans = [extra[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(count)]
-        return [  # where the kernel leaves gaps between the strides, the standard and onnxruntime disagree
+        return [  # for kernels smaller than the stride, the standard and onnxruntime disagree
             sizes[i] * strides[i] if nonnegative(spans[i] - strides[i]) else n.fresh(i + 2) for i in range(count)
         ]
     if auto_pad == "VALID":

@@ -1,4 +1,4 @@
-"""Dtypes and shapes of operators that keep a shape, or broadcast several."""
+"""Infer dtypes and shapes of operators that keep a shape, or broadcast several."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def broadcast(n: NodeFacts, shapes: list[Shape], output: int = 0, offset: int = 0) -> Shape:
-    """The common shape of numpy's rules (ONNX "Broadcasting in ONNX"). Dims of which neither is provably 1 nor more
-    than 1 make a fresh symbol, named by the axis plus `offset`. Raises `Contradiction`."""
+    """Return the common shape by numpy's rules (ONNX "Broadcasting in ONNX")."""
     rank = max(map(len, shapes), default=0)
     return tuple(
         _common(n, [s[axis - rank + len(s)] for s in shapes if axis >= rank - len(s)], axis + offset, output)
@@ -37,12 +36,12 @@ def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
         for dim, other in (different, reversed(different)):
             if _is_clipped(other, dim):
                 return dim
-    # where two of them are surely not 1 they are equal whenever the node runs at all: the plainest one will do
+    # dims that are surely not 1 must be equal for the node to run, so take the simplest one
     return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
 
 
 def _is_clipped(other: Dim, dim: Dim) -> bool:
-    """Whether `other` is min(c, dim) with c > 1: the two differ only where neither is 1, and then no node runs."""
+    """Return True if `other` is min(c, dim) with c > 1. Then both are equal, or the node fails at run time."""
     found = list(atoms(other))
     call = found[-1] if found else None
     return (
@@ -54,7 +53,7 @@ def _is_clipped(other: Dim, dim: Dim) -> bool:
 
 
 def _broadcasting(n: NodeFacts) -> Shape:
-    if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b takes the shape of a
+    if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b broadcasts to the shape of a
         return n.shape(0)
     return broadcast(n, [n.shape(i) for i in range(len(n.inputs))])
 
@@ -127,7 +126,9 @@ def _layer_norm(n: NodeFacts) -> list[Info]:
 
 
 def _like(n: NodeFacts) -> list[Info]:
-    """EyeLike, RandomNormalLike, ...: the shape of the input, the dtype of an attribute or else of the input."""
+    """Infer EyeLike, RandomNormalLike, ...: the shape of the input, and the dtype of an attribute or else of
+    the input.
+    """
     default = n.dtype(0)
     dtype = ir.DataType(n.int_("dtype")) if n.int_("dtype") else default
     return [tensor(dtype, n.input(0).shape)]
@@ -174,7 +175,7 @@ RULES: dict[str, Rule] = {
 
 
 def of_kind(node: ir.Node) -> Rule | None:
-    """The rule of an operator that says that it is elementwise."""
+    """Return the rule of an operator that says that it is elementwise."""
     traits = known(node).traits
     if ELEMENTWISE not in traits:
         return None

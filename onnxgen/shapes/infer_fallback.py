@@ -1,4 +1,4 @@
-"""What onnx's own shape inference knows of a single node, for operators without a rule here.
+"""Infer a node with onnx's own shape inference, for operators without a rule here.
 
 Symbolic dims travel through the C++ code as tokens (`dim_param`); a token that comes out is the dim that went in, any
 other dim is new. (`onnx.shape_inference.infer_node_outputs`, about 50 microseconds a call.)
@@ -16,12 +16,12 @@ from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import UNKNOWN, Info
 from onnxgen.shapes.node_facts import NodeFacts
 
-SMALL = 1024  # elements of a constant that shape inference may want to see
+MAX_CONSTANT_ELEMENTS = 1024  # larger constants are not passed to shape inference
 
 
 @functools.cache
 def schema_of(op: str, opset: int) -> onnx.defs.OpSchema | None:
-    """The schema of a standard operator in an opset; None if there is none."""
+    """Return the schema of a standard operator in an opset, or None if there is none."""
     try:
         return onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
@@ -29,7 +29,7 @@ def schema_of(op: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def infer_with_onnx(n: NodeFacts) -> list[Info]:
-    """The facts of a node's outputs, `UNKNOWN` where onnx cannot say. Never raises."""
+    """Return the facts of a node's outputs, `UNKNOWN` where onnx cannot infer them. Never raises."""
     unknown = [UNKNOWN] * len(n.node.outputs)
     schema = schema_of(n.op, n.opset)
     if schema is None or any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(n)):
@@ -44,14 +44,14 @@ def infer_with_onnx(n: NodeFacts) -> list[Info]:
         if n.has(i):
             types[names[i]] = _type(facts, tokens)
             constant = facts.constant
-            if constant is not None and constant.size <= SMALL and facts.dtype is not None:
+            if constant is not None and constant.size <= MAX_CONSTANT_ELEMENTS and facts.dtype is not None:
                 data[names[i]] = ir.serde.serialize_tensor(ir.Tensor(constant, dtype=facts.dtype))
     try:
         node = onnx.NodeProto(op_type=n.op, input=names, output=[f"o{i}" for i in range(len(unknown))])
         node.attribute.extend(ir.serde.serialize_attribute(a) for a in _attributes(n))
         opsets = [onnx.helper.make_opsetid("", n.opset)]
         found = infer_node_outputs(schema, node, types, data, opset_imports=opsets)
-    except Exception:  # native code on a node that may be anything: whatever it says, there is no fact
+    except Exception:  # the node may be invalid; any error of the native code means that nothing is known
         return unknown
     dims = {token: dim for dim, token in tokens.items()}
     return [_facts(n, i, found.get(f"o{i}"), dims) for i in range(len(unknown))]

@@ -1,4 +1,4 @@
-"""Shapes of operators that arrange elements anew: Reshape, Transpose, Concat, Gather and their like."""
+"""Infer shapes of operators that rearrange elements: Reshape, Transpose, Concat, Gather and similar ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, t
 
 
 def _length(n: NodeFacts, i: int) -> int:
-    """The number of elements of the 1-D input i. Raises `Unknown`."""
+    """Return the number of elements of the 1-D input i. Raises `Unknown`."""
     (length,) = n.shape(i) or (1,)
     if isinstance(length, Sym):
         raise Unknown(f"the length of input {i}")
@@ -90,7 +90,9 @@ def _concat(n: NodeFacts) -> list[Info]:
 
 
 def _plainest(dims: list[Dim]) -> Dim:
-    """Of dims that must be equal for the node to run: a number if there is one, else the first."""
+    """Return the simplest of several dims that must be equal for the node to run: a number if there is one, else the
+    first.
+    """
     numbers = {d for d in dims if isinstance(d, int)}
     if len(numbers) > 1:
         raise Contradiction(f"dims {dims} differ")
@@ -118,7 +120,7 @@ def _split(n: NodeFacts) -> list[Info]:
 
 
 def equal_parts(size: Dim, count: int) -> list[Dim]:
-    """The parts of an axis that Split makes of its own (opset 18): rounded up, as long as there is something left."""
+    """Return the sizes of the parts that Split makes by default (opset 18): rounded up, and the last one smaller."""
     part = floordiv(size + (count - 1), count)
     if part * count == size or count == 2:
         return [part] * (count - 1) + [size - part * (count - 1)]
@@ -162,7 +164,7 @@ def _expand(n: NodeFacts) -> list[Info]:
 
 
 def _at_least(n: NodeFacts, shape: Shape, rank: int) -> list[Dim]:
-    """The shape of an expansion to unknown dims: only numbers above 1 are sure to stay."""
+    """Return the shape of an expansion to unknown dims. Only sizes above 1 are certain to stay."""
     rank = max(rank, len(shape))
     padded = [1] * (rank - len(shape)) + list(shape)
     return [d if isinstance(d, int) and d > 1 else n.fresh(i) for i, d in enumerate(padded)]
@@ -243,7 +245,7 @@ def _shape(n: NodeFacts) -> list[Info]:
 
 
 def shape_slice(n: NodeFacts) -> slice:
-    """The axes that Shape returns: attributes `start` and `end` of opset 15, clamped as Python clamps slices."""
+    """Return the slice of axes that Shape returns: attributes `start` and `end` of opset 15, clamped as in Python."""
     return slice(n.int_("start"), n.int_("end") if "end" in n.node.attributes else None)
 
 
@@ -257,7 +259,7 @@ def _non_zero(n: NodeFacts) -> list[Info]:
 
 
 def _sequence_at(n: NodeFacts) -> list[Info]:
-    """Dims that a list is only declared with are this element's own."""
+    """Infer SequenceAt. Dims with which only the list is declared become dims of this element."""
     dims = enumerate(n.shape(0))
     own = [n.fresh(axis) if n.symbols.elements.intersection(symbols(d)) else d for axis, d in dims]
     return [tensor(n.dtype(0), own)]

@@ -1,4 +1,4 @@
-"""Shapes of products, reductions, recurrent layers and attention."""
+"""Infer shapes of products, reductions, recurrent layers and attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
 def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
-    """The shape of numpy.matmul of two inputs."""
+    """Return the shape of numpy.matmul of two inputs."""
     x, y = n.input(a).shape, n.input(b).shape
     if x is None or y is None:
         return None
@@ -80,7 +80,7 @@ def _einsum(n: NodeFacts) -> list[Info]:
 
 
 def reduced_axes(n: NodeFacts, rank: int) -> list[int]:
-    """The axes that a Reduce operator reduces, from attribute or input. Raises `Unknown`."""
+    """Return the axes that a Reduce operator reduces, from attribute or input. Raises `Unknown`."""
     axes = n.ints_or_input("axes", 1)
     if not axes:
         return [] if n.int_("noop_with_empty_axes") else list(range(rank))
@@ -132,7 +132,9 @@ def _recurrent(n: NodeFacts) -> list[Info]:
 
 
 def _attention(n: NodeFacts) -> list[Info]:
-    """Attention-23: Q, K, V, mask, past_key, past_value, 4-D (batch, heads, length, size) or 3-D (heads packed)."""
+    """Infer Attention-23: Q, K, V, mask, past_key, past_value, 4-D (batch, heads, length, size) or 3-D (heads
+    packed).
+    """
     (bq, hq, s, _), (_, hk, t, d), (_, _, _, dv) = (_heads(n, i) for i in range(3))
     total = t + n.shape(4)[2] if n.has(4) else t
     packed = len(n.shape(0)) == 3

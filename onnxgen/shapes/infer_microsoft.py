@@ -23,7 +23,7 @@ def _same(n: NodeFacts) -> list[Info]:
 
 
 def _skip_norm(n: NodeFacts) -> list[Info]:
-    """The statistics are of one number a row."""
+    """Infer SkipLayerNormalization: the statistics have one number for each row."""
     shape = n.input(0).shape
     rows = None if shape is None else (*shape[:-1], 1)
     return [tensor(n.dtype(0), shape), tensor(FLOAT, rows), tensor(FLOAT, rows), tensor(n.dtype(0), shape)]
@@ -96,7 +96,7 @@ def _qgemm(n: NodeFacts) -> list[Info]:
 
 
 def _nhwc(rule: Rule) -> Rule:
-    """A rule of channels first, for channels last where the node says so."""
+    """Adapt a rule for channels-first tensors to nodes that are marked as channels-last."""
 
     def found(n: NodeFacts) -> list[Info]:
         if not n.int_("channels_last", int(n.op.startswith("Nhwc"))):
@@ -152,7 +152,7 @@ def _irfft(n: NodeFacts) -> list[Info]:
 
 
 def _reorder_input(n: NodeFacts) -> list[Info]:
-    """Channels padded to whole blocks: how many those are, the nodes behind it say."""
+    """Infer ReorderInput: channels are padded to whole blocks, whose number the following nodes tell."""
     shape = n.shape(0)
     if n.int_("channels_last"):
         shape = (shape[0], shape[3], *shape[1:3])
@@ -178,12 +178,12 @@ def _lstm(n: NodeFacts) -> list[Info]:
 
 
 def _pairs(n: NodeFacts) -> list[Info]:
-    """Two outputs like the first input."""
+    """Infer two outputs like the first input."""
     return _same(n) * 2
 
 
 def _pre_mix(n: NodeFacts) -> list[Info]:
-    """The sum over the axis of branches, or over parts of the last axis."""
+    """Infer the sum over the axis of branches, or over parts of the last axis."""
     shape, branches = n.shape(0), n.int_("num_branches")
     made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
     return [tensor(n.dtype(0), made)]
@@ -194,7 +194,7 @@ def _word_embedding(n: NodeFacts) -> list[Info]:
 
 
 def _tokens(n: NodeFacts) -> list[Info]:
-    """A further axis, unless there are no strings."""
+    """Infer a tokenizer: it adds an axis, unless there are no strings."""
     shape = n.shape(0)
     return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
 
@@ -209,7 +209,7 @@ def _blocked_scores(n: NodeFacts) -> list[Info]:
 
 
 def _unpadded(n: NodeFacts) -> list[Info]:
-    """The tokens; and what tells where they were."""
+    """Infer RemovePadding: the tokens, and the tensors that tell where they were."""
     batch, length, *rest = n.shape(0)
     sizes = [batch, length], [batch + 1], [1]
     return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
@@ -260,7 +260,7 @@ def _hash(n: NodeFacts) -> list[Info]:
 
 
 def _ngram_hashes(n: NodeFacts) -> list[Info]:
-    """The ids and segments of the next call, and the ids behind the first tokens."""
+    """Infer the hashes, the ids and segments that the next call takes, and the ids after the first tokens."""
     ids, before = n.shape(0), n.int_("max_ngram_size") - 1
     rows = n.shape(3)[0] - 1 if n.op.startswith("Varlen") else ids[0]
     made, past = [*ids, before * n.int_("n_head_per_ngram")], [rows, before]
@@ -269,7 +269,7 @@ def _ngram_hashes(n: NodeFacts) -> list[Info]:
 
 
 def _routed(n: NodeFacts) -> list[Info]:
-    """Of each token and expert: in the input's type the chosen, in float32 all scores."""
+    """Infer routing of tokens to experts: the chosen scores in the input's type, all scores in float32."""
     shape = n.shape(0)
     rows = shape[0]
     for dim in shape[1:-1]:
@@ -279,12 +279,12 @@ def _routed(n: NodeFacts) -> list[Info]:
 
 
 def _ordered(n: NodeFacts) -> list[Info]:
-    """Of `WithOrder` and the elementwise ones of `QOrdered`: an order changes no shape."""
+    """Infer `WithOrder` and the elementwise `QOrdered` operators: an order does not change the shape."""
     return [tensor(ir.DataType(n.int_("to", INT8.value)), n.input(0).shape)]
 
 
 def _ordered_product(n: NodeFacts) -> list[Info]:
-    """Of a product, and of attention, by the columns of the (first) weight."""
+    """Infer an ordered product or attention from the columns of the (first) weight."""
     weight = n.shape(5 if n.op == "QOrderedAttention" else 2)
     return [tensor(INT8, [*n.shape(0)[:-1], weight[-1]])]
 

@@ -1,4 +1,4 @@
-"""The shape of Slice with symbolic dims and bounds, of Range, TopK, and of Resize."""
+"""Infer Slice with symbolic dims and bounds, Range, TopK and Resize."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onnxgen.shapes.dims import (
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
 
-FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
-FARTHEST = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
+OPEN_END = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
+OPEN_ENDS = (2**31 - 1, 2**63 - 1)  # backwards, too, the end as onnxruntime has it; the text asks for INT_MIN there
 
 
 def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[int]]:
-    """(starts, ends, axes, steps) of a Slice, axes counted from the front. Raises `Unknown`."""
+    """Return (starts, ends, axes, steps) of a Slice, with axes counted from the front. Raises `Unknown`."""
     rank = len(n.shape(0))
     if n.opset < 10:
         starts: list[Dim] = list(n.ints("starts") or [])
@@ -38,7 +38,7 @@ def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[in
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise Contradiction("Slice with bounds, axes and steps that do not fit together")
-    ends = [-FAR if step < 0 and end in FARTHEST else end for end, step in zip(ends, steps)]
+    ends = [-OPEN_END if step < 0 and end in OPEN_ENDS else end for end, step in zip(ends, steps)]
     return starts, ends, axes, steps
 
 
@@ -55,7 +55,7 @@ def _slice(n: NodeFacts) -> list[Info]:
 
 
 def _unsliced(n: NodeFacts) -> list[Dim]:
-    """The dims that stay when a Slice with unknown bounds has known axes."""
+    """Return the dims that remain when a Slice with unknown bounds has known axes."""
     shape = list(n.shape(0))
     axes = n.ints("axes") if n.opset < 10 else None
     if axes is None and n.has(3) and n.input(3).constant is not None:
@@ -65,9 +65,9 @@ def _unsliced(n: NodeFacts) -> list[Dim]:
 
 
 def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """The number of elements of `range(dim)[start:end:step]`; None where it depends on more than dims can say."""
+    """Return the number of elements of `range(dim)[start:end:step]`, or None if a dim cannot express it."""
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
-        if step < 0:  # it starts at the first element at the latest (Slice-13), where Python's has no element
+        if step < 0:  # Slice-13 clamps the start to the first element, where a Python slice is empty
             start = max(start, -dim)
         return len(range(dim)[start:end:step])
     if step < 0:
@@ -75,10 +75,10 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     last = _bound(end, dim)
     if last is None:
         return None
-    if nonnegative(start):  # past the end there is nothing: no need to clamp by dim
+    if nonnegative(start):  # a slice past the end is empty either way, so the start is not clamped to dim
         length = dim_max(last - start, 0)
-    elif isinstance(start, int) and last == dim:  # the last few
-        length = dim if start <= -FAR else dim_min(dim, -start)
+    elif isinstance(start, int) and last == dim:  # the last elements
+        length = dim if start <= -OPEN_END else dim_min(dim, -start)
     else:
         first = _bound(start, dim)
         if first is None:
@@ -88,21 +88,25 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 
 
 def _bound(bound: Dim, dim: Dim) -> Dim | None:
-    """A bound of a forward slice, counted from the front and clamped to [0, dim]; None if its sign is unknown."""
-    if isinstance(bound, int) and bound >= FAR:
+    """Return a bound of a forward slice, counted from the front and clamped to [0, dim]; None if its sign is
+    unknown.
+    """
+    if isinstance(bound, int) and bound >= OPEN_END:
         return dim
     if nonnegative(bound):
         return dim_min(bound, dim)
     if known_less(bound, 0):
-        return 0 if isinstance(bound, int) and bound <= -FAR else dim_max(bound + dim, 0)
+        return 0 if isinstance(bound, int) and bound <= -OPEN_END else dim_max(bound + dim, 0)
     if dim - bound in (1, 2):  # dim - 1 counts from the end only where dim is 0: empty all the same (so with dim - 2)
         return dim_max(bound, 0)
     return None
 
 
 def _backward(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """A reversed slice of everything, `[::-step]`; others with symbolic dims stay unknown."""
-    if (start == -1 or (isinstance(start, int) and start >= FAR)) and isinstance(end, int) and end <= -FAR:
+    """Return the length of a reversed slice of everything, `[::-step]`. Other reversed slices of symbolic dims return
+    None.
+    """
+    if (start == -1 or (isinstance(start, int) and start >= OPEN_END)) and isinstance(end, int) and end <= -OPEN_END:
         return floordiv(dim + (step - 1), step)
     return None
 
@@ -116,7 +120,7 @@ def _range(n: NodeFacts) -> list[Info]:
 
 
 def _range_length(n: NodeFacts, dtype: ir.DataType | None) -> Dim:
-    """max(ceil((limit - start) / delta), 0) (ONNX Range)."""
+    """Return max(ceil((limit - start) / delta), 0) (ONNX Range)."""
     if not integer(dtype):
         start, limit, step = (n.constant(i).reshape(()) for i in range(3))
         if step == 0:
@@ -185,7 +189,7 @@ def _scales(n: NodeFacts) -> list[float]:
 
 
 def _keep_ratio(sizes: list[Dim], wanted: list[Dim], policy: str) -> list[Dim]:
-    """One scale for all axes, in float32, halves rounded up (ONNX Resize 18, keep_aspect_ratio_policy)."""
+    """Apply one scale to all axes, in float32, halves rounded up (ONNX Resize 18, keep_aspect_ratio_policy)."""
     old = [d for d in sizes if isinstance(d, int)]
     new = [d for d in wanted if isinstance(d, int)]
     if len(old) < len(sizes) or len(new) < len(wanted):

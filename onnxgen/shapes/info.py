@@ -1,4 +1,4 @@
-"""What is known of a value before anything runs: dtype, dims, and the elements of small integer tensors."""
+"""Facts about a value that are known before anything runs: dtype, dims, and elements of small integer tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Info:
 
     @property
     def constant(self) -> NDArray[np.generic] | None:
-        """The elements if they are plain numbers (nothing symbolic), else None."""
+        """Return the elements if they are all numbers (nothing symbolic), else None."""
         if self.data is None or self.data.dtype != object:
             return self.data
         if all(isinstance(d, int) for d in self.data.flat):
@@ -54,27 +54,27 @@ UNKNOWN = Info()
 
 
 def info(value: ir.Value | None) -> Info:
-    """The facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
+    """Return the facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
     found = None if value is None else INFO.get(value)
     return UNKNOWN if found is None else found
 
 
 def named_dims(value: ir.Value) -> set[str]:
-    """The named dims that a value's shape and elements are computed with."""
+    """Return the named dims that occur in a value's shape and elements."""
     facts = info(value)
     elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
     return {name for dim in (*(facts.shape or ()), *elements) for name in symbols(dim)}
 
 
 def shown_dims(value: ir.Value) -> set[str]:
-    """The named dims that are first seen in this value: sizes may depend on it where no tensor does."""
+    """Return the named dims that first appear in this value. Sizes may depend on it without any tensor that does."""
     dims = info(value).shape or ()
     found = (s for dim in dims for s in symbols(dim).values())
     return {s.name for s in found if s.source is not None and s.source[0] == value.name}
 
 
 def set_info(value: ir.Value, facts: Info) -> None:
-    """Note what is known of a value. Dims of more elements than int64 counts are no tensor's, and stay unknown."""
+    """Record facts about a value. Dims with more elements than int64 can count are impossible, and become unknown."""
     size = 1
     for dim in facts.shape or ():
         if isinstance(dim, int) and dim:

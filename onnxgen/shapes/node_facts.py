@@ -1,4 +1,4 @@
-"""What a rule sees of one node: facts about its inputs, its attributes, and a way to name dims that nobody knows."""
+"""The facts of one node that a rule uses: facts about its inputs, its attributes, and symbols for unknown dims."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from onnxgen.shapes.dims import Dim, Sym, as_size, atoms, symbol, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, Shape
 
-Array: TypeAlias = NDArray[Any]  # the elements of a tensor: numbers, or objects that are dims
+Array: TypeAlias = NDArray[Any]  # elements of a tensor: numbers, or objects that are dims
 
 
-RANK = 64  # dims that a tensor of torch and of numpy can have
+MAX_RANK = 64  # largest rank that torch and numpy support
 
 
 class Unknown(Exception):
-    """A rule lacks a fact about an input; nothing is wrong."""
+    """A rule lacks a fact about an input. The node may be valid."""
 
 
 class Contradiction(Exception):
-    """The node cannot run on such inputs (Add of 3 and 4 elements): nothing true can be said of its outputs."""
+    """The node cannot run on such inputs (Add of 3 and 4 elements), so nothing is known of its outputs."""
 
 
 class Symbols:
@@ -41,22 +41,23 @@ class Symbols:
         self._bodies: list[set[str]] = []
 
     def declared(self, name: str, source: tuple[str, int]) -> Dim:
-        """The dim that the file calls `name`."""
+        """Return the dim that the file calls `name`."""
         self._owner.setdefault(name, "file")
         return self._known.get(name, symbol(name, source))
 
     def unnamed(self, value: ir.Value, axis: int) -> Dim:
-        """The dim of an axis that the file has no name for."""
+        """Return the dim of an axis that the file does not name."""
         made = self.fresh(value, axis)
         return self._known.get(next(iter(symbols(made))), made)
 
     def fresh(self, value: ir.Value, axis: int) -> Sym:
-        """The symbol for the length of an axis of a value: always the same one for the same value and axis."""
+        """Return the symbol for the length of an axis of a value; always the same one for the same value and axis."""
         made = self._made.get((id(value), axis))
         if made is None:
             base = name = f"{value.name}.{axis}"
             tries = 1
-            while name in self._owner:  # two branches may use one value name; a dim_param may look like ours
+            # Two branches may use the same value name, and a dim_param may look like a made-up name.
+            while name in self._owner:
                 tries += 1
                 name = f"{base}.{tries}"
             self._owner[name] = value
@@ -66,20 +67,20 @@ class Symbols:
         return made
 
     def enter_body(self) -> None:
-        """From here on fresh symbols belong to the body of a loop: another number every iteration."""
+        """Begin a loop body: fresh symbols now may differ in every iteration."""
         self._bodies.append(set())
 
     @property
     def depth(self) -> int:
-        """How many bodies are entered and not left."""
+        """Return how many bodies are entered and not yet left."""
         return len(self._bodies)
 
     def leave_to(self, depth: int) -> None:
-        """Ends bodies until `depth` of them are left (after a failure inside one)."""
+        """Leave bodies until `depth` of them remain (after a failure inside one)."""
         del self._bodies[depth:]
 
     def leave_body(self) -> Callable[[Dim], bool]:
-        """Ends a body; returns the test whether a dim means something outside it."""
+        """Leave a body. Returns a test that tells whether a dim is also valid outside it."""
         local = self._bodies.pop()
         return lambda dim: not any(atom.key in local for atom in atoms(dim))
 
@@ -107,40 +108,40 @@ class NodeFacts:
     # -------------------------------------------------------------------------------------------- inputs
 
     def has(self, i: int) -> bool:
-        """Whether input i is given."""
+        """Return True if input i is given."""
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def input(self, i: int) -> Info:
-        """The facts of input i; `UNKNOWN` if it is absent."""
+        """Return the facts of input i; `UNKNOWN` if it is absent."""
         return (self.inputs[i] or UNKNOWN) if i < len(self.inputs) else UNKNOWN
 
     def dtype(self, *indices: int) -> ir.DataType | None:
-        """The first known dtype among some inputs (default: input 0), which all have the same."""
+        """Return the first known dtype among some inputs (default: input 0), which all have the same dtype."""
         return next((d for i in indices or (0,) if (d := self.input(i).dtype) is not None), None)
 
     def shape(self, i: int = 0) -> Shape:
-        """The shape of input i. Raises `Unknown`."""
+        """Return the shape of input i. Raises `Unknown`."""
         shape = self.input(i).shape
         if shape is None:
             raise Unknown(f"the shape of input {i}")
         return shape
 
     def data(self, i: int) -> Array:
-        """The elements of input i. Raises `Unknown`."""
+        """Return the elements of input i. Raises `Unknown`."""
         data = self.input(i).data
         if data is None:
             raise Unknown(f"the elements of input {i}")
         return data
 
     def constant(self, i: int) -> Array:
-        """The elements of input i as numbers. Raises `Unknown`."""
+        """Return the elements of input i as numbers. Raises `Unknown`."""
         data = self.input(i).constant
         if data is None:
             raise Unknown(f"the elements of input {i}")
         return data
 
     def dims(self, i: int) -> list[Dim]:
-        """The elements of the integer input i, flat. Raises `Unknown`."""
+        """Return the elements of the integer input i as a flat list. Raises `Unknown`."""
         return [d if isinstance(d, Sym) else int(d) for d in self.data(i).flat]
 
     # ---------------------------------------------------------------------------------------- attributes
@@ -154,7 +155,7 @@ class NodeFacts:
         return default if found is None else found.as_string()
 
     def ints(self, name: str) -> list[int] | None:
-        """A list attribute; None if it is not given."""
+        """Return a list attribute, or None if it is not given."""
         found = self.node.attributes.get(name)
         return None if found is None else list(found.as_ints())
 
@@ -162,14 +163,16 @@ class NodeFacts:
         return self.node.attributes[name].as_graph()
 
     def ints_or_input(self, name: str, i: int) -> list[int] | None:
-        """What was an attribute in old opsets and is input i in new ones; None if given nowhere. Raises `Unknown`."""
+        """Return a list that is an attribute in old opsets and input i in new ones; None if neither is given. Raises
+        `Unknown`.
+        """
         found = self.ints(name)
         if found is not None or not self.has(i):
             return found
         return [int(d) for d in self.constant(i).flat]
 
     def axes(self, axes: Iterable[int], rank: int) -> list[int]:
-        """Axes counted from the front. Raises `Contradiction` where one is out of range."""
+        """Return axes counted from the front. Raises `Contradiction` if one is out of range."""
         result = [a + rank if a < 0 else a for a in axes]
         if any(not 0 <= a < rank for a in result):
             raise Contradiction(f"axis out of range for rank {rank}")
@@ -181,23 +184,23 @@ class NodeFacts:
     # ------------------------------------------------------------------------------------------- outputs
 
     def fresh(self, axis: int, output: int = 0) -> Sym:
-        """A symbol for an axis of an output."""
+        """Return a new symbol for an axis of an output."""
         return self.symbols.fresh(self.node.outputs[output], axis)
 
     def fresh_shape(self, rank: int, output: int = 0) -> Shape:
-        if rank > RANK:
+        if rank > MAX_RANK:
             raise Contradiction(f"a tensor of {rank} dims")
         return tuple(self.fresh(axis, output) for axis in range(rank))
 
 
-# What a rule may raise on a node that makes no sense: wrong attributes, missing inputs, subgraphs of another arity.
+# Errors that a rule may raise for an invalid node: wrong attributes, missing inputs, wrong subgraphs.
 NONSENSE = (Unknown, Contradiction, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 Rule: TypeAlias = Callable[[NodeFacts], list[Info]]
 
 
 def tensor(dtype: ir.DataType | None, shape: Iterable[Dim] | None) -> Info:
-    """Facts of a tensor; its dims count as >= 0 from here on. A negative int raises `Contradiction`."""
+    """Make the facts of a tensor; its dims count as >= 0 from now on. Raises `Contradiction` for a negative int."""
     if shape is None:
         return Info(dtype)
     dims = tuple(as_size(d) if isinstance(d, Sym) else int(d) for d in shape)
@@ -211,12 +214,14 @@ def integer(dtype: ir.DataType | None) -> bool:
 
 
 def as_objects(array: Array) -> Array:
-    """The same elements as Python numbers (and dims)."""
+    """Return the same elements as Python numbers (and dims)."""
     return array if array.dtype == object else array.astype(object)
 
 
 def numbers_if_possible(array: Array, dtype: ir.DataType | None) -> Array | None:
-    """An object array as numbers of its dtype if nothing in it is symbolic; None where a number does not fit int64."""
+    """Convert an object array to numbers of `dtype` if nothing in it is symbolic. Returns None if a number does not fit
+    int64.
+    """
     if array.dtype != object:
         return array
     flat = [d if isinstance(d, Sym) else int(d) for d in array.flat]

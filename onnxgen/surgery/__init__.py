@@ -1,1 +1,1 @@
-"""Changes of a module in memory: its parts are found by what it computes, and its head replaced. Imports torch."""
+"""Changes to a module in memory: find its parts by what it computes, and replace its head. Imports torch."""

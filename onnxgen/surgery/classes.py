@@ -1,4 +1,4 @@
-"""Which class each output of a model is of, as far as this process knows."""
+"""The class labels of a model's outputs, as far as this process knows them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CLASSES: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def set_classes(model: nn.Module, classes: tuple[str, ...]) -> None:
-    """Remember which class each output is of, as it was trained."""
+    """Remember the class labels of a model's outputs, in the order in which it was trained."""
     _CLASSES[model] = classes
 
 
 def classes_of(model: nn.Module) -> tuple[str, ...]:
-    """What `set_classes` was told of this very object; empty if nothing was."""
+    """Return the labels that `set_classes` stored for this very object; empty if none were."""
     return _CLASSES.get(model, ())

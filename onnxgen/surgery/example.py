@@ -1,4 +1,4 @@
-"""One forward pass of a model that leaves no trace, on an input made from its signature."""
+"""Run a model's forward pass without side effects, on an input made from its signature."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 
-Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # the argument, the arguments, or those by name
+Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # one argument, several, or by name
 
-BATCH = 2  # of axes called so, and of those that are the first of an input
-SIZES = (8, 32, 64, 224)  # of all other symbolic axes: the first with which the model runs
+BATCH_SIZE = 2  # size of axes named "batch", and of symbolic first axes
+TRIED_SIZES = (8, 32, 64, 224)  # tried for all other symbolic axes until the model runs
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and after that each of its modules in the mode that it was in."""
+    """Put the model into evaluation mode for the block. Afterwards each module has its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:
@@ -37,25 +37,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """As `evaluating`, without gradients, and afterwards the generator has its state."""
+    """Like `evaluating`, with gradients disabled. The random generator's state is restored afterwards."""
     with evaluating(model), torch.random.fork_rng(devices=[]), torch.no_grad():
         yield
 
 
 def call(model: nn.Module, example: Example) -> Any:
-    """The model's result for an example."""
+    """Call the model with an example. Returns its result."""
     if isinstance(example, Mapping):
         return model(**example)
     return model(example) if isinstance(example, Tensor) else model(*example)
 
 
 def outputs(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order, whatever holds them (a tuple, a dict, an output class of transformers)."""
+    """Return the tensors of a result, in order, from any container (tuple, dict, output class of transformers)."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def output_names(model: nn.Module, result: Any) -> list[str]:
-    """A name for each of `outputs(result)`: that of the ONNX file or of the dict, else its number."""
+    """Return a name for each tensor of `outputs(result)`: its ONNX or dict name, else its number."""
     if isinstance(result, Mapping) and all(isinstance(value, Tensor) for value in result.values()):
         return list(map(str, result))
     count = len(outputs(result))
@@ -64,7 +64,7 @@ def output_names(model: nn.Module, result: Any) -> list[str]:
 
 
 def example_for(model: nn.Module, example: Example | None = None) -> Example:
-    """The example that a caller gave, or one with which the model runs: floats are random, integers are ones.
+    """Return the caller's example, or make one with which the model runs: floats are random, integers are ones.
 
     Raises:
         OnnxgenError: the model tells too little of its inputs, or runs with none of the sizes tried.
@@ -79,12 +79,12 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
     first = {port.dims[0] for port in ports if port.dims}
     with undisturbed(model):
-        for size, cast in itertools.product(SIZES, (False, True)):
-            sizes = {dim: BATCH if dim in first or re.search("batch", dim, re.I) else size for dim in names}
+        for size, cast in itertools.product(TRIED_SIZES, (False, True)):
+            sizes = {dim: BATCH_SIZE if dim in first or re.search("batch", dim, re.I) else size for dim in names}
             made = tuple(_made(port, sizes, like, cast) for port in ports)
             try:
                 call(model, made)
-            except Exception as error:  # whatever a model's own code raises for a size it can't take
+            except Exception as error:  # the model's code may raise anything for a size that it does not accept
                 reason = reason or typed(error, 200)
             else:
                 return made
@@ -97,7 +97,7 @@ def _any_parameter(model: nn.Module) -> Tensor:
 
 
 def _made(port: Port, sizes: Mapping[str, int], like: Tensor, cast: bool) -> Tensor:
-    """Where `like` is; a model that was cast takes floats of its new dtype."""
+    """Make an input tensor on the device of `like`. A model that was cast gets floats of its new dtype."""
     dtype = getattr(torch, port.dtype or "")
     shape = [dim if isinstance(dim, int) else sizes[dim] for dim in port.dims or ()]
     if not dtype.is_floating_point and not dtype.is_complex:

@@ -16,10 +16,10 @@ from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.example import Example, example_for, output_names
 from onnxgen.surgery.owners import NORMS as NORM_LAYERS
 from onnxgen.surgery.owners import Owner, near
-from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, Part, Parts
+from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, ClassTensor, Parts
 from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, trace
 
-SHOWN = 5  # candidates that an error lists
+MAX_CANDIDATES_SHOWN = 5  # in an error message
 
 _LAYOUT = {"view", "_unsafe_view", "reshape", "permute", "transpose", "t", "numpy_T", "squeeze", "unsqueeze", "expand"}
 _LAYOUT |= {"slice", "select", "index", "index_select", "gather", "take_along_dim", "split", "split_with_sizes"}
@@ -54,16 +54,16 @@ class Head:
 
 @dataclass(frozen=True)
 class Found:
-    """A head with all its tensors; the first is the weight."""
+    """A head with all its tensors. The first one is the weight."""
 
     head: Head
-    parts: tuple[Part, ...]
+    parts: tuple[ClassTensor, ...]
 
 
 def find_head(
     model: nn.Module, example: Example | None = None, *, head: str | None = None, output: int | str | None = None
 ) -> Head:
-    """The classifier of a model.
+    """Return the classifier of a model.
 
     Args:
         model: any module; it is run once in evaluation mode, and left as it was.
@@ -78,7 +78,7 @@ def find_head(
 
 
 def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
-    """The paths of the heads of all outputs that end in one, of any size, with what belongs to them.
+    """Return the paths of the heads of all outputs, of any size, and of the layers that belong to them.
 
     Raises:
         OnnxgenError: no output does.
@@ -93,15 +93,15 @@ def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
         except _NoHead as why:
             reasons.append(str(why))
     if not found:
-        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN]))
+        raise search.refusal("no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN]))
     return tuple(dict.fromkeys(found))
 
 
 def find(model: nn.Module, example: Example, *, head: str | None = None, output: int | str | None = None) -> Found:
-    """As `find_head`, with the tensors that belong to it."""
+    """Find the head as `find_head` does, with the tensors that belong to it."""
     try:
         traced = trace(model, example)
-    except Exception as error:  # whatever a model's own code raises
+    except Exception as error:  # the model's code may raise anything
         reason = typed(error, 200)
         raise OnnxgenError(
             Problem(f"the model fails on the example ({reason})", help="give another example=")
@@ -122,7 +122,9 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     if len(found) > 1:
         raise search.refusal(f"the model has {len(found)} classifiers: {', '.join(found)}", "output= or ")
     if not found:
-        raise search.refusal("no classifier was found: " + "; ".join(reasons[:SHOWN] or ["the model returns nothing"]))
+        raise search.refusal(
+            "no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN] or ["the model returns nothing"])
+        )
     return next(iter(found.values()))
 
 
@@ -135,7 +137,7 @@ def _output(output: int | str, names: list[str]) -> int:
 
 
 class _NoHead(Exception):
-    """Why what makes an output is no classifier."""
+    """Raised with the reason why an output is not computed by a classifier."""
 
 
 class _Search:
@@ -144,7 +146,7 @@ class _Search:
         self.parts = Parts(model, traced)
 
     def behind(self, index: int, any_size: bool = False) -> Found:
-        """The classifier that makes an output; `any_size`: its classes need not be an axis of it."""
+        """Find the classifier that computes an output. `any_size`: the classes need not be an axis of the output."""
         shape = self.traced.outputs[index].shape
         made = self._last_product(self.traced.outputs[index])
         found = self._checked(made, index, any_size)
@@ -155,7 +157,7 @@ class _Search:
         return found
 
     def named(self, path: str, chosen: list[int]) -> Found:
-        """The last layer with weights at or below a path."""
+        """Find the last layer with weights at or below a path."""
         below = [o for o in self.parts.products if f"{self._path(o)}.".startswith(f"{path}.")]
         if not below:
             known = list(dict.fromkeys(map(self._path, self.parts.products)))
@@ -169,14 +171,15 @@ class _Search:
         raise self.refusal(reasons[0])
 
     def refusal(self, what: str, other: str = "") -> OnnxgenError:
-        """With the candidates, the last first."""
+        """Make an error that lists the candidates, the last one first."""
         last = list(dict.fromkeys(map(self._described, reversed(self.parts.products))))
-        shown = ", ".join(last[:SHOWN]) + (", ..." if len(last) > SHOWN else "")
+        shown = ", ".join(last[:MAX_CANDIDATES_SHOWN]) + (", ..." if len(last) > MAX_CANDIDATES_SHOWN else "")
         return OnnxgenError(Problem(what, help=f"name it with {other}head=; there are {shown}" if last else ""))
 
     def _last_product(self, value: Value) -> Operation:
-        """What a value is the result of, but for what may follow a classifier."""
-        final = False  # pooling or a softmax follows: a ReLU before it is SqueezeNet's, and no encoder's last
+        """Return the product that computes a value, skipping operations that may follow a classifier."""
+        # Set where pooling or softmax follows: a ReLU is then part of the head (SqueezeNet), not the end of an encoder.
+        final = False
         while (made := value.made_by) is not None:
             varying = [v for v in made.inputs if v.varies]
             if made in self.parts.products:
@@ -190,7 +193,9 @@ class _Search:
         raise _NoHead("no layer with weights computes it")
 
     def _checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
-        """The head that a product is, if its classes are an axis of the output, and its weight is its own."""
+        """Return the head for a product. Its classes must be an axis of the output, and its weight must not be
+        shared.
+        """
         parts = self.parts.of(made)
         path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape
         classes = weight.shape[parts[0].axis]
@@ -222,11 +227,11 @@ class _Search:
 
 
 def _layer(owner: Owner) -> str:
-    """The module, if its tensors are its own affair, else the tensor."""
+    """Return the path of the module if all its tensors belong to it alone, else the path of the tensor."""
     return owner.home if isinstance(owner.module, (*LAYERS, *NORM_LAYERS)) else owner.path
 
 
-def _tensor(part: Part) -> Tensor:
+def _tensor(part: ClassTensor) -> Tensor:
     found: Tensor = getattr(part.owner.module, part.owner.name)
     return found
 

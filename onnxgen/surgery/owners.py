@@ -1,4 +1,4 @@
-"""Who holds a tensor: the paths of modules, parameters and buffers, and messages that list near ones."""
+"""Find which modules hold a tensor: paths of modules, parameters and buffers, and messages that list similar paths."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Owner:
 
     @property
     def home(self) -> str:
-        """The path of the module."""
+        """Return the path of the module."""
         return self.path.rpartition(".")[0]
 
 
 def owners(model: nn.Module) -> dict[int, list[Owner]]:
-    """By `id` of each parameter and buffer; a module that is registered twice counts once."""
+    """Return the owners of each parameter and buffer, by `id`. A module that is registered twice counts once."""
     found: dict[int, list[Owner]] = defaultdict(list)
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -45,13 +45,13 @@ def owners(model: nn.Module) -> dict[int, list[Owner]]:
 
 
 def is_below(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches a path or one above it ("" is the model itself)."""
+    """Return True if a pattern matches a path or one of its parents ("" is the model itself)."""
     parts = tuple(path.split("."))
     return any(matches(pattern, parts[:count]) for pattern in patterns for count in range(1, len(parts) + 1))
 
 
 def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Every pattern must match a module or a parameter.
+    """Check that every pattern matches a module or a parameter.
 
     Raises:
         OnnxgenError: listing, for each that doesn't, paths that are like it.
@@ -65,6 +65,6 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
 
 
 def near(text: str, paths: list[str]) -> str:
-    """A sentence that lists the paths most like a text."""
+    """Return a sentence that lists the paths most similar to a text."""
     found = difflib.get_close_matches(text, paths, SHOWN, 0.5) or [p for p in paths if "." not in p][:SHOWN]
     return f"there are {', '.join(found)}{', ...' if len(paths) > len(found) else ''}" if found else "there are none"

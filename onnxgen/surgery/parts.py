@@ -1,4 +1,4 @@
-"""What belongs to a classifier: the tensors that hold a value a class."""
+"""Find the tensors that belong to a classifier: those with one entry for each class."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ ARITHMETIC = {"add", "sub", "mul", "div"}
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-_TRANSPOSED = 6  # the argument of `convolution`
-_FILLS = (None, "ones", "zeros", "zeros", "ones")  # a norm's arguments: x, weight, bias, running mean and variance
+_TRANSPOSED = 6  # index of the argument `transposed` of aten's `convolution`
+# for the arguments of a norm: x, weight, bias, running mean, running variance
+_FILLS = (None, "ones", "zeros", "zeros", "ones")
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor with an entry a class.
+class ClassTensor:
+    """A tensor with one entry for each class.
 
     Attributes:
         axis: of the classes.
@@ -38,15 +39,15 @@ class Part:
 
 
 class Parts:
-    """The parameters and buffers of a model, where a forward pass uses them."""
+    """The parameters and buffers of a model, located in a forward pass."""
 
     def __init__(self, model: nn.Module, traced: Trace) -> None:
         self._owners = owners(model)
         self._operations = traced.operations
         self.products = [operation for operation in traced.operations if self.weight(operation) is not None]
 
-    def weight(self, made: Operation) -> Part | None:
-        """What a product multiplies with, if it is one of a stored tensor, with the axis that comes out of it."""
+    def weight(self, made: Operation) -> ClassTensor | None:
+        """Return the stored tensor that a product multiplies with and its output axis, or None if it has none."""
         if made.name not in PRODUCTS or (made.name == "convolution" and made.arguments[_TRANSPOSED]):
             return None
         for value in made.inputs:
@@ -55,13 +56,13 @@ class Parts:
             if held is None or stored.tensor.ndim < 2:
                 continue
             if made.name in ("linear", "convolution"):
-                return Part(held, 0, "weight")
+                return ClassTensor(held, 0, "weight")
             columns = (value is made.inputs[-1]) != (turns % 2 == 1)
-            return Part(held, stored.tensor.ndim - 1 if columns else 0, "weight")
+            return ClassTensor(held, stored.tensor.ndim - 1 if columns else 0, "weight")
         return None
 
-    def of(self, made: Operation) -> tuple[Part, ...]:
-        """The weight of a product, its bias, and what else holds a value a class until the next layer."""
+    def of(self, made: Operation) -> tuple[ClassTensor, ...]:
+        """Return the weight and bias of a product, and other tensors with one value per class up to the next layer."""
         weight = self.weight(made)
         assert weight is not None
         classes = getattr(weight.owner.module, weight.owner.name).shape[weight.axis]
@@ -79,7 +80,7 @@ class Parts:
         return tuple({(id(part.owner.module), part.owner.name): part for part in reversed(found)}.values())[::-1]
 
     def sharing(self, made: Operation) -> str:
-        """The path of what else uses a product's weight; "" if nothing does."""
+        """Return the path of another user of a product's weight, or ""."""
         weight = self.weight(made)
         assert weight is not None
         tensor = getattr(weight.owner.module, weight.owner.name)
@@ -90,14 +91,14 @@ class Parts:
         return others[0] if others else ""
 
     def _owner(self, value: Value) -> Owner | None:
-        """Who holds the tensor that a value is a view of."""
+        """Return the owner of the tensor that a value is a view of, or None."""
         held = () if value.varies else self._owners.get(id(source(value)[0].tensor), ())
         return next((o for o in held if isinstance(o.module, LAYERS)), next(iter(held), None))
 
-    def _sized(self, values: Iterable[tuple[Any, str | None]], classes: int) -> Iterator[Part]:
-        """Of some arguments the stored tensors that have one value a class, and nothing else."""
+    def _sized(self, values: Iterable[tuple[Any, str | None]], classes: int) -> Iterator[ClassTensor]:
+        """Yield the stored tensors among some arguments that hold exactly one value per class."""
         for value, fill in values:
             held = self._owner(value) if isinstance(value, Value) and fill else None
             shape = source(value)[0].shape if held else ()
             if held and classes in shape and prod(shape) == classes:
-                yield Part(held, shape.index(classes), fill or "")
+                yield ClassTensor(held, shape.index(classes), fill or "")

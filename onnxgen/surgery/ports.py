@@ -1,4 +1,4 @@
-"""What a model in memory takes and returns."""
+"""The inputs and outputs of a model in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxgen.verify.integrity import metadata_of
 
 
 def signature_of(model: nn.Module) -> Signature:
-    """What a model takes and returns, in the order of `forward`.
+    """Return the inputs and outputs of a model, in the order of `forward`.
 
     Of a generated module its sidecar knows. Of any other, only the names of the arguments are known: dtypes and dims
     are None, and of the outputs nothing.

@@ -1,4 +1,4 @@
-"""`replace_head`: another number of classes."""
+"""Replace a classifier by one with another number of classes (`replace_head`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgen.errors import OnnxgenError, Problem, typed
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.surgery.head import Found, find
-from onnxgen.surgery.parts import LAYERS, Part
+from onnxgen.surgery.parts import LAYERS, ClassTensor
 
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]
@@ -64,13 +64,15 @@ def replace_head(
         for module, name in counts:
             setattr(module, name, classes)
         _check(model, example, expected, found, classes)
-    set_classes(model, ())  # its outputs are others now
+    set_classes(model, ())  # its outputs no longer have these labels
     return model
 
 
 @contextmanager
-def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[Part, Tensor]], list[tuple[nn.Module, str]]]]:
-    """The tensors of a head, and where the number of classes is noted; all put back if something goes wrong."""
+def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]]:
+    """Yield the tensors of a head, and the attributes that hold the number of classes. An error in the block restores
+    all of them.
+    """
     before = [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts]
     counts = _counts(found)
     try:
@@ -84,7 +86,7 @@ def _kept_on_error(found: Found) -> Iterator[tuple[list[tuple[Part, Tensor]], li
 
 
 def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Give a classifier the number of classes that a checkpoint has, if that is all in which they differ.
+    """Give a classifier the number of classes of a checkpoint, if that is the only difference between them.
 
     Args:
         shapes: by key of the checkpoint's state dict; the values are to be loaded afterwards.
@@ -117,7 +119,9 @@ def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
 
 
 def _counts(found: Found) -> list[tuple[nn.Module, str]]:
-    """Where the modules note the number of classes: torch's own, and of a plain parameter its module's integers."""
+    """Return the attributes that hold the number of classes: torch's own, and integers of a plain parameter's
+    module.
+    """
     counts = []
     for part in found.parts:
         module, plain = part.owner.module, not isinstance(part.owner.module, (*LAYERS, nn.modules.batchnorm._NormBase))
@@ -128,9 +132,14 @@ def _counts(found: Found) -> list[tuple[nn.Module, str]]:
 
 
 def _resized(
-    part: Part, old: Tensor, weight: tuple[Part, Tensor], classes: int, kept: Mapping[int, int], init: Init
+    part: ClassTensor,
+    old: Tensor,
+    weight: tuple[ClassTensor, Tensor],
+    classes: int,
+    kept: Mapping[int, int],
+    init: Init,
 ) -> Tensor:
-    """A tensor with an entry for each new class, those that are kept taken over."""
+    """Return a tensor with one entry for each new class. Kept classes keep their entries."""
     shape = [classes if axis == part.axis else size for axis, size in enumerate(old.shape)]
     rows = old.new_empty([classes, *(size for axis, size in enumerate(shape) if axis != part.axis)])
     with torch.no_grad():
@@ -153,7 +162,7 @@ def _initialise(rows: Tensor, init: Init) -> None:
     if callable(init):
         init(rows)
     elif init == "default":
-        nn.init.kaiming_uniform_(rows, a=math.sqrt(5))  # as Linear.reset_parameters and those of convolutions
+        nn.init.kaiming_uniform_(rows, a=math.sqrt(5))  # as reset_parameters of Linear and the convolutions does
     else:
         name = {"xavier": "xavier_uniform"}.get(init, init).rstrip("_")
         function = getattr(nn.init, f"{name}_", None)
@@ -168,7 +177,7 @@ def _shapes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
 
 
 def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], found: Found, classes: int) -> None:
-    """The model must run, and the output be what it was, but for one axis."""
+    """Check that the model still runs, and that its output changed in the class axis only."""
     head = found.head
     way_out = f"change {head.classes} in the code, or replace {head.path} by hand"
     try:

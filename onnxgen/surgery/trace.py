@@ -1,4 +1,4 @@
-"""What one forward pass computes, as a graph of ATen's operators: where each value comes from."""
+"""Trace one forward pass as a graph of ATen operations, which shows where each value comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIEWS |= {"_to_copy", "clone", "detach", "alias", "contiguous"}
 
 @dataclass(eq=False)
 class Value:
-    """A tensor at one time (an operation in place makes a new one).
+    """A tensor at one point in time. An in-place operation makes a new value.
 
     Attributes:
         tensor: kept alive, so that its id stays its own.
@@ -37,7 +37,7 @@ class Value:
 
 @dataclass(eq=False)
 class Operation:
-    """One call.
+    """One call of an ATen operator.
 
     Attributes:
         name: without its overload: "addmm", "convolution".
@@ -66,7 +66,7 @@ class Trace:
 
 
 def trace(model: nn.Module, example: Example) -> Trace:
-    """Run a model in evaluation mode and note what it computes."""
+    """Run a model in evaluation mode and record the operations it performs."""
     recorder = _Recorder(example)
     with undisturbed(model), recorder:
         result = call(model, example)
@@ -77,7 +77,9 @@ def trace(model: nn.Module, example: Example) -> Trace:
 
 
 def source(value: Value) -> tuple[Value, int]:
-    """The parameter, buffer or constant that a value is a view or a cast of, and how often two axes were swapped."""
+    """Return the parameter, buffer or constant that a value is a view or cast of, and how often two axes were
+    swapped.
+    """
     turns = 0
     while (made := value.made_by) is not None and made.name in VIEWS and made.inputs:
         turns += made.name in ("t", "transpose", "permute", "numpy_T")

@@ -1,4 +1,5 @@
-"""Translation validation: a generated file does what the flat module said, whatever structure made of it.
+"""Translation validation: prove that a generated file does what the flat module specifies, whatever structure made of
+it.
 
 The flat module is executed on symbols before structure (`specify`), the finished text after formatting (`validate`).
 Both make nodes of one graph, in which equal computations are one node; so they agree if the results are the same node,

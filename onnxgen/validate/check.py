@@ -1,4 +1,4 @@
-"""Holds a generated file to its specification: the same members, the same computation."""
+"""Compare a generated file with its specification: the same members, the same computation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxgen.validate.values import Node, describe
 
 @dataclass(frozen=True)
 class Difference:
-    """What a text does otherwise than its specification: in which module (a path, "" the root), and what."""
+    """A difference between a text and its specification: the module (a path, "" is the root), and a description."""
 
     path: str
     what: str
 
 
 def validate(specification: Specification, tree: ast.Module, name: str) -> Difference | None:
-    """How a generated file differs from what it has to do; None if it does not.
+    """Return how a generated file differs from its specification, or None if it does not.
 
     Args:
         specification: of the flat module (see `specify`).
@@ -31,13 +31,13 @@ def validate(specification: Specification, tree: ast.Module, name: str) -> Diffe
     try:
         text = Text(tree, specification)
         result = text.node(text.root(name))
-    except Exception as error:  # a text that can't be followed, whatever the reason
+    except Exception as error:  # the text cannot be executed on symbols, whatever the reason
         return Difference("" if text is None else text.graph.home, f"{type(error).__name__}: {error}")
     return _members(specification, text) or _computation(specification, text, result)
 
 
 def _members(wanted: Specification, text: Text) -> Difference | None:
-    """The first member that is missing, too many, or made in another way."""
+    """Return the first member that is missing, superfluous, or made differently."""
     for path, (build, kind) in wanted.members.items():
         leaf = text.leaves.get(path)
         if leaf is None:
@@ -61,7 +61,7 @@ def _members(wanted: Specification, text: Text) -> Difference | None:
 
 
 def _computation(wanted: Specification, text: Text, result: Node) -> Difference | None:
-    """The first operation that the specification lacks, or else what shows that the results differ."""
+    """Return the first operation that the specification lacks, or else a difference of the results."""
     flat = wanted.program
     loops = all(flat.nexts.get(node) is after for node, after in text.nexts.items())
     stops = all(flat.stops.get(node) is stop for node, stop in text.stops.items()) and len(text.stops) == len(

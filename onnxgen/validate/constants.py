@@ -1,4 +1,4 @@
-"""A constant that is written as what it is, `torch.arange(n) * 0.5`, is computed again and must be its very elements.
+"""Recompute constants that are written as expressions, such as `torch.arange(n) * 0.5`, and compare their elements.
 
 The rules compute with numpy what torch's documentation says of each function; an expression that has no rule is wrong.
 """
@@ -19,12 +19,13 @@ from onnxgen.errors import WrongTranslation
 from onnxgen.validate.python import PYTHON
 
 Array = NDArray[Any]
-DTYPES = {name: dtype.numpy() for dtype, name in reversed(TORCH_DTYPES.items())}  # of several the widest comes first
-DEFAULT = np.dtype(np.float32)  # of torch.ones, and of Python's floats
+# Reversed, so that the first of several names wins.
+DTYPES = {name: dtype.numpy() for dtype, name in reversed(TORCH_DTYPES.items())}
+DEFAULT = np.dtype(np.float32)  # dtype of torch.ones and of Python floats
 
 
 def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
-    """`tree`, which makes the elements of `array`.
+    """Return `tree` if it makes exactly the elements of `array`.
 
     Args:
         tree: the expression that `__init__` has.
@@ -36,7 +37,7 @@ def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
     """
     try:
         made = np.asarray(_value(tree))
-    except Exception as error:  # whatever it is, nothing has been shown
+    except Exception as error:  # any error means that nothing was proven
         raise WrongTranslation(f"a constant is written as what nobody can compute: {error}") from error
     wanted = np.dtype(object) if array.dtype == object else DTYPES[TORCH_DTYPES[dtype]]
     expected = array.astype(wanted)
@@ -47,12 +48,12 @@ def checked(tree: ast.expr, array: Array, dtype: ir.DataType) -> ast.expr:
 
 
 def _signs(array: Array) -> list[bool]:
-    """Which elements are negative, zeros too: -0.0 is another number than 0.0."""
+    """Return which elements are negative, with -0.0 counted as negative."""
     return [] if array.dtype == object else np.signbit(array.astype(np.float64)).reshape(-1).tolist()
 
 
 def _value(tree: ast.expr) -> Any:
-    """What an expression comes to: a number, a tuple, a list, a numpy dtype or an array."""
+    """Compute an expression: a number, a tuple, a list, a numpy dtype or an array."""
     if isinstance(tree, ast.Constant):
         return tree.value
     if isinstance(tree, (ast.List, ast.Tuple)):
@@ -74,7 +75,7 @@ def _value(tree: ast.expr) -> Any:
 
 
 def _binary(function: Callable[[Any, Any], Any], a: Array, b: Any) -> Array:
-    """An array and a number: torch computes in the array's type, of integers with a float in float32."""
+    """Apply a function to an array and a number in torch's types: the array's, or float32 for integers with a float."""
     kind = a.dtype if a.dtype.kind == "f" or not isinstance(b, float) else DEFAULT
     return np.asarray(function(a.astype(kind), kind.type(b)))
 
@@ -91,7 +92,7 @@ def _is_whole(tree: ast.expr) -> bool:
 
 
 def _limit(tree: ast.Attribute) -> float:
-    """`torch.finfo(torch.float32).min`."""
+    """Compute `torch.finfo(torch.float32).min` and similar attributes."""
     assert isinstance(tree.value, ast.Call) and function_of(tree.value) == "torch.finfo"
     return float(getattr(np.finfo(_value(tree.value.args[0])), tree.attr))
 
@@ -108,7 +109,7 @@ def _call(tree: ast.Call) -> Any:
 
 
 def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
-    array = np.array(values, dtype if dtype == np.uint64 else None)  # numpy takes 2**63 beside 1 for floats
+    array = np.array(values, dtype if dtype == np.uint64 else None)  # for 2**63 and 1 numpy takes floats
     return array.astype(dtype if dtype is not None else DEFAULT if array.dtype.kind == "f" else array.dtype)
 
 
@@ -117,7 +118,7 @@ def _full(dtype: np.dtype[Any] | None, shape: tuple[int, ...], value: Any) -> Ar
 
 
 def _windows(dtype: None, height: int, width: int) -> Array:
-    """For each two tokens of a window the row of a table: by rows apart, then by columns apart."""
+    """Return the table row of each two tokens of a window: by their distance in rows, then in columns."""
     place = np.array([(y, x) for y in range(height) for x in range(width)])
     apart = place[:, None] - place[None] + (height - 1, width - 1)
     return np.asarray(apart[..., 0] * (2 * width - 1) + apart[..., 1])

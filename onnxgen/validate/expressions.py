@@ -1,4 +1,4 @@
-"""Evaluates Python expressions on symbols: what can be computed is computed, everything else is a node.
+"""Evaluate Python expressions on symbols: known values are computed, everything else becomes a node.
 
 The rules know Python, not PyTorch: no operand, keyword or constant is ever left out of a node. Three things of PyTorch
 are known: `x.shape[1]` is a dim, `x.device` is the device to compute on, and `nn.ReLU()(x)` is `F.relu(x)`
@@ -15,16 +15,16 @@ from typing import Any
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
 from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo
 from onnxgen.validate.layers import Layers, constant
-from onnxgen.validate.python import LONGEST, PYTHON, bounds, is_plain, is_small, power
+from onnxgen.validate.python import MAX_ITEMS, PYTHON, bounds, is_plain, is_small, power
 from onnxgen.validate.values import (
     CONCRETE,
     FileClass,
     Graph,
     Holder,
     Leaf,
+    LocalVariables,
     Node,
     Once,
-    Scope,
     Unreadable,
     Value,
     is_size,
@@ -42,12 +42,12 @@ ON_LISTS: dict[str, Callable[..., Any]] = {
     "zip": zip,
 }
 DIM_FUNCTIONS = ("min", "max", "int_div", "scale_size")
-# what draws numbers: each call is another one, told by how many came before
+# functions that draw random numbers: calls are numbered, so that each is distinct
 DRAWS = """torch.rand torch.randn torch.rand_like torch.randn_like torch.randint torch.bernoulli torch.multinomial
     torch.normal torch.poisson F.dropout F.alpha_dropout F.feature_alpha_dropout F.rrelu F.gumbel_softmax""".split()
 
 
-# what is given to the program outside, not made by it: none of them tells two programs apart
+# inputs from outside of the program, which do not distinguish two programs
 NO_OPERATIONS = frozenset(
     "constant name attribute member input dim tuple list dict slice starred part choice carried end number turn".split()
 ) | {"last turn", "undefined", "then", "else", "with", "no loop", "loop", "while", "bound", "device"}
@@ -57,7 +57,7 @@ NO_TENSORS = frozenset(("constant", "name", "dim", "tuple", "list", "dict", "sli
 
 
 class Lazy:
-    """A variable of a loop, which has a node of its own only if somebody reads it."""
+    """A variable of a loop. Its node is made only if the variable is read."""
 
     def read(self) -> Value:
         raise NotImplementedError
@@ -76,16 +76,16 @@ class Expressions:
         self.graph, self.make, self.building = graph, graph.make, False
         self.layers = Layers(graph)
         self.device = graph.make("device")
-        self.immovable = False  # no tensor is there that says what the device is: it is "cpu"
+        self.immovable = False  # True if no tensor determines the device, which is then "cpu"
         self.draws = frozenset(map(graph.dotted, DRAWS))
         self.seen: Counter[Node | str] = Counter()
         self.repeatable: frozenset[Node] = frozenset()
         self.measuring: frozenset[Node] = frozenset()
-        self.bound = 0  # how many comprehensions and lambdas stand around
+        self.bound = 0  # nesting depth of comprehensions and lambdas
         self.loop = graph.make("no loop")
-        self.under: tuple[Node, ...] = ()  # tests of the branches around
-        self.contexts: tuple[Node, ...] = ()  # of the `with` statements around
-        self.rules: dict[type[ast.AST], Callable[[Any, Scope], Value]] = {
+        self.under: tuple[Node, ...] = ()  # conditions of the enclosing branches
+        self.contexts: tuple[Node, ...] = ()  # contexts of the enclosing `with` statements
+        self.rules: dict[type[ast.AST], Callable[[Any, LocalVariables], Value]] = {
             ast.Constant: lambda tree, _: tree.value,
             ast.Name: self._name,
             Ref: lambda tree, scope: self.read(variable(tree.value), scope),
@@ -109,19 +109,19 @@ class Expressions:
             ast.Lambda: self._lambda,
         }
 
-    def evaluate(self, tree: ast.AST, scope: Scope) -> Value:
+    def evaluate(self, tree: ast.AST, scope: LocalVariables) -> Value:
         rule = self.rules.get(type(tree))
         if rule is None:
             raise Unreadable(f"an expression of type {type(tree).__name__}")
         return rule(tree, scope)
 
     def operation(self, *key: Any) -> Node:
-        """What is computed, in the contexts around: under `torch.enable_grad()` it is another computation."""
+        """Make a node in the current contexts: under `torch.enable_grad()` it is a different computation."""
         made = self.make(*key)
         return self.make("within", self.contexts, made) if self.contexts else made
 
     def node(self, value: Value) -> Node:
-        """A value as a node: what an operation is applied to."""
+        """Return a value as a node, to which operations can be applied."""
         if isinstance(value, Node):
             return value
         if isinstance(value, str) and value == "cpu" and self.immovable:
@@ -143,30 +143,30 @@ class Expressions:
         raise Unreadable(f"a {type(value).__name__} that is no operand")
 
     def lend(self, values: list[Value]) -> list[Value]:
-        """Values that something else than one variable has from now on: they are no lists that may grow."""
+        """Mark lists as shared, so that they may no longer grow. Returns the values."""
         return values
 
     def member(self, leaf: Leaf) -> Node:
-        """What reads a leaf in `forward`; the program that has leaves says how."""
+        """Return the node that reads a leaf in `forward`. Subclasses that have leaves implement it."""
         raise Unreadable("a module outside of __init__")
 
     def known(self, name: str) -> Value:
-        """What a name means that is no local variable."""
+        """Return the meaning of a name that is not a local variable."""
         return self.make("name", name)
 
-    def read(self, name: str, scope: Scope) -> Value:
+    def read(self, name: str, scope: LocalVariables) -> Value:
         found = scope.find(name, UNDEFINED)
         if found is UNDEFINED:
             raise Unreadable("a variable that was never assigned")
         return found.read() if isinstance(found, Lazy) else found
 
-    def _name(self, tree: ast.Name, scope: Scope) -> Value:
+    def _name(self, tree: ast.Name, scope: LocalVariables) -> Value:
         found = scope.find(tree.id, UNDEFINED)
         if found is UNDEFINED:
             return self.known(tree.id)
         return found.read() if isinstance(found, Lazy) else found
 
-    def _several(self, trees: list[ast.expr], scope: Scope) -> list[Value]:
+    def _several(self, trees: list[ast.expr], scope: LocalVariables) -> list[Value]:
         made: list[Value] = []
         for tree in trees:
             if isinstance(tree, ast.Starred):
@@ -178,9 +178,9 @@ class Expressions:
         return made
 
     def iterate(self, value: Value) -> list[Value] | None:
-        """The items, where they are known one by one."""
+        """Return the items if they are known individually, else None."""
         if isinstance(value, range):
-            return None if value[LONGEST:] else list(value)
+            return None if value[MAX_ITEMS:] else list(value)
         if isinstance(value, (tuple, list)):
             return list(value)
         if isinstance(value, Once):
@@ -198,12 +198,12 @@ class Expressions:
         return self.attribute(self.node(value), name)
 
     def is_tensor(self, value: Value) -> bool:
-        """Whether a value may well be a tensor: it was computed, or belongs to a module."""
+        """Return True if a value may be a tensor: it was computed, or belongs to a module."""
         if isinstance(value, Node) and value.key[0] == "attribute":
             return self.is_tensor(value.key[1])
         return isinstance(value, Node) and value.key[0] not in NO_TENSORS
 
-    def _subscript(self, tree: ast.Subscript, scope: Scope) -> Value:
+    def _subscript(self, tree: ast.Subscript, scope: LocalVariables) -> Value:
         value, index = self.evaluate(tree.value, scope), self.evaluate(tree.slice, scope)
         if isinstance(value, Holder):
             if isinstance(index, str) and value.kind == "ModuleDict":
@@ -218,7 +218,7 @@ class Expressions:
             index = tuple(map(self._index, index))
         return self.operation("item", self.node(value), self.node(self._index(index)))
 
-    def _slice(self, tree: ast.Slice, scope: Scope) -> slice:
+    def _slice(self, tree: ast.Slice, scope: LocalVariables) -> slice:
         parts = [None if part is None else self.evaluate(part, scope) for part in (tree.lower, tree.upper, tree.step)]
         return slice(*parts)
 
@@ -227,7 +227,7 @@ class Expressions:
             return self.make("slice", *map(self.node, (index.start, index.stop, index.step)))
         return index
 
-    def _binary(self, tree: ast.BinOp, scope: Scope) -> Value:
+    def _binary(self, tree: ast.BinOp, scope: LocalVariables) -> Value:
         a, b, kind = self.evaluate(tree.left, scope), self.evaluate(tree.right, scope), type(tree.op)
         try:
             if isinstance(a, Sym) or isinstance(b, Sym):
@@ -245,14 +245,16 @@ class Expressions:
             pass
         return self.operation("binary", kind.__name__, self.node(a), self.node(b))
 
-    def _unary(self, tree: ast.UnaryOp, scope: Scope) -> Value:
+    def _unary(self, tree: ast.UnaryOp, scope: LocalVariables) -> Value:
         value, kind = self.evaluate(tree.operand, scope), type(tree.op)
         if isinstance(value, CONCRETE) or (isinstance(value, Sym) and kind is ast.USub):
             return PYTHON[kind](value)
         return self.operation("unary", kind.__name__, self.node(value))
 
-    def _boolean(self, tree: ast.BoolOp, scope: Scope) -> Value:
-        """What is known and does not decide is left out, unless it is the last: `True and x` is `x`."""
+    def _boolean(self, tree: ast.BoolOp, scope: LocalVariables) -> Value:
+        """Evaluate `and` or `or`. Known operands that do not decide are left out, except the last: `True and
+        x` is `x`.
+        """
         asked: list[Value] = []
         for i, part in enumerate(tree.values):
             value = self.evaluate(part, scope)
@@ -265,7 +267,7 @@ class Expressions:
             return asked[0]
         return self.operation("boolean", type(tree.op).__name__, tuple(map(self.node, asked)))
 
-    def _compare(self, tree: ast.Compare, scope: Scope) -> Value:
+    def _compare(self, tree: ast.Compare, scope: LocalVariables) -> Value:
         values = [self.evaluate(value, scope) for value in (tree.left, *tree.comparators)]
         identity = all(isinstance(op, (ast.Is, ast.IsNot)) for op in tree.ops)
         known = all(isinstance(value, (*CONCRETE, Leaf, Holder)) if identity else is_plain(value) for value in values)
@@ -273,7 +275,7 @@ class Expressions:
             return all(PYTHON[type(op)](a, b) for op, a, b in zip(tree.ops, values, values[1:]))
         return self.operation("compare", tuple(type(op).__name__ for op in tree.ops), tuple(map(self.node, values)))
 
-    def _choice(self, tree: ast.IfExp, scope: Scope) -> Value:
+    def _choice(self, tree: ast.IfExp, scope: LocalVariables) -> Value:
         test = self.evaluate(tree.test, scope)
         if isinstance(test, CONCRETE):
             return self.evaluate(tree.body if test else tree.orelse, scope)
@@ -284,14 +286,14 @@ class Expressions:
         self.under = around
         return self.make("choice", condition, *sides)
 
-    def _dict(self, tree: ast.Dict, scope: Scope) -> dict[Value, Value]:
+    def _dict(self, tree: ast.Dict, scope: LocalVariables) -> dict[Value, Value]:
         if any(key is None for key in tree.keys):
             raise Unreadable("a dict that takes in another")
         keys = [self.evaluate(key, scope) for key in tree.keys if key is not None]
         return dict(zip(keys, (self.evaluate(value, scope) for value in tree.values)))
 
-    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: Scope) -> Value:
-        """A list; where the items are not known, a node whose variables are numbered by how deep they stand."""
+    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: LocalVariables) -> Value:
+        """Return a list, or, if the items are unknown, a node whose variables are numbered by nesting depth."""
         if len(tree.generators) > 1 or tree.generators[0].is_async:
             raise Unreadable("a comprehension of several loops")
         (loop,) = tree.generators
@@ -300,30 +302,30 @@ class Expressions:
         if items is not None and not loop.ifs:
             made = []
             for item in items:
-                inner = Scope({}, scope)
+                inner = LocalVariables({}, scope)
                 self.assign(loop.target, item, inner)
                 made.append(self.evaluate(tree.elt, inner))
             return made if isinstance(tree, ast.ListComp) else Once(made)
         self.bound += 1
-        inner = Scope({}, scope)
+        inner = LocalVariables({}, scope)
         self.assign(loop.target, self.make("bound", self.bound), inner)
         tests = tuple(self.node(self.evaluate(test, inner)) for test in loop.ifs)
         body = self.node(self.evaluate(tree.elt, inner))
         self.bound -= 1
         return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
 
-    def _lambda(self, tree: ast.Lambda, scope: Scope) -> Node:
+    def _lambda(self, tree: ast.Lambda, scope: LocalVariables) -> Node:
         given = tree.args
         if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs:
             raise Unreadable("a lambda with more than plain arguments")
         self.bound += 1
         names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(given.args)}
-        body = self.node(self.evaluate(tree.body, Scope(names, scope)))
+        body = self.node(self.evaluate(tree.body, LocalVariables(names, scope)))
         self.bound -= 1
         return self.make("lambda", len(names), body)
 
-    def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
-        """Bind the names of a target; a tuple takes a value apart."""
+    def assign(self, target: ast.expr, value: Value, scope: LocalVariables) -> None:
+        """Bind the names of a target. A tuple target unpacks the value."""
         if isinstance(target, ast.Name):
             self.bind(target.id, value, scope)
             return
@@ -338,10 +340,10 @@ class Expressions:
         for inner, item in zip(target.elts, items):
             self.assign(inner, item, scope)
 
-    def bind(self, name: str, value: Value, scope: Scope) -> None:
+    def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
         scope.values[name] = value
 
-    def _call(self, tree: ast.Call, scope: Scope) -> Value:
+    def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
         args = self._several(tree.args, scope)
         kwargs = self.keywords(tree, scope)
         if isinstance(tree.func, ast.Name) and scope.find(tree.func.id, UNDEFINED) is UNDEFINED and not kwargs:
@@ -350,7 +352,7 @@ class Expressions:
                 return found
         return self.call(self.evaluate(tree.func, scope), args, kwargs)
 
-    def keywords(self, tree: ast.Call, scope: Scope) -> dict[str, Value]:
+    def keywords(self, tree: ast.Call, scope: LocalVariables) -> dict[str, Value]:
         if any(keyword.arg is None for keyword in tree.keywords):
             raise Unreadable("a call with **")
         given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}
@@ -359,7 +361,7 @@ class Expressions:
         return given
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
-        """A builtin of known arguments."""
+        """Call a builtin with known arguments."""
         if name in DIM_FUNCTIONS and args and all(is_size(a) or (name == "scale_size" and a == args[1]) for a in args):
             try:
                 return apply(name, *args)
@@ -378,7 +380,7 @@ class Expressions:
         return made if isinstance(made, (int, list, tuple)) else Once(list(made))
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """A call of what the file does not define."""
+        """Return the node of a call of a function that the file does not define."""
         if isinstance(function, (FileClass, Holder, Leaf)):
             raise Unreadable("a call of a module")
         function = self.node(function)
@@ -390,7 +392,7 @@ class Expressions:
         if self.building or not counts:
             return made
         self.seen[what] += 1
-        if function in self.measuring:  # what a layer measures depends on the order of its calls, its results do not
+        if function in self.measuring:  # a layer's statistics depend on the order of its calls, its results do not
             self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
             return made
         return self.make("again", made, self.seen[what], self.loop, self.under)

@@ -1,4 +1,4 @@
-"""What happens where a text is not what was specified: its smallest module that differs is written plainly."""
+"""Retry a text that differs from its specification: the smallest module that differs is written plainly."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onnxgen.errors import WrongTranslation, counted
 from onnxgen.output.compose import Generated, Report
 from onnxgen.validate.check import Difference
 
-STRICT = "ONNXGEN_STRICT"  # in the environment: a difference is an error at once
+STRICT = "ONNXGEN_STRICT"  # environment variable: a difference is an error at once
 Path = tuple[str, ...]
 
 
 def translated(
     made: Callable[[frozenset[Path]], Generated], differs: Callable[[Generated], Difference | None], report: Report
 ) -> Generated:
-    """The first text that does what it has to.
+    """Return the first text that matches its specification.
 
     Args:
         made: makes a text; the modules that it is given are to be left plain.

@@ -1,4 +1,4 @@
-"""What a generated file defines: every name once, and no name means anything else than it does to the network.
+"""Check what a generated file defines: every name once, and no name with another meaning than the network expects.
 
 So the checker may look names up as if they were torch's, Python's, or a class of the file.
 """
@@ -20,7 +20,9 @@ PYTHONS = frozenset(dir(builtins))
 
 
 def module_names(tree: ast.Module) -> frozenset[str]:
-    """What a file defines, each name once, and none of them Python's own or another module than everywhere."""
+    """Return the names that a file defines. Each must be defined once, and none may shadow Python's or another
+    module's.
+    """
     names: list[str] = []
     needed: set[str] = set()
     for node in tree.body:
@@ -61,7 +63,7 @@ def _helper_needs(name: str) -> frozenset[str]:
 
 
 def _needs(tree: ast.AST) -> frozenset[str]:
-    """What a function or class takes from the file that it stands in: names that it reads and does not define."""
+    """Return the names that a function or class reads and does not define itself."""
     nodes = list(ast.walk(tree))
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
@@ -72,7 +74,7 @@ def _needs(tree: ast.AST) -> frozenset[str]:
 
 
 def _not_followed(node: ast.ClassDef) -> Iterator[ast.AST]:
-    """What of a network's class is not executed on symbols: how it is loaded, and what annotates its methods."""
+    """Yield the parts of a network's class that are not executed on symbols: loading code and annotations."""
     for method in node.body:
         if isinstance(method, ast.FunctionDef):
             yield method if method.name == "from_pretrained" else ast.Tuple(_annotations(method), ast.Load())
@@ -83,7 +85,7 @@ def _annotations(method: ast.FunctionDef) -> list[ast.expr]:
 
 
 def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
-    """No method has a variable of a name that the file gives to something else: it would be unassigned before."""
+    """Check that no method has a variable with a name that the file defines: it would be unassigned before."""
     for method in definition.body:
         for node in ast.walk(method) if getattr(method, "name", "") != "from_pretrained" else ():
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in taken:
@@ -91,7 +93,7 @@ def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
 
 
 def _code(definition: ast.stmt) -> str:
-    """What a function or class does: all of it but docstrings."""
+    """Return what a function or class does: its code without docstrings."""
     for node in ast.walk(definition):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
@@ -103,7 +105,7 @@ def _source(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def check_body(definition: ast.ClassDef, stubs: set[str]) -> None:
-    """A class defines what modules have, and nothing that would change what a module does by itself."""
+    """Check that a class defines only what modules have, and nothing that changes how modules work."""
     for node in definition.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue

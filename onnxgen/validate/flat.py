@@ -1,4 +1,4 @@
-"""The flat `ModuleDef`, before structure, as what a generated file has to do: the specification."""
+"""The specification of a generated file: the flat `ModuleDef` before structure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from onnxgen.code.torch_api import BATCH_NORMS, PURE, function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.info import Info
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import Graph, Leaf, Node, Scope, Value, variable
+from onnxgen.validate.values import Graph, Leaf, LocalVariables, Node, Value, variable
 
 
 @dataclass
 class Specification:
-    """What a generated file has to register and to compute.
+    """The members that a generated file must register, and the values that it must compute.
 
     Attributes:
         graph: has all of its nodes.
@@ -39,7 +39,7 @@ class Specification:
 
 
 def specify(module: ModuleDef, before: Specification | None = None) -> Specification:
-    """Execute the flat module; `before`: what it was before `--dropout` added layers, which may change nothing else.
+    """Execute the flat module. `before`: the module before `--dropout` added layers, which may change nothing else.
 
     Raises:
         Unreadable: the module does what the checker does not understand.
@@ -51,7 +51,7 @@ def specify(module: ModuleDef, before: Specification | None = None) -> Specifica
 
 
 def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
-    """Where every `nn.Dropout` that is new is passed by, the module is what it was."""
+    """Check that the module is the former one if every new `nn.Dropout` is skipped."""
     new = {".".join(m.path): m.build for m in module.members if ".".join(m.path) not in before.members}
     after = _specified(module, before.graph, frozenset(new))
     kept = {path: made for path, made in after.members.items() if path not in new}
@@ -64,7 +64,7 @@ def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
 
 def _specified(module: ModuleDef, graph: Graph, passed_by: frozenset[str]) -> Specification:
     program = _Flat(graph, module, passed_by)
-    scope = Scope()
+    scope = LocalVariables()
     for i, argument in enumerate(module.inputs):
         program.bind(variable(argument.value), graph.make("input", i, argument.annotation), scope)
     result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
@@ -78,12 +78,12 @@ def _specified(module: ModuleDef, graph: Graph, passed_by: frozenset[str]) -> Sp
 
 
 def kind(member: Member) -> str:
-    """How a member is registered: a buffer that the state dict keeps or not, or by an assignment."""
+    """Return how a member is registered: as a persistent or transient buffer, or by assignment."""
     return "" if member.kind != "buffer" else "persistent" if member.keys else "transient"
 
 
 def returns(outputs: list[ast.expr]) -> ast.Return:
-    """What is returned: one value as it is, several as a tuple."""
+    """Return the return statement for outputs: one value as it is, several as a tuple."""
     if len(outputs) == 1 and not isinstance(outputs[0], ast.Starred):
         return ast.Return(outputs[0])
     return ast.Return(ast.Tuple(list(outputs), ast.Load()) if outputs else None)
@@ -94,11 +94,11 @@ def _frozen(member: Member) -> list[str]:
     return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
 
 
-FEW = 8  # turns of a loop over a range that are executed one by one, those of loops in it multiplied
+MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied
 
 
 class _Flat(Statements):
-    """Executes the statements of a flat module; notes the dims that are known of its values.
+    """Executes the statements of a flat module, and records the known dims of its values.
 
     `passed_by`: members whose call is what it is given. `whole`: the loops over a range that are executed as one, by
     where they stand. A few turns are executed one by one, since structure writes such a loop for repeated layers, too.
@@ -122,26 +122,26 @@ class _Flat(Statements):
         return super().call(function, args, kwargs)
 
     def stays_whole(self, source: range) -> bool:
-        if not source[FEW // self.turns :]:
+        if not source[MAX_UNROLLED_ITERATIONS // self.turns :]:
             return False
         self.whole.add(self.place(source))
         return True
 
     def build(self, tree: ast.expr) -> Node:
-        """What makes a member."""
+        """Return the node that makes a member."""
         self.building = True
-        made = self.evaluate(tree, Scope())
+        made = self.evaluate(tree, LocalVariables())
         found = made.build if isinstance(made, Leaf) else self.node(made)
         self.building = False
         return found
 
-    def bind(self, name: str, value: Value, scope: Scope) -> None:
-        if isinstance(value, Node) and value.key[0] == "end":  # dims were those of a turn; from here on it has its own
+    def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
+        if isinstance(value, Node) and value.key[0] == "end":  # its dims belonged to an iteration
             self.graph.shapes.pop(value, None)
         self._note(name, value)
         scope.values[name] = value
 
-    def read(self, name: str, scope: Scope) -> Value:
+    def read(self, name: str, scope: LocalVariables) -> Value:
         value = super().read(name, scope)
         if isinstance(value, Node) and value not in self.graph.shapes:
             self._note(name, value)
@@ -154,7 +154,7 @@ class _Flat(Statements):
 
 
 def _python(statement: Statement) -> ast.stmt:
-    """A statement of a flat module as Python has it; variables are called as the values are."""
+    """Return a statement of a flat module as Python. Variables are named like the values."""
     if isinstance(statement, Assign):
         if not statement.targets:
             return ast.Expr(statement.value)
@@ -173,7 +173,7 @@ def _python(statement: Statement) -> ast.stmt:
 
 
 def _target(names: tuple[str, ...], form: str) -> ast.expr:
-    """What is assigned to: one name, or several in a tuple, in the form that they are written in."""
+    """Return the target of an assignment: one name, or several in a tuple, in their written form."""
     names = tuple(map(variable, names))
     if not form:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]

@@ -1,4 +1,4 @@
-"""Layers of torch that are a function: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
+"""Normalise torch layers that are functions: `nn.MaxPool2d(3, 2)(x)` is `F.max_pool2d(x, 3, 2)`.
 
 Both are brought to one form, with the names of the arguments as torch documents them.
 """
@@ -27,7 +27,7 @@ class Layers:
         self.identity, self.flatten = graph.dotted("nn.Identity"), graph.dotted("nn.Flatten")
 
     def named(self, function: Node, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a call, with their names after the first where the function is one of a layer.
+        """Return the arguments of a call, by name after the first if the function belongs to a layer.
 
         What is given is left out where torch takes the very same if nothing is given.
         """
@@ -45,13 +45,13 @@ class Layers:
         return build.key[:2] == ("call", self.identity)
 
     def is_stateless(self, build: Node) -> bool:
-        """Whether a layer is nothing but a function: no tensor, no state."""
+        """Return True if a layer is only a function: no tensors, no state."""
         return build.key[0] == "call" and (
             build.key[1] in self.of_layer or build.key[1] in (self.identity, self.flatten)
         )
 
     def function(self, build: Node, value: Any) -> tuple[Any, list[Any], dict[str, Any]]:
-        """What a stateless layer computes: a function, its arguments and keywords."""
+        """Return what a stateless layer computes: a function, its arguments and keywords."""
         _, layer, args, kwargs = build.key
         if layer is self.flatten:
             if args or kwargs:
@@ -64,7 +64,7 @@ class Layers:
 
 
 def constant(value: Any) -> tuple[str, str]:
-    """A constant with its type: 1, True and 1.0 differ. A float, or text, of a class of ours is what it is."""
+    """Return a constant with its type: 1, True and 1.0 differ. Floats and text may be of classes of ours."""
     for kind in (float, str):
         if isinstance(value, kind):
             return kind.__name__, kind.__repr__(value)
@@ -72,6 +72,6 @@ def constant(value: Any) -> tuple[str, str]:
 
 
 def _is(value: Any, usual: Any) -> bool:
-    """Whether an argument is this constant."""
+    """Return True if an argument is this constant."""
     given = value.key[1:] if isinstance(value, Node) and value.key[0] == "constant" else constant(value)
     return bool(given == constant(usual))

@@ -1,4 +1,4 @@
-"""What Python computes of numbers, text and lists, as far as that is small."""
+"""Compute Python expressions on numbers, text and lists, if the results are small."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from onnxgen.validate.values import CONCRETE, Value
 
-LONGEST = 100_000  # items of a `range`, or of a list that is repeated, that are looked at one by one
-MOST_BITS = 4096  # of an integer that is computed
+MAX_ITEMS = 100_000  # items of a `range` or a repeated list that are evaluated one by one
+MAX_INTEGER_BITS = 4096  # bits of a computed integer
 PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,17 +35,17 @@ PYTHON: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def is_plain(value: Value) -> bool:
-    """A value of Python alone: nothing in it is symbolic."""
+    """Return True if a value is an ordinary Python value without symbolic parts."""
     return all(map(is_plain, value)) if isinstance(value, (tuple, list)) else isinstance(value, CONCRETE)
 
 
 def is_small(kind: type[ast.operator], a: Any, b: Any) -> bool:
-    """Whether the result is no larger than what a person would write."""
+    """Return True if the result is no larger than what a person would write."""
     if kind is ast.Mult and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
         times = a if isinstance(a, int) else b
-        return isinstance(times, int) and times <= LONGEST
+        return isinstance(times, int) and times <= MAX_ITEMS
     if kind in (ast.Mult, ast.Pow) and isinstance(a, int) and isinstance(b, int):
-        return a.bit_length() * (b if kind is ast.Pow else 1) + b.bit_length() <= MOST_BITS
+        return a.bit_length() * (b if kind is ast.Pow else 1) + b.bit_length() <= MAX_INTEGER_BITS
     return True
 
 

@@ -1,4 +1,4 @@
-"""The tensors of torch's layers: keys and shapes, as the arguments of a layer say. Source: the pages of torch.nn."""
+"""The tensors of torch's layers: keys and shapes, derived from the arguments. Source: the pages of torch.nn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
 
 
 def hold_shapes(members: Sequence[Member]) -> None:
-    """Every layer of torch has the tensors that it registers, each of its shape.
+    """Check that every torch layer has the tensors that it registers, with their shapes.
 
     Raises:
         WrongTranslation: one is missing, or of another shape: the weights could not be loaded.
@@ -30,9 +30,11 @@ def hold_shapes(members: Sequence[Member]) -> None:
 
 
 def registered(build: ast.expr) -> Shapes:
-    """The tensors that a layer registers by its call; none where it is no layer of the table, or of sizes unknown."""
+    """Return the tensors that a layer registers by its call; none if it is not in the table or its sizes are
+    unknown.
+    """
     name = function_of(build)
-    rule = next((rule for names, rule in RULES.items() if name.rstrip("123d") in names.split()), None)
+    rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}
     try:
@@ -98,7 +100,7 @@ def _recurrent(name: str, given: Mapping[str, Any]) -> Shapes:
     return found
 
 
-RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
+TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Linear": _linear,
     "nn.Conv nn.ConvTranspose": _convolution,
     "nn.BatchNorm nn.InstanceNorm nn.GroupNorm": _norm,

@@ -1,4 +1,4 @@
-"""Executes Python statements on symbols: what a `forward` returns, as nodes.
+"""Execute Python statements on symbols: the values that a `forward` returns, as nodes.
 
 A branch whose test is known is taken. Of any other, both sides are executed, and a variable that they leave with
 different values becomes a choice. A loop over known items is executed item by item. Any other loop is executed once:
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from onnxgen.code.quote import Ref
 from onnxgen.validate.expressions import UNDEFINED, Expressions, Lazy
-from onnxgen.validate.values import CONCRETE, Graph, Node, Scope, Unreadable, Value, variable
+from onnxgen.validate.values import CONCRETE, Graph, LocalVariables, Node, Unreadable, Value, variable
 
 GROWS = ("append", "extend")
 
@@ -33,14 +33,14 @@ class Statements(Expressions):
         self.nexts: dict[Node, Node] = {}
         self.stops: dict[Node, Node] = {}
         self.effects: list[Node] = []
-        self.turns = 1  # of the loops over ranges around that are executed turn by turn
+        self.turns = 1  # product of iterations of the enclosing unrolled loops
         self.undefined = graph.make("undefined")
         self.lent: dict[int, Value] = {}
         self._like: Counter[Node] = Counter()
         self.trying = False
 
-    def run(self, block: list[ast.stmt], scope: Scope) -> Value:
-        """Execute a block; what it returns, or `UNDEFINED`. Only the last statement of a `forward` returns."""
+    def run(self, block: list[ast.stmt], scope: LocalVariables) -> Value:
+        """Execute a block. Returns its result, or `UNDEFINED`. Only the last statement of a `forward` returns."""
         for i, statement in enumerate(block):
             if isinstance(statement, ast.Return):
                 if i + 1 < len(block) or self.under or self.loop.key != ("no loop",):
@@ -49,7 +49,7 @@ class Statements(Expressions):
             self._execute(statement, scope)
         return UNDEFINED
 
-    def _execute(self, statement: ast.stmt, scope: Scope) -> None:
+    def _execute(self, statement: ast.stmt, scope: LocalVariables) -> None:
         if isinstance(statement, ast.Assign):
             if len(statement.targets) > 1:
                 raise Unreadable("an assignment to several targets")
@@ -70,8 +70,8 @@ class Statements(Expressions):
         elif not isinstance(statement, ast.Pass):
             raise Unreadable(f"a statement of type {type(statement).__name__}")
 
-    def _effect(self, value: ast.expr, scope: Scope) -> None:
-        """A list that grows has a new value; everything else is kept as what it is."""
+    def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
+        """Execute a statement for its effect. A list that grows gets a new value; other effects are recorded."""
         if isinstance(value, ast.Constant):
             return
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in GROWS:
@@ -92,7 +92,7 @@ class Statements(Expressions):
             return
         self.effects.append(self.make("effect", self.loop, self.under, self.node(self.evaluate(value, scope))))
 
-    def _if(self, statement: ast.If, scope: Scope) -> None:
+    def _if(self, statement: ast.If, scope: LocalVariables) -> None:
         test = self.evaluate(statement.test, scope)
         if isinstance(test, CONCRETE):
             if self.run(statement.body if test else statement.orelse, scope) is not UNDEFINED:
@@ -102,7 +102,7 @@ class Statements(Expressions):
         sides = []
         for word, block in (("then", statement.body), ("else", statement.orelse)):
             self.under = (*around, self.make(word, condition))
-            sides.append(Scope({}, scope))
+            sides.append(LocalVariables({}, scope))
             self.run(block, sides[-1])
         self.under = around
         for name in dict.fromkeys([*sides[0].values, *sides[1].values]):
@@ -111,7 +111,7 @@ class Statements(Expressions):
                 then = self.make("choice", condition, self.node(then), self.node(orelse))
             self.bind(name, then, scope)
 
-    def _with(self, statement: ast.With, scope: Scope) -> None:
+    def _with(self, statement: ast.With, scope: LocalVariables) -> None:
         if len(statement.items) > 1 or statement.items[0].optional_vars is not None:
             raise Unreadable("a with of several contexts")
         around = self.contexts
@@ -120,7 +120,7 @@ class Statements(Expressions):
             raise Unreadable("a return in a with")
         self.contexts = around
 
-    def _for(self, statement: ast.For, scope: Scope) -> None:
+    def _for(self, statement: ast.For, scope: LocalVariables) -> None:
         if statement.orelse:
             raise Unreadable("a for with else")
         source = self.evaluate(statement.iter, scope)
@@ -140,17 +140,17 @@ class Statements(Expressions):
         self.turns = around
 
     def stays_whole(self, source: range) -> bool:
-        """Whether a loop so many times is executed as one whose turns nobody knows, and not turn by turn."""
+        """Return True if a loop of so many iterations is executed as one symbolic loop."""
         raise NotImplementedError
 
     def place(self, source: range) -> tuple[object, ...]:
-        """Where a loop over a range stands."""
+        """Return the position of a loop over a range."""
         return self.loop, self.under, self.turns, source
 
     def _symbolic(
-        self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+        self, source: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> None:
-        """A loop of which nobody knows how many turns it takes.
+        """Execute a loop with an unknown number of iterations.
 
         Loops that go through the same are told apart by what a turn does, not by which comes first: a text may have
         two that do not need each other in another order. So each is executed on trial before, and loops in it by their
@@ -165,23 +165,23 @@ class Statements(Expressions):
             self.bind(name, last, scope)
 
     def _does(
-        self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
+        self, like: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
     ) -> frozenset[tuple[Node, Node | None]]:
-        """What a turn of a loop makes of each value that it carries; nothing of the trial is kept."""
+        """Return what an iteration makes of each carried value, and discard this trial execution."""
         kept = (self.seen.copy(), self._like.copy(), self.nexts.copy(), self.stops.copy(), self.effects.copy())
         self.trying = True
         trial = self._turn(like, target, stop, body, scope)[1]
         self.trying = False
-        began = (own for own in trial.values() if own.start is not self.undefined)  # others are no values of a turn
+        began = (own for own in trial.values() if own.start is not self.undefined)  # not carried if undefined
         does = frozenset((own.own, self.nexts.get(own.own)) for own in began if own.own is not None)
         self.seen, self._like, self.nexts, self.stops, self.effects = kept
         return does
 
     def _turn(
-        self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: Scope
-    ) -> tuple[Scope, dict[str, _Carried]]:
-        """One turn of a loop: the variables at its end, and those that it may carry."""
-        inner, around = Scope({}, scope), (self.loop, self.under)
+        self, loop: Node, target: ast.expr | None, stop: ast.expr | None, body: list[ast.stmt], scope: LocalVariables
+    ) -> tuple[LocalVariables, dict[str, _Carried]]:
+        """Execute one iteration. Returns the variables at its end, and those that may be carried."""
+        inner, around = LocalVariables({}, scope), (self.loop, self.under)
         carried = {name: _Carried(self, loop, name, scope) for name in dict.fromkeys(_assigned(body))}
         inner.values.update(carried)
         self.loop, self.under = loop, ()
@@ -196,23 +196,23 @@ class Statements(Expressions):
         return inner, carried
 
     def number(self, *key: object) -> Node:
-        """A node of its own for each of several equal ones: the first, the second, ..."""
+        """Return a separate node for each of several equal ones: the first, the second, ..."""
         like = self.make(*key)
         self._like[like] += 1
         return self.make("number", self._like[like], like)
 
 
 class _Carried(Lazy):
-    """A variable of a loop at the beginning of a turn."""
+    """A variable of a loop at the beginning of an iteration."""
 
-    def __init__(self, program: Statements, loop: Node, name: str, scope: Scope) -> None:
+    def __init__(self, program: Statements, loop: Node, name: str, scope: LocalVariables) -> None:
         self.program, self.loop = program, loop
         self.start = scope.find(name, program.undefined)
         self.own: Node | None = None
         self.next: Value = UNDEFINED
 
     def read(self) -> Node:
-        """Its node. What it starts with comes first, which may be what another loop left, and so on."""
+        """Return its node. The initial value is read first, which another loop may have left."""
         waiting = [self] if self.own is None else []
         while waiting and (before := waiting[-1]._before()) is not None:
             waiting.append(before)
@@ -231,19 +231,19 @@ class _Carried(Lazy):
             self._settle()
 
     def end(self, value: Value) -> None:
-        """The turn is over, and left this value."""
+        """End the iteration, which left this value."""
         self.next = value
         if self.own is not None:
             self._settle()
 
     def _settle(self) -> None:
         if self.own is not None and self.next is not UNDEFINED and self.own not in self.program.nexts:
-            self.program.nexts[self.own] = self.own  # for a variable that is carried to itself
+            self.program.nexts[self.own] = self.own  # set before, since a variable may be carried to itself
             self.program.nexts[self.own] = self.program.node(self.next)
 
 
 class _After(Lazy):
-    """A variable of a loop when that has ended."""
+    """A variable of a loop after its end."""
 
     def __init__(self, program: Statements, carried: _Carried) -> None:
         self.program, self.carried = program, carried
@@ -253,7 +253,7 @@ class _After(Lazy):
 
 
 def _stop(body: list[ast.stmt]) -> ast.expr | None:
-    """What `if not stop: break` at the beginning of a loop's body asks."""
+    """Return the condition of `if not stop: break` at the beginning of a loop's body, or None."""
     first = body[0] if body else None
     if not isinstance(first, ast.If) or len(first.body) != 1 or not isinstance(first.body[0], ast.Break):
         return None
@@ -263,7 +263,7 @@ def _stop(body: list[ast.stmt]) -> ast.expr | None:
 
 
 def _grows(call: ast.Call) -> str | None:
-    """The variable whose list a statement lets grow."""
+    """Return the variable whose list a statement appends to, or None."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in GROWS:
         return None
     of = call.func.value
@@ -271,7 +271,7 @@ def _grows(call: ast.Call) -> str | None:
 
 
 def _assigned(body: list[ast.stmt]) -> Iterator[str]:
-    """The variables that a block assigns or lets grow, those of blocks in it included."""
+    """Yield the variables that a block assigns or appends to, nested blocks included."""
     for statement in body:
         if isinstance(statement, ast.Assign):
             yield from (n.id for t in statement.targets for n in ast.walk(t) if isinstance(n, ast.Name))

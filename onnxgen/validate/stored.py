@@ -1,4 +1,4 @@
-"""What a file stores is kept: a weight has its place in the module, is trained there, and has its way back.
+"""Check that the file's tensors are kept: a weight is in the module, is trained, and has its provenance.
 
 Which tensors are weights is read off the graph as it was read, before any pass, by rules of their own. They know less
 than `passes/trainable.py`: what they are silent on may be either.
@@ -21,7 +21,7 @@ from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-# inputs of operators that a gradient passes; None: all of them
+# inputs of operators through which a gradient flows; None: all inputs
 DATA: dict[str, Collection[int] | None] = dict.fromkeys(
     "Add Sub Mul Div Max Min MatMul Gemm Conv ConvTranspose Relu LeakyRelu PRelu Elu Selu Gelu Sigmoid Tanh Erf "
     "Softplus HardSigmoid HardSwish Softmax LogSoftmax Exp Log Neg Sqrt Identity Transpose Flatten Concat MaxPool "
@@ -37,10 +37,13 @@ DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2), "Attention": (0, 1, 2
 WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), (1,))
 WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
-NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # what torch's exporters call what has no name
+NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
-FEW, SOME = 4, 4096  # a matrix that has no more different numbers among its first ones may be a mask
+MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
+    4,
+    4096,
+)  # a matrix that has no more different numbers among its first ones may be a mask
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 
 
@@ -60,7 +63,7 @@ class Stored:
 
 
 def stored_by(graph: ir.Graph) -> Stored:
-    """What is stored in a graph as it was read."""
+    """Return what a graph stores, as it was read."""
     made = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
     tensors = {v: v.const_value for v in (*graph.initializers.values(), *made)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
@@ -72,7 +75,7 @@ def stored_by(graph: ir.Graph) -> Stored:
 
 
 def _reached(graph: ir.Graph) -> set[ir.Value]:
-    """The values that an output of floating point depends on by nothing but operators of `DATA`, and branches."""
+    """Return the values on which a float output depends through operators of `DATA` and branches only."""
     reached = {output for output in graph.outputs if output.dtype in FLOATS}
     _reach(graph, reached)
     return reached
@@ -104,20 +107,20 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
 
 
 def _is_irregular(tensor: ir.TensorProtocol) -> bool:
-    """Neither a mask nor numbers that follow from each other."""
-    some = tensor.numpy().reshape(-1)[:SOME].astype(np.float64)
+    """Return True if a tensor is neither a mask nor a regular sequence of numbers."""
+    some = tensor.numpy().reshape(-1)[:SAMPLED_ELEMENTS].astype(np.float64)
     steps = np.sign(np.diff(some))
-    return bool(np.unique(some).size > FEW and (steps > 0).any() and (steps < 0).any())
+    return bool(np.unique(some).size > MAX_MASK_NUMBERS and (steps > 0).any() and (steps < 0).any())
 
 
 def _is_measured(value: ir.Value) -> bool:
-    """A statistic by its name, of which nothing but a BatchNormalization takes the mean or the variance."""
+    """Return True for statistics, by their name: only a BatchNormalization uses them as mean or variance."""
     uses = [(use.node.op_type, use.idx) for use in value.uses()]
     return bool(MEASURED.search(value.name or "")) and all(u in STATISTICS for u in uses)
 
 
 def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
-    """A number, or a mask, of a name that no parameter has, which is added or multiplied somewhere."""
+    """Return True for a number or mask without a parameter's name that is added or multiplied somewhere."""
     if not NAMELESS.match(value.name or "") or value.metadata_props.get(KIND) == "PARAMETER":
         return False
     uses = list(value.uses())
@@ -125,23 +128,23 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     if any(use.node.op_type not in ELEMENTWISE or use.node.domain not in DOMAINS for use in uses):
         return False
     if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
-        return False  # it may be a bias
-    numbers = np.unique(tensor.numpy())  # a tensor of one number throughout is a mask, or what a layer starts with
+        return False  # a vector may be a bias
+    numbers = np.unique(tensor.numpy())  # a tensor of one number is a mask, or a layer's initial value
     return tensor.size == 1 or bool(
         numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
     )
 
 
 def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
-    """Whether it is the weight or the bias of onnxruntime's Attention, which has those of three products in one."""
+    """Return True for weight and bias of onnxruntime's Attention, which pack those of three products."""
     nodes = (use.node for use in value.uses() if use.idx in (1, 2))
     found = (n for n in nodes if n.op_type == "Attention" and n.domain == "com.microsoft")
     return any(not reached.isdisjoint(node.outputs) for node in found)
 
 
 def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
-    """The sidecar has a tensor for each key of the module's state dict, but of tied ones only the first; those of a
-    layer are of its shapes.
+    """Check that the sidecar has a tensor for each state-dict key, of tied ones only for the first, with the layer's
+    shapes.
 
     Raises:
         WrongTranslation: a key is missing, or one too many; a shape is another.
@@ -155,7 +158,7 @@ def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
 
 
 def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: Options) -> None:
-    """The flat module has what the file stores, trained or not as it is to be, and with its way back.
+    """Check that the flat module has what the file stores, trained or not as it should be, with its provenance.
 
     Args:
         stored: by the file.
@@ -176,7 +179,7 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
     barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
     frozen -= trained | barred
-    weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any alone
+    weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any weight untrained
     if lost := barred & trained:
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
     if lost := trained & stored.fixed - asked:

@@ -1,4 +1,4 @@
-"""A generated file, executed on symbols: its classes are made and called as Python would, so nothing of them is left.
+"""Execute a generated file on symbols: its classes are instantiated and called as Python would.
 
 What stands in the place of a network's parts is followed: arguments of constructors, flags, `nn.Sequential`, lists and
 the loops over them, `nn.Identity` where an instance lacks a layer, tied weights.
@@ -14,10 +14,10 @@ from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.file import PYTHONS, check_body, check_variables, module_names
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
-from onnxgen.validate.values import FileClass, Holder, Leaf, Node, Once, Scope, Unreadable, Value
+from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
-DEEPEST = 200  # modules in modules
+MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
 
 _FALSE = ast.dump(ast.Constant(False))
 
@@ -54,7 +54,7 @@ class Text(Statements):
         self.open = {node.key[2] for node in self.graph.since(0) if node.key[:2] == own}
 
     def root(self, name: str) -> Value:
-        """Make the root and call it; what it returns."""
+        """Make the root module and call it. Returns its result."""
         if name not in self.classes:
             raise Unreadable(f"there is no class {name}")
         self.building = True
@@ -105,11 +105,13 @@ class Text(Statements):
 
     def _enter(self, name: str) -> None:
         self.depth += 1
-        if self.depth > DEEPEST:
+        if self.depth > MAX_MODULE_DEPTH:
             raise Unreadable(f"class {name} within itself")
 
-    def _bound(self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]) -> Scope:
-        """The variables of a method: its arguments."""
+    def _bound(
+        self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]
+    ) -> LocalVariables:
+        """Return the variables of a method: its arguments."""
         given = method.args
         if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or method.decorator_list:
             raise Unreadable(f"{method.name} takes its arguments in another way")
@@ -125,19 +127,19 @@ class Text(Statements):
                     raise Unreadable(f"{method.name} lacks an argument")
                 if not isinstance(defaults[name], (ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.UnaryOp)):
                     raise Unreadable(f"the default of {name} is made once, for all calls")
-                values[name] = self.evaluate(defaults[name], Scope())
+                values[name] = self.evaluate(defaults[name], LocalVariables())
         if self.globals & {"self", *values}:
             raise Unreadable(f"an argument of {method.name} hides what the file calls so")
-        return Scope({"self": own, **values})
+        return LocalVariables({"self": own, **values})
 
-    def assign(self, target: ast.expr, value: Value, scope: Scope) -> None:
+    def assign(self, target: ast.expr, value: Value, scope: LocalVariables) -> None:
         if isinstance(target, ast.Attribute) and self.building:
             self._register(self.evaluate(target.value, scope), target.attr, value)
         else:
             super().assign(target, value, scope)
 
     def _register(self, holder: Value, name: str, value: Value, kind: str = "") -> None:
-        """`holder.name = value`, or what registers a buffer."""
+        """Execute `holder.name = value`, or the registration of a buffer."""
         if isinstance(value, (Leaf, Holder)) and kind:
             value = value.build if isinstance(value, Leaf) else value
         if isinstance(value, Node):
@@ -155,14 +157,14 @@ class Text(Statements):
             raise Unreadable(f"{name} is assigned twice")
         holder.children[name] = value
 
-    def _effect(self, value: ast.expr, scope: Scope) -> None:
+    def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         if self.building and isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
             if self._registers(value, value.func, scope):
                 return
         super()._effect(value, scope)
 
-    def _registers(self, tree: ast.Call, function: ast.Attribute, scope: Scope) -> bool:
-        """Whether a statement of `__init__` is one of those that register something; if so, it is done."""
+    def _registers(self, tree: ast.Call, function: ast.Attribute, scope: LocalVariables) -> bool:
+        """Execute a statement of `__init__` that registers something. Returns False if it does not."""
         name = function.attr
         if name == "requires_grad_" and [ast.dump(argument) for argument in tree.args] == [_FALSE]:
             of, key = self._tensor(function.value, scope)
@@ -178,7 +180,7 @@ class Text(Statements):
             self._register(to, key, value, kind)
             return True
         if name == "tie_weights" and not tree.args and not tree.keywords:
-            self.tying.append(self.evaluate(function.value, scope))  # it is looked at when all modules have their paths
+            self.tying.append(self.evaluate(function.value, scope))  # evaluated once all modules have their paths
             return True
         return False
 
@@ -220,7 +222,7 @@ class Text(Statements):
         return made
 
     def _place(self, value: Value, path: str) -> None:
-        """Give every module its path; one module at two places is none that the network has."""
+        """Give every module its path. A module may have only one place."""
         if not isinstance(value, (Holder, Leaf)):
             return
         if value.path is not None:
@@ -241,13 +243,13 @@ class Text(Statements):
                 continue
             if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
                 raise Unreadable("tie_weights does more than to tie")
-            scope = Scope({"self": root})
+            scope = LocalVariables({"self": root})
             pair = self._tensor(statement.value, scope), self._tensor(statement.targets[0], scope)
             kept, tied = (f"{of.path}.{key}" if key else str(of.path) for of, key in pair)
             self.ties.add((kept, tied))
 
-    def _tensor(self, tree: ast.expr, scope: Scope) -> tuple[Leaf, str]:
-        """What a text calls a parameter: what is registered, and the key that the parameter has there."""
+    def _tensor(self, tree: ast.expr, scope: LocalVariables) -> tuple[Leaf, str]:
+        """Return the registered member of a parameter in the text, and its key there."""
         parts: list[str] = []
         while not isinstance(found := self.evaluate(tree, scope), Leaf):
             if not isinstance(tree, ast.Attribute):
@@ -279,7 +281,7 @@ class Text(Statements):
             return self._layer(function, args, kwargs)
         return super().call(function, args, kwargs)
 
-    def _call(self, tree: ast.Call, scope: Scope) -> Value:
+    def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
         if isinstance(tree.func, ast.Attribute) and _is_super(tree.func.value) and tree.func.attr == "forward":
             (value,) = self._several(tree.args, scope)
             own = scope.find("self", None)
@@ -306,7 +308,7 @@ class Text(Statements):
         self._enter(holder.definition.name)
         scope, lent = self._bound(method, holder, args, kwargs), self.lent
         self.lent = {}
-        self.lend(list(scope.values.values()))  # lists of the caller, which may not grow here
+        self.lend(list(scope.values.values()))  # lists of the caller must not grow here
         found = self._body(method, scope)
         self.lent = lent
         self.lend([value for value in scope.values.values() if value is found])
@@ -314,8 +316,8 @@ class Text(Statements):
         self.graph.home = around
         return found
 
-    def _body(self, method: ast.FunctionDef, scope: Scope) -> Value:
-        """What a `forward` returns: its last statement says so, wherever it is called."""
+    def _body(self, method: ast.FunctionDef, scope: LocalVariables) -> Value:
+        """Return the result of a `forward`, which its last statement returns."""
         *body, last = method.body
         if not isinstance(last, ast.Return):
             raise Unreadable("a forward that does not end in return")
@@ -323,7 +325,7 @@ class Text(Statements):
         return None if last.value is None else self.evaluate(last.value, scope)
 
     def _layer(self, leaf: Leaf, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """A call of a layer of the network; what the network does not have must do nothing, or be a function."""
+        """Return the result of calling a layer. A layer that the network lacks must do nothing, or be a function."""
         path, build = leaf.path, leaf.build
         if path in self.specification.members and not self.layers.is_identity(build):
             return super().call(self.member(leaf), args, kwargs)
@@ -332,7 +334,7 @@ class Text(Statements):
             return args[0]
         if plain and self.layers.is_stateless(build):
             return super().call(*self.layers.function(build, self.node(args[0])))
-        if build.key[0] in ("name", "attribute"):  # a function that is an attribute
+        if build.key[0] in ("name", "attribute"):  # a function stored as an attribute
             return super().call(build, args, kwargs)
         raise Unreadable(f"{path} is no layer of the network")
 
@@ -358,7 +360,7 @@ def _is_super(tree: ast.expr) -> bool:
 
 
 def _is_super_call(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
-    """Whether an expression is `super().name(...)` without keywords."""
+    """Return True if an expression is `super().name(...)` without keywords."""
     if not isinstance(tree, ast.Call) or tree.keywords or not isinstance(tree.func, ast.Attribute):
         return False
     return tree.func.attr == name and _is_super(tree.func.value)

@@ -1,4 +1,4 @@
-"""What expressions and statements come to when they are executed on symbols instead of tensors.
+"""The values of expressions and statements that are executed on symbols instead of tensors.
 
 A `Node` is what one operation makes of other nodes. Equal nodes are one object: two programs that compute the same from
 the same inputs make the very same nodes, whatever their variables are called and in whatever order they compute.
@@ -21,11 +21,11 @@ CONCRETE = (bool, int, float, str, bytes, type(None), type(Ellipsis))
 
 
 class Unreadable(Exception):
-    """A program does what the checker does not understand. It is then never taken for equal."""
+    """The checker does not understand the program. Such a program never counts as equal."""
 
 
 class Node:
-    """One operation and what it is applied to. `home`: the module whose `forward` did it first."""
+    """One operation and its operands. `home`: the module whose `forward` first executed it."""
 
     __slots__ = ("home", "key")
 
@@ -37,7 +37,7 @@ class Node:
 
 
 class Graph:
-    """Makes nodes, each once.
+    """Makes nodes. Equal nodes are made once.
 
     Attributes:
         home: the module path that new nodes belong to.
@@ -56,13 +56,13 @@ class Graph:
         return found
 
     def copy(self) -> Graph:
-        """The same nodes, for one more program: what that adds stays its own."""
+        """Return a graph with the same nodes for another program, which does not change this one."""
         made = Graph()
         made.shapes, made._nodes = self.shapes, dict(self._nodes)
         return made
 
     def dotted(self, name: str) -> Node:
-        """The node of `torch.nn.functional`: a name and its attributes."""
+        """Return the node of a dotted name such as `torch.nn.functional`."""
         first, *rest = name.split(".")
         node = self.make("name", first)
         for part in rest:
@@ -73,7 +73,7 @@ class Graph:
         return len(self._nodes)
 
     def since(self, count: int) -> Iterator[Node]:
-        """The nodes that were made after there were `count`."""
+        """Yield the nodes that were made after there were `count`."""
         for i, node in enumerate(self._nodes.values()):
             if i >= count:
                 yield node
@@ -81,7 +81,8 @@ class Graph:
 
 @dataclass(eq=False)
 class Leaf:
-    """What `__init__` registers and no class of the file makes: a torch layer, a parameter, a buffer, a plain value.
+    """A member that `__init__` registers and no class of the file makes: a torch layer, parameter, buffer or plain
+    value.
 
     `build` makes it; `kind` is "" where an assignment made it, else "persistent" or "transient" of a buffer.
     """
@@ -95,7 +96,7 @@ class Leaf:
 
 @dataclass(eq=False)
 class Holder:
-    """An `nn.Module` that holds others: an instance of a class of the file, or one of torch's containers.
+    """An `nn.Module` with children: an instance of a class of the file, or a torch container.
 
     `kind`: "Module", "Sequential", "ModuleList" or "ModuleDict"; `definition`: the class of the file.
     """
@@ -112,14 +113,14 @@ class Holder:
 
 @dataclass(eq=False)
 class FileClass:
-    """A class that the file defines, before it is called."""
+    """A class that the file defines, not yet instantiated."""
 
     definition: ast.ClassDef
 
 
 @dataclass(eq=False)
 class Once:
-    """What can be gone through once: a generator, a `zip`."""
+    """An iterator that can be consumed once: a generator, a `zip`."""
 
     items: list[Value] | None
 
@@ -130,16 +131,16 @@ class Once:
         return items
 
 
-class Scope:
-    """Local variables; those of a branch or a loop's body lie over the ones outside."""
+class LocalVariables:
+    """Local variables. A branch or loop body has a scope on top of the outer one."""
 
     __slots__ = ("outer", "values")
 
-    def __init__(self, values: dict[str, Value] | None = None, outer: Scope | None = None) -> None:
+    def __init__(self, values: dict[str, Value] | None = None, outer: LocalVariables | None = None) -> None:
         self.values, self.outer = values if values is not None else {}, outer
 
     def find(self, name: str, default: Value) -> Value:
-        scope: Scope | None = self
+        scope: LocalVariables | None = self
         while scope is not None:
             if name in scope.values:
                 return scope.values[name]
@@ -148,17 +149,17 @@ class Scope:
 
 
 def variable(value: str) -> str:
-    """What a value of a flat module is called in its scope: no name of Python's, such as `torch`, is one of them."""
+    """Return the variable name of a flat module's value, which cannot clash with names such as `torch`."""
     return f"%{value}"
 
 
 def is_size(value: Value) -> bool:
-    """A dim: an integer, known or symbolic."""
+    """Return True for a dim: an integer, known or symbolic."""
     return isinstance(value, (int, Sym)) and not isinstance(value, bool)
 
 
 def describe(node: Node, depth: int = 3) -> str:
-    """A node in a few words, for an error message of the checker."""
+    """Describe a node in a few words, for an error message."""
     op, *rest = node.key
     if op in ("constant", "name", "member", "input"):
         return str(rest[-1])

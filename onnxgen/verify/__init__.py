@@ -68,7 +68,7 @@ def verify(
     if runs < 1 or rtol < 0 or atol < 0:
         raise OnnxgenError("verifying needs at least one run, and tolerances that are not negative")
     need_torch("verify")
-    from onnxgen.verify.check import Check  # imports torch
+    from onnxgen.verify.check import Check  # imported here, since it imports torch
 
     check = Check(Path(model), options or Options(), rtol=rtol, atol=atol, sizes=sizes)
     return check.verify(module, runs=runs, seed=seed, feeds=feeds, integrity=integrity, locate=locate)

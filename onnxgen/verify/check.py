@@ -42,7 +42,7 @@ from onnxgen.verify.integrity import (
     other_file,
     record_of,
 )
-from onnxgen.verify.oracle import Oracle, Part, Refused, oracles, proto
+from onnxgen.verify.oracle import ModelPart, Oracle, Refused, oracles, proto
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 from onnxgen.verify.stacked import Stacked, free_inputs, freed_of, is_free
 from onnxgen.verify.telling import Telling
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-ATTEMPTS = 120  # inputs that an oracle may refuse before verifying gives up on it
-SHOWN = 3  # refusals that the notes quote
+MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
+MAX_REFUSALS_SHOWN = 3  # refusals in the notes
 _Input = tuple[sizing.Sizes, int, dict[str, Any]]
 
 
 class Check:
-    """Compares one ONNX file with modules (see `verify` for the arguments and what is raised)."""
+    """Compares one ONNX file with modules (see `verify` for the arguments and errors)."""
 
     def __init__(
         self, path: Path, options: Options, *, rtol: float, atol: float, sizes: Mapping[str, int] | None = None
@@ -79,15 +79,15 @@ class Check:
         self.refusals: list[str] = []
         self.cast: torch.dtype | None = None
         self.halves: set[str] = set()
-        self.freedom: Freedom | None = None  # the oracle's other answers, once they are asked for
+        self.freedom: Freedom | None = None  # the oracle's other answers, made on first use
         self.telling = Telling()
         self.coarse: dict[str, str] = (
             {}
-        )  # outputs of which the oracle's own rounding would hide errors in some run, and why
-        self.is_rounded = False  # whether the file's weights are the module's, rounded to integers after training
+        )  # outputs in which the oracle's own rounding could hide errors in some run, with the reason
+        self.is_rounded = False  # True if the file's weights are the module's, rounded to integers after training
 
     def _examined(self) -> ir.Model:
-        """Look at the file, with the batch as free as it was made."""
+        """Examine the file, with a free batch if the module has one."""
         model = read(self.path, self.options)
         if self.freed is not None:
             free_inputs(model, self.freed)
@@ -95,7 +95,7 @@ class Check:
         return model
 
     def _cut(self, space: Mapping[str, Any]) -> None:
-        """Compare with the part of the file that the module was generated from."""
+        """Restrict the comparison to the part of the file that the module was generated from."""
         cut = recorded_cut(metadata_of(space)) if cut_of(self.options) is None else None
         if cut is not None:
             self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
@@ -103,16 +103,16 @@ class Check:
         sizing.need_named(self.sizes, self.graph, self.path)
 
     def proto(self) -> onnx.ModelProto:
-        """The ONNX model that is compared, as onnxruntime gets it."""
+        """Return the compared ONNX model in the form that onnxruntime gets."""
         return proto(self.path, without_dropout=self.graph.training, part=self._part())
 
-    def _part(self) -> Part | None:
-        """The part of the file that is compared."""
+    def _part(self) -> ModelPart | None:
+        """Return the part of the file that is compared, or None for all of it."""
         cut = cut_of(self.options)
-        return None if cut is None else Part(cut, self.graph.argument_types)
+        return None if cut is None else ModelPart(cut, self.graph.argument_types)
 
     def _free_batch(self, space: Mapping[str, Any]) -> None:
-        """Compare with single runs where the module's batch is free and the file's is not."""
+        """Compare with single runs of the file if the module's batch is free and the file's is not."""
         freed = freed_of(space)
         if freed is None and self.options.dynamic_batch:
             freed = FREED.get(read_and_simplify(self.path, self.options))
@@ -140,7 +140,7 @@ class Check:
         with self._opened(module) as (network, space):
             shown = str(module) if isinstance(module, (str, Path)) else type(network).__name__
             report, backward = self._begun(network, space, shown), torch_side.Backward()
-            parts: tuple[dict[str, Any], Run] | None = None  # the inputs of the first run that differs, and what did
+            parts: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
                 for given in self._inputs(runs, seed, feeds):
                     report.runs.append(self._run(network, given, backward, report.gradients))
@@ -165,7 +165,7 @@ class Check:
     def forward(
         self, network: nn.Module, space: Mapping[str, Any], *, runs: int, seed: int, is_rounded: bool, is_anew: bool
     ) -> VerifyReport:
-        """Compare the outputs alone of a module in memory, of the generated file whose names are `space`.
+        """Compare only the outputs of a module in memory, made from the generated file whose names are `space`.
 
         Args:
             is_rounded: its weights need not be what the file holds, which may have had to round them.
@@ -182,12 +182,12 @@ class Check:
         return report
 
     def _compare_recorded(self, space: Mapping[str, Any], report: VerifyReport) -> None:
-        """The weights as they lie there: a small change of one need not show in outputs."""
+        """Compare the stored weights: a small change of one may not show in the outputs."""
         if self.cast is None and self.approximation is None:
             report.moved = compare_recorded(self.path, space, self.options)
 
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str) -> VerifyReport:
-        """The report before the first run, when it is settled what is compared, and how."""
+        """Return the report before the first run, and settle what is compared and how."""
         self._cut(space)
         self.notes += other_file(self.path, self.graph, space, shown)
         self._approximate(space)
@@ -198,7 +198,7 @@ class Check:
         return VerifyReport(str(self.path), shown, mode, tolerance, notes=self.notes)
 
     def _approximate(self, space: Mapping[str, Any]) -> None:
-        """Compare as floats compare with integers where the module was made of a quantised file (`--quantized`)."""
+        """Allow differences due to rounding if the module was made of a quantised file (`--quantized`)."""
         self.approximation = approximation_of(space)
         if self.approximation is None and self.options.quantized != "keep":
             self.approximation = APPROXIMATED.get(read_and_simplify(self.path, self.options))
@@ -207,7 +207,7 @@ class Check:
 
     @contextmanager
     def _opened(self, module: Path | str | nn.Module | None) -> Iterator[tuple[nn.Module, Mapping[str, Any]]]:
-        """The module to check, and the names in its file (none for an `nn.Module`)."""
+        """Yield the module to check, and the names in its file (none for an `nn.Module`)."""
         if isinstance(module, (str, Path)):
             with imported(Path(module)) as file:
                 yield from_pretrained(file, Path(module)), vars(file)
@@ -215,7 +215,7 @@ class Check:
             yield (load(self.path, self.given) if module is None else module), {}
 
     def _choose_tolerance(self, network: nn.Module, dtype: str) -> None:
-        """`dtype`: the type that the module was generated in, if it was asked for one."""
+        """Choose the tolerance. `dtype`: the type that the module was generated in, or ""."""
         self.cast = torch_side.whole_dtype(network, self.stored)
         if dtype in DTYPES and self.stored != {dtype}:
             self.cast = torch_side.dtype_of(dtype)
@@ -244,7 +244,7 @@ class Check:
     def _inputs(
         self, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None
     ) -> Iterator[tuple[_Input, Oracle, list[Any]]]:
-        """Inputs, the oracle that ran on them, and what it computed. Raises `OnnxgenError` if there are none."""
+        """Yield inputs, the oracle that accepted them, and its outputs. Raises `OnnxgenError` if no inputs work."""
         graph, part = self.graph, self._part()
         how = partial(oracles, without_dropout=graph.training, part=part, exact=graph.multiplies_bytes)
         for oracle in how(self.path, new_ops=self.new_ops):
@@ -278,7 +278,7 @@ class Check:
         )
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:
-        """Inputs to try: those with sizes that no run had yet first, and cautious values only after all sizes."""
+        """Yield inputs to try: those with new sizes first, cautious values only after all sizes."""
         candidates = list(sizing.sizes(self.graph, run, self.sizes))
         candidates.sort(key=lambda c: c in used)
         number = seed * 1000 + run
@@ -296,12 +296,12 @@ class Check:
         yield {}, 0, {name: feeds[name] for name in names}
 
     def _accepted(self, oracle: Oracle, tries: Iterator[_Input]) -> tuple[_Input, list[Any]] | None:
-        for _, given in zip(range(ATTEMPTS), tries, strict=False):
+        for _, given in zip(range(MAX_REFUSALS), tries, strict=False):
             try:
                 return given, oracle.run(given[2])
             except Refused as refusal:
                 line = f"{oracle.name} refused inputs with {_sizes(given[0])}: {refusal}"
-                if line not in self.refusals and len(self.refusals) < SHOWN:
+                if line not in self.refusals and len(self.refusals) < MAX_REFUSALS_SHOWN:
                     self.notes.append(line)
                 self.refusals.append(line)
         return None
@@ -344,7 +344,7 @@ class Check:
         return run
 
     def _hold_gradients(self, network: nn.Module, feeds: Mapping[str, Any], run: Run, found: Gradients) -> None:
-        """Hold gradients to differences, in the first run of which the outputs agree."""
+        """Compare gradients with differences, in the first run whose outputs agree."""
         if found.groups or not run.agrees or self.graph.random or self.approximation is not None:
             return
         if self.graph.straight_through:
@@ -355,7 +355,7 @@ class Check:
             self.notes.append(why)
 
     def _sizes_of_things(self) -> set[str]:
-        """Inputs of floats that are sizes or scales, which a small step makes others."""
+        """Return the float inputs that are sizes or scales, where a small step changes their meaning."""
         return {name for name, role in self.graph.roles.items() if role.size or role.mode}
 
     def output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
@@ -367,7 +367,7 @@ class Check:
         return OutputCheck(printable(name), describe(expected), describe(got), d.absolute, d.relative, compared, d.why)
 
     def _approximately(self, near: Approximation, name: str, expected: Any, got: Any) -> OutputCheck:
-        """An output of floats by how much quantising may change it; of others only shape and dtype count."""
+        """Compare a float output by what quantising may change. For other outputs only shape and dtype count."""
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
         names = printable(name), describe(expected), describe(got)
@@ -386,7 +386,7 @@ class Check:
     def _finish_gradients(
         self, network: nn.Module, backward: torch_side.Backward, record: Mapping[str, Any] | None, found: Gradients
     ) -> None:
-        """Where control flow decides what a run reaches, or the weights have no record, nothing must be reached."""
+        """Sum up the gradients. Require none if control flow decides what is reached, or weights have no record."""
         all_reached = all(n in backward.reached for n, p in network.named_parameters() if p.requires_grad)
         is_known = record is not None and not self.graph.branches and not all_reached
         expected = gradients.expected_keys(self.path, self.options, record or {}) if is_known else set()

@@ -1,4 +1,4 @@
-"""One output against the oracle's: shape, dtype and every element."""
+"""Compare one output with the oracle's: shape, dtype and every element."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from onnxgen.errors import counted
 from onnxgen.verify.convert import widened
 
-SLACK = 4.0  # what a module may differ by, in the oracle's own movement under inputs changed in their last places
-AMPLIFIES = 4.0  # by what a graph must amplify such a change: one that doesn't has no excuse
-HIDES = 0.05  # the part of an output, in root mean square, that such a movement may be
-PART = 0.05  # of an output's largest element: an absolute tolerance is no more
+SLACK_FACTOR = 4.0  # allowed difference, as a multiple of the oracle's movement when inputs change in their last bits
+MIN_AMPLIFICATION = 4.0  # amplification of such a change above which rounding is accepted as a reason
+MAX_SLACK_PART = 0.05  # largest such movement, as a part of the output, in root mean square
+MAX_ATOL_PART = 0.05  # largest absolute tolerance, as a part of an output's largest element
 
-# relative and absolute, at the least, where a graph computes in or returns these
+# smallest (rtol, atol) if a graph computes in or returns these types
 HALF_TOLERANCES = {
     "float16": (1e-2, 1e-2),
     "bfloat16": (5e-2, 5e-2),
@@ -29,24 +29,26 @@ HALF_TOLERANCES = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`|got - expected| <= atol + rtol * |expected|`, element by element, as `numpy.allclose` has it.
+    """The rule `|got - expected| <= atol + rtol * |expected|` for each element, as in `numpy.allclose`.
 
-    Of an output whose elements are all small, `atol` is `PART` of the largest.
+    Of an output whose elements are all small, `atol` is `MAX_ATOL_PART` of the largest.
     """
 
     rtol: float = 1e-3
     atol: float = 1e-5
 
     def at_least(self, dtype: str) -> Tolerance:
-        """This, or what that dtype's precision allows if it is more."""
+        """Return this tolerance, or the one that the dtype's precision allows if that is larger."""
         rtol, atol = HALF_TOLERANCES.get(dtype, (0.0, 0.0))
         return Tolerance(max(self.rtol, rtol), max(self.atol, atol))
 
     def below(self, expected: NDArray[Any]) -> float:
-        """The absolute tolerance for one output: a part of its largest element at most, or any answer would do."""
+        """Return the tolerance for one output: its `atol` is at most a part of the largest element, else any small
+        answer would pass.
+        """
         finite = np.abs(expected[np.isfinite(expected)])
         largest = float(finite.max()) if finite.size else 0.0
-        return min(self.atol, PART * largest) if largest else self.atol
+        return min(self.atol, MAX_ATOL_PART * largest) if largest else self.atol
 
     def __str__(self) -> str:
         return f"rtol {self.rtol:g}, atol {self.atol:g}"
@@ -69,7 +71,7 @@ class Difference:
 
 
 def describe(value: Any) -> str:
-    """Dtype and shape of a value: `float32 [2, 10]`."""
+    """Return dtype and shape of a value as text: `float32 [2, 10]`."""
     if value is None:
         return "none"
     if isinstance(value, dict):
@@ -84,7 +86,7 @@ def describe(value: Any) -> str:
 def compare(
     expected: Any, got: Any, tolerance: Tolerance, *, values: bool = True, slack: NDArray[Any] | None = None
 ) -> Difference:
-    """Compare two ONNX values (see `convert`); floating point by tolerance, NaN equal to NaN, all else exactly.
+    """Compare two ONNX values (see `convert`): floating point by tolerance, NaN equal to NaN, everything else exactly.
 
     With `values=False` only shape and dtype count. `slack` is added to what each element of an array may differ by.
     """
@@ -123,7 +125,7 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
 
 
 def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:
-    """The distance that an output moves when inputs change in their last bits: the most that `others` differ from it.
+    """Return how far an output moves when inputs change in their last bits: the largest distance of `others` from it.
 
     0 for elements that move hardly more than the inputs, which changed by the part `change` of themselves.
 
@@ -136,9 +138,9 @@ def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | 
         moved = [np.abs(v.astype(np.float64) - expected.astype(np.float64)) for v in others]
     most = np.nan_to_num(np.max(moved, axis=0), nan=0.0, posinf=0.0)
     size = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    amplified = np.where(most > AMPLIFIES * change * np.abs(size), SLACK * most, 0.0)
+    amplified = np.where(most > MIN_AMPLIFICATION * change * np.abs(size), SLACK_FACTOR * most, 0.0)
     slack = np.asarray(most if expected.dtype.kind in "biu" else amplified)
-    return slack if float((slack**2).sum()) <= (HIDES**2) * float((size**2).sum()) else None
+    return slack if float((slack**2).sum()) <= (MAX_SLACK_PART**2) * float((size**2).sum()) else None
 
 
 def _floats(
@@ -159,7 +161,7 @@ def _floats(
 
 
 def _relative(distance: NDArray[Any], expected: NDArray[Any]) -> float | None:
-    """The largest part of an element that its distance is; None if only elements have one that are exactly 0."""
+    """Return the largest distance as a part of its element, or None if only elements that are exactly 0 have one."""
     differs = distance > 0
     of = differs & (expected != 0)
     if not of.any():
@@ -173,7 +175,7 @@ def _largest(array: NDArray[Any]) -> float:
 
 
 def _worst(wrong: NDArray[Any], expected: NDArray[Any], got: NDArray[Any], by: NDArray[Any] | None = None) -> str:
-    """In words: how many elements differ, and the worst of them."""
+    """Describe how many elements differ, and the worst of them."""
     flat = int(np.argmax(wrong if by is None else by))
     where = ", ".join(str(int(i)) for i in np.unravel_index(flat, wrong.shape))
     values = f"{_shown(got.reshape(-1)[flat])} instead of {_shown(expected.reshape(-1)[flat])}"

@@ -1,4 +1,4 @@
-"""Values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
+"""Convert values between ONNX (numpy) and PyTorch: every dtype, sequences, optionals and strings.
 
 A value is an array, a list of values (sequence), None (absent optional) or a dict (map). Types that torch lacks (int4,
 uint4, int2, float4) travel as generated code has them, in a wider one; strings stay numpy object arrays.
@@ -19,7 +19,7 @@ from onnxgen.weights.provenance import WIDER
 if TYPE_CHECKING:
     import torch
 
-# torch's name, numpy's (ml_dtypes) dtype, and the integer of that width that both know
+# torch's name, numpy's (ml_dtypes) dtype, and an integer type of that width that both support
 _RAW = {
     "bfloat16": (ml_dtypes.bfloat16, np.int16),
     "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, np.uint8),
@@ -30,7 +30,7 @@ _RAW = {
 
 
 def widened(array: NDArray[Any]) -> NDArray[Any]:
-    """An array in the type that it travels in (see above)."""
+    """Return an array in the type in which it is passed to torch (see above)."""
     if array.dtype == object or array.dtype.kind in "US":
         return array.astype(object)
     dtype = ir.DataType.from_numpy(array.dtype)
@@ -38,7 +38,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def to_torch(value: Any) -> Any:
-    """An ONNX value as what `forward` takes; arrays are copied, so nobody can change the oracle's."""
+    """Convert an ONNX value to an argument of `forward`. Arrays are copied, so that the oracle's stay unchanged."""
     import torch
 
     if value is None:
@@ -46,7 +46,7 @@ def to_torch(value: Any) -> Any:
     if isinstance(value, list):
         return [to_torch(v) for v in value]
     if isinstance(value, dict):
-        return dict(value)  # its numbers may be plain ones
+        return dict(value)  # numbers in a map may be plain Python numbers
     array = widened(np.asarray(value))
     if array.dtype == object:
         return array.copy()

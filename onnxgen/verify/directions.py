@@ -1,4 +1,4 @@
-"""Gradients against differences: what backward says of a direction, and what a small step along it does.
+"""Compare gradients with differences: the directional derivative of backward with that of a small step.
 
 Both are of a copy of the module in float64, where a step of a millionth still leaves ten digits. At a kink (a ReLU at
 0, a tie of a maximum) the quotients of the two sides differ, and any number between them is a gradient.
@@ -22,11 +22,12 @@ from onnxgen.errors import counted, typed
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.report import Gradients
 
-STEPS = (1e-6, 1e-8)  # the second one where the first meets a kink
-GROUPS = 24  # of parameters, at most: each costs two runs for a step
-SECONDS = 10.0  # for all groups; at least one is held
-SMOOTH, EQUAL = 1e-3, 1e-2  # what the two sides, and the gradient and a side, may differ by, in the largest of them
-DIGITS = 1e-14  # of the sum of the outputs' sizes: what float64 rounds off in a run
+STEP_SIZES = (1e-6, 1e-8)  # step sizes; the second is used if the first meets a kink
+MAX_GROUPS = 24  # groups of parameters; each takes two runs per step
+MAX_SECONDS = 10.0  # time for all groups; at least one is compared
+# allowed relative difference of the two one-sided quotients, and of the gradient from a quotient
+SMOOTH, EQUAL = 1e-3, 1e-2
+ROUNDING_ERROR = 1e-14  # float64 rounding error of a run, as a part of the sum of the outputs' absolute values
 # A mask of -3e38 swallows the scores that it is added to, in float64, too: where it hides all of them alike, backward
 # sees what no difference shows. Numbers past the first are brought to the second, whose exponential is 0 all the same.
 VAST, LARGE = 1e8, 1e6
@@ -37,7 +38,7 @@ _Group = tuple[str, list[Tensor]]
 
 
 class _Bounded(TorchFunctionMode):
-    """Makes large numbers of vast ones; infinities stay."""
+    """Reduces huge numbers to large ones. Infinities stay."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -53,7 +54,7 @@ class _Bounded(TorchFunctionMode):
 
 
 class _Wide(TorchFunctionMode):
-    """Makes float64 of every narrower type that code asks for."""
+    """Creates float64 where code asks for a narrower float type."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -85,7 +86,7 @@ def _float64() -> Iterator[None]:
 
 
 def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gradients) -> str:
-    """Hold the gradients of a module to differences, on one set of inputs.
+    """Compare the gradients of a module with differences, on one set of inputs.
 
     Args:
         module: in the mode that it is compared in; it is not changed.
@@ -97,15 +98,15 @@ def hold(module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gr
         why nothing was held, for the notes; empty if something was.
     """
     try:
-        inputs = {name: to_torch(value) for name, value in feeds.items()}  # bfloat16 is made of bytes, by its name
+        inputs = {name: to_torch(value) for name, value in feeds.items()}  # numpy bfloat16 is recognised by name
         with _float64():
             return _Held(module, inputs, fixed).compare(found)
-    except Exception as error:  # an operator that is not there in float64, or memory that ends
+    except Exception as error:  # an operator without float64 support, or out of memory
         return f"finite differences are not compared: {typed(error, 200)}"
 
 
 class _Held:
-    """A copy of a module in float64, and its inputs."""
+    """A copy of a module in float64, with its inputs."""
 
     def __init__(self, module: nn.Module, inputs: Mapping[str, Any], fixed: Set[str]) -> None:
         self.module = copy.deepcopy(module).double()
@@ -123,8 +124,8 @@ class _Held:
         self.buffers = {name: b.clone() for name, b in self.module.named_buffers()}
 
     def loss(self) -> Tensor | None:
-        """A sum of all outputs' elements with fixed random weights; None if no output is of floats."""
-        with torch.no_grad():  # a BatchNorm in training moved its statistics in the last run
+        """Return the sum of all outputs' elements with fixed random weights, or None if no output is floating point."""
+        with torch.no_grad():  # a BatchNorm in training changed its statistics in the last run
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(self.buffers[name])
         with _Bounded():
@@ -141,7 +142,7 @@ class _Held:
             return ""
         gradients = dict(zip(self.leaves, torch.autograd.grad(loss, self.leaves, allow_unused=True), strict=True))
         found.groups = len(self.groups)
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + MAX_SECONDS
         with torch.no_grad():
             for number, (name, tensors) in enumerate(self.groups):
                 if number and time.monotonic() > end:
@@ -156,12 +157,12 @@ class _Held:
         directions = [torch.randn(t.shape, generator=self.generator) * _scale(t) for t in tensors]
         pairs = [(gradients[t], d) for t, d in zip(tensors, directions, strict=True)]
         slope = sum(float((g * d).sum()) for g, d in pairs if g is not None)
-        for step in STEPS:
+        for step in STEP_SIZES:
             right = (self._after(tensors, directions, step) - loss) / step
             left = (loss - self._after(tensors, directions, -step)) / step
             if not all(map(math.isfinite, (left, right, slope))):
                 break
-            largest, noise = max(abs(left), abs(right), abs(slope)), DIGITS * self.size / step
+            largest, noise = max(abs(left), abs(right), abs(slope)), ROUNDING_ERROR * self.size / step
             if min(left, right) - EQUAL * largest - noise <= slope <= max(left, right) + EQUAL * largest + noise:
                 found.held += 1
                 return
@@ -189,9 +190,9 @@ def _scale(tensor: Tensor) -> float:
 
 
 def _grouped(named: Mapping[str, Tensor]) -> Iterator[_Group]:
-    """Parameters one by one, or neighbours together where there are many."""
+    """Yield groups of parameters: one each, or several neighbours if there are many."""
     names = list(named)
-    size = -(-len(names) // GROUPS) if names else 1
+    size = -(-len(names) // MAX_GROUPS) if names else 1
     for start in range(0, len(names), size):
         part = names[start : start + size]
         more = f" and {counted(len(part) - 1, 'parameter')} after it" if len(part) > 1 else ""

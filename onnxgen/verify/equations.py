@@ -1,4 +1,4 @@
-"""Equations between dims that a graph requires of its input sizes, and what follows for the named dims.
+"""Equations between the dims of a graph that its operators require, and what they imply for named dims.
 
 Names that are expressions ("past_sequence_length + 1") are those expressions, and operators relate dims: the inner dims
 of a product are one size, operands of a sum have one size along each axis, or 1. What can be solved for a named dim is;
@@ -27,14 +27,14 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Equation:
-    """Two dims that a graph asks to be one size. `or_one`: unless one of them is 1."""
+    """Two dims that must be equal. `or_one`: either may also be 1."""
 
     a: Dim
     b: Dim
     or_one: bool = False
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it does for such sizes; where one of its dims is not known by then, it may."""
+        """Return True if the equation holds for these sizes, or if one of its dims is not known yet."""
         try:
             a, b = (d if isinstance(d, int) else evaluate(d, sizes) for d in (self.a, self.b))
         except (KeyError, ArithmeticError):
@@ -42,7 +42,7 @@ class Equation:
         return a == b or self.or_one and 1 in (a, b)
 
     def after(self, found: Mapping[str, Dim]) -> Equation:
-        """The same, once some named dims are known."""
+        """Return the equation with some named dims replaced by known values."""
         return Equation(substitute(self.a, found), substitute(self.b, found), self.or_one)
 
 
@@ -57,7 +57,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def named(names: Iterable[str]) -> dict[str, Dim]:
-    """The expressions that names of dims spell, of other names."""
+    """Return the names of dims that spell expressions of other names, with those expressions."""
     plain = {name for name in names if name.isidentifier()}
     found: dict[str, Dim] = {}
     for name in names:
@@ -71,7 +71,7 @@ def named(names: Iterable[str]) -> dict[str, Dim]:
 
 
 def _dim(tree: ast.expr) -> Dim:
-    """An expression of names and whole numbers; `floor(a / b)` is `a // b`. Raises ValueError for others."""
+    """Parse an expression of names and whole numbers; `floor(a / b)` is `a // b`. Raises ValueError for others."""
     match tree:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
@@ -89,7 +89,7 @@ def _dim(tree: ast.expr) -> Dim:
 
 # ---- what operators ask ----------------------------------------------------------------------------------------------
 
-# the axes of each input of operators of onnxruntime: one letter, one size
+# axes of each input of onnxruntime's operators: equal letters mean equal sizes
 LETTERS = {
     "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
     "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", "", *[""] * 9, "b"),
@@ -101,11 +101,11 @@ LETTERS = {
     "RotaryEmbedding": ("", "bl"),
 }
 
-CACHED = {"GroupQueryAttention": 6, "SparseAttention": 7}  # where the number of keys in all is
+CACHED = {"GroupQueryAttention": 6, "SparseAttention": 7}  # index of the input with the total number of keys
 
 
 def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
-    """The equations of the nodes of a graph, as far as dims are known; numbers that are equal are left out."""
+    """Yield the equations that the nodes of a graph require, as far as dims are known. Equal numbers are left out."""
     for node in nodes:
         shapes = [info(value).shape for value in node.inputs]
         with suppress(IndexError, TooComplex):
@@ -121,17 +121,17 @@ def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
             yield from (Equation(a, b) for a, b in _cached(node, shapes))
     elif (
         is_a(node, BROADCASTS) or node.op_type == "PRelu"
-    ) and "broadcast" not in node.attributes:  # opsets 1 to 6 have another rule
+    ) and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
         yield from _broadcast([s for s in shapes if s is not None])
-    elif node.op_type in RULES:
-        for a, b in RULES[node.op_type](node, shapes):
+    elif node.op_type in EQUATION_RULES:
+        for a, b in EQUATION_RULES[node.op_type](node, shapes):
             yield Equation(a, b)
     if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
         yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
 
 
 def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    """The size of a head, and how many keys there are with those of a cache that grows."""
+    """Yield the size of a head, and the number of keys including those of a growing cache."""
     x, past, heads = shapes[0], shapes[3], whole(node, "num_heads")
     if not x or not past:
         return
@@ -139,9 +139,9 @@ def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
     yield x[2], past[3] * (heads + 2 * whole(node, "kv_num_heads") if is_packed else heads)
     total = info(node.inputs[CACHED[node.op_type]]).data
     if whole(node, "sliding_window_cache"):
-        yield past[2], whole(node, "local_window_size")  # room that is left has whatever lay in memory there
+        yield past[2], whole(node, "local_window_size")  # unused cache room is uninitialised memory
     elif node.op_type == "GroupQueryAttention" and total is not None:
-        has_room = len(shapes) > 16 and node.inputs[16] is not None  # for padding, so that it need not grow
+        has_room = len(shapes) > 16 and node.inputs[16] is not None  # the cache has room, so it need not grow
         sizes = total.reshape(-1).tolist()[:1]
         yield from ((size, past[2] + x[1]) for size in sizes if not has_room or size != past[2])
 
@@ -154,7 +154,7 @@ def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:
 
 
 def _broadcast(shapes: list[Shape]) -> Iterator[Equation]:
-    """Sizes along each axis, counted from the last, are equal or 1."""
+    """Yield that sizes along each axis, counted from the last, are equal or 1."""
     for axis in range(1, max(map(len, shapes), default=0) + 1):
         dims = [s[-axis] for s in shapes if len(s) >= axis and s[-axis] != 1]
         yield from (Equation(dims[0], dim, or_one=True) for dim in dims[1:])
@@ -242,7 +242,7 @@ def _rois(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
         yield shapes[1][0], shapes[2][0]
 
 
-RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
+EQUATION_RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
     "MatMul": _product, "MatMulInteger": _product, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv,
     "ConvInteger": _conv,
     "BatchNormalization": _norm, "InstanceNormalization": _norm, "LayerNormalization": _layer_norm,
@@ -257,7 +257,7 @@ RULES: dict[str, Callable[[ir.Node, Shapes], Iterator[Pair]]] = {
 
 
 def solved(equations: Iterable[Equation], free: Mapping[str, int]) -> dict[str, Dim]:
-    """Named dims as expressions of others, by what is surely equal first.
+    """Solve equations for named dims. Certain equations come first.
 
     Args:
         free: the names that equations are solved for, each with its place in the order of inputs: later ones are
@@ -277,7 +277,7 @@ def solved(equations: Iterable[Equation], free: Mapping[str, int]) -> dict[str, 
 
 
 def _solution(equation: Equation, free: Mapping[str, int]) -> tuple[str, Dim] | None:
-    """A name, and what it must be: the one that stands alone, or else comes last."""
+    """Return a name and the expression it must equal: the name that stands alone, or else the last one."""
     difference = equation.a - equation.b
     if not isinstance(difference, Sym) or not symbols(difference).keys() <= free.keys():
         return None
@@ -294,7 +294,7 @@ def _solution(equation: Equation, free: Mapping[str, int]) -> tuple[str, Dim] | 
 
 
 def _alone(difference: Sym, name: str) -> Dim | None:
-    """What a symbol is where a sum of it and of others is 0; None where that is no polynomial."""
+    """Solve `difference == 0` for a symbol. Returns None if the solution is not a polynomial."""
     factor = 0
     for monomial, coefficient in difference.terms:
         if [(a.key, p) for a, p in monomial] == [(repr(name), 1)]:

@@ -1,4 +1,4 @@
-"""Differences that are not counted: the oracle's own answers differ as much. The notes say where that decided."""
+"""Ignore differences that the oracle's own answers show as well. Notes say where this happened."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from onnxgen.common.names import printable
 from onnxgen.errors import counted
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import torch_side
-from onnxgen.verify.compare import HIDES, slack_of
-from onnxgen.verify.freedom import NOISE, UNIT, UNITS, Freedom, explained
+from onnxgen.verify.compare import MAX_SLACK_PART, slack_of
+from onnxgen.verify.freedom import FLOAT32_NOISE, HALF_NOISE, NOISE, Freedom, explained
 from onnxgen.verify.oracle import Onnxruntime, Oracle, Refused
 from onnxgen.verify.report import Run
 from onnxgen.verify.stepwise import stepwise
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
     from onnxgen.verify.check import Check
 
-NUDGES = 3  # how often the oracle runs again to see how an output that differs is conditioned
-_Given = tuple[Any, Oracle, list[Any]]  # sizes, seed and inputs; what ran on them; what it computed
+NUDGED_RUNS = 3  # runs of the oracle on changed inputs, which measure the conditioning of an output
+_Given = tuple[Any, Oracle, list[Any]]  # (sizes, seed and inputs), the oracle that ran them, and its outputs
 
 
 def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
-    """Forgive differences that rounding explains: the oracle's outputs move as much with their inputs' last bits.
+    """Ignore differences that rounding explains: the oracle's outputs move as much when inputs change in their last
+    bits.
 
     A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
     in which any two correct implementations differ.
     """
     (_, seed, feeds), oracle, _ = given
-    precision = max([UNIT, *(UNITS.get(dtype, 0.0) for dtype in check.halves)])
+    precision = max([FLOAT32_NOISE, *(HALF_NOISE.get(dtype, 0.0) for dtype in check.halves)])
     try:
-        others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGES)]
+        others = [oracle.run(drawing.nudged(feeds, precision, seed + i)) for i in range(NUDGED_RUNS)]
     except Refused:
         return
     for i, (name, e, g) in enumerate(zip(check.graph.outputs, expected, got, strict=True)):
         moved = [torch_side.cast_numpy(o[i], check.cast) for o in others]
-        slack = slack_of(e, moved, drawing.NUDGE * precision)
+        slack = slack_of(e, moved, drawing.MAX_NUDGE_ULPS * precision)
         if not run.outputs[i].why or run.outputs[i].expected != run.outputs[i].got or slack is None:
             continue
         again = check.output(name, e, g, slack)
@@ -51,7 +52,7 @@ def conditioning(check: Check, run: Run, given: _Given, expected: list[Any], got
 
 
 def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected: list[Any], got: list[Any]) -> None:
-    """Forgive differences that other answers of onnxruntime have, too.
+    """Ignore differences that other answers of onnxruntime show as well.
 
     Where these answers are so far apart that they would hide a wrong module, it is compared step by step.
     """
@@ -59,7 +60,7 @@ def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected:
     if not isinstance(oracle, Onnxruntime) or run.agrees:
         return
     dtype = str(check.cast).removeprefix("torch.")
-    dtype = dtype if dtype in UNITS else ""
+    dtype = dtype if dtype in HALF_NOISE else ""
     if check.freedom is None:
         check.freedom = Freedom(check.path, check.proto(), check.graph.types, dtype)
     answers = [(n, [torch_side.cast_numpy(v, check.cast) for v in a]) for n, a in check.freedom.answers(feeds)]
@@ -76,10 +77,10 @@ def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected:
                 "the results of onnxruntime differ as much among themselves (optimisations, one thread, "
                 f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"
             )
-            if moved > HIDES and not (steps := held(check, network, feeds, i, got)):
+            if moved > MAX_SLACK_PART and not (steps := held(check, network, feeds, i, got)):
                 what = f"rounding every {dtype or 'result'}"
                 check.coarse[output.name] = f"{what} moves onnxruntime's own answer by {moved:.0%} of its size"
-            elif moved > HIDES:
+            elif moved > MAX_SLACK_PART:
                 why += f", and from each of {counted(steps, 'intermediate result')} to the next it computes the same"
         if why:
             check.notes.append(
@@ -89,7 +90,7 @@ def freedom(check: Check, network: nn.Module, run: Run, given: _Given, expected:
 
 
 def held(check: Check, network: nn.Module, feeds: dict[str, Any], index: int, got: list[Any]) -> int:
-    """Of how many intermediate results a module's output is the file's, one step after the other; 0 if it is not."""
+    """Return how many intermediate results agree if the module's output is compared step by step; 0 if it differs."""
     if check.cast is not None or check.freed is not None:
         return 0
     found = stepwise(check.path, check.proto(), check.graph, network, feeds)

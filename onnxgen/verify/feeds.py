@@ -1,4 +1,4 @@
-"""Seeded inputs for a graph: by dtype, and by what the elements are used as."""
+"""Draw seeded inputs for a graph, by dtype and by how their elements are used."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from onnxgen.shapes.info import Info
 from onnxgen.verify.graph import Graph, Role
 from onnxgen.verify.sizes import Sizes, dim_size
 
-NUDGE = 4.0  # units in the last place that `nudged` changes a number by, at most
-SPREADS = ("plain", "wide", "faint")  # how values are drawn, in turn, where any value will do
-FAINT = 0.05  # deviation of faint numbers: what noise of deviation 1 saturates (gates, softmax) shows there
+MAX_NUDGE_ULPS = 4.0  # largest change by `nudged`, in units in the last place
+SPREADS = ("plain", "wide", "faint")  # distributions, in turn, for inputs that accept any value
+FAINT_DEVIATION = 0.05  # standard deviation of faint numbers, which do not saturate gates and softmax
 # The deviation of numbers that shall fill a range, as a part of its width: three of them reach its ends. Even numbers
 # are from its inner half: all over it they vary more than what a range is made for, and whatever follows saturates.
 FILLS = {"plain": 1 / 6, "faint": 1 / 24}
-CAUTIOUS = ("masks", "small", "ones", "zeros")  # what is tried where the oracle refuses those
-UNRANKED = ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))  # what inputs of unknown rank are tried with
+CAUTIOUS = ("masks", "small", "ones", "zeros")  # tried if the oracle refuses the others
+UNRANKED = ((2, 3), (4,), (2, 3, 4), (), (1, 3, 8, 8))  # shapes tried for inputs of unknown rank
 WORDS = ("a", "b", "cat", "dog", "", "Z9", "naïve")
 
 
 def spreads(run: int) -> tuple[str, ...]:
-    """The distributions to draw values from in a run, in the order to try if the oracle refuses some."""
+    """Return the distributions of values for a run, in the order to try if the oracle refuses some."""
     first = SPREADS[run % len(SPREADS)]
     return (first, *(s for s in SPREADS if s != first), *CAUTIOUS)
 
 
 def is_unranked(graph: Graph) -> bool:
-    """Whether an input can have any rank, as far as the graph says."""
+    """Return True if the graph leaves the rank of an input open."""
     return any(facts.shape is None and graph.roles[name].shape is None for name, _, facts in graph.inputs)
 
 
@@ -46,7 +46,7 @@ def draw(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     unranked: int = 0,
 ) -> dict[str, Any]:
-    """One value for each input of a graph: an array, a list of arrays for a sequence, None for an absent optional.
+    """Draw one value for each input: an array, a list of arrays for a sequence, None for an absent optional.
 
     It depends on nothing but the arguments: each input has a generator seeded by its name and `seed`. `ranges`: of
     inputs of floats that shall fill one, the least and the largest number. `unranked`: which of `UNRANKED` inputs of
@@ -73,7 +73,7 @@ def draw(
 
 
 def _filling(rng: np.random.Generator, low: float, high: float, spread: str, like: NDArray[Any]) -> NDArray[Any]:
-    """Numbers from all over a range, from its inner half (wide), or from about its middle (faint)."""
+    """Draw numbers from a whole range, from its inner half (wide), or from near its middle (faint)."""
     middle, width = (low + high) / 2, high - low
     if spread == "wide":
         drawn = rng.uniform(middle - width / 4, middle + width / 4, like.shape)
@@ -83,7 +83,7 @@ def _filling(rng: np.random.Generator, low: float, high: float, spread: str, lik
 
 
 def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict[Any, Any]:
-    """A dict of most keys that it is asked for, and one that it is not asked for."""
+    """Draw a dict with most of the keys that are looked up, and one that is not."""
     other: Any = "?" if facts.key == ir.DataType.STRING else 99
     keys = [key for key in role.keys if rng.random() < 0.8] + [other]
     if facts.dtype == ir.DataType.STRING:
@@ -92,7 +92,7 @@ def _map(rng: np.random.Generator, facts: Info, role: Role, spread: str) -> dict
 
 
 def _shape(shape: tuple[Dim, ...] | None, taken: tuple[int, ...] | None, number: int) -> tuple[Dim, ...]:
-    """An input of unknown rank has what an operator takes, or is tried with several."""
+    """Return a shape for an input of unknown rank: one that an operator accepts, or one of several to try."""
     shape = taken if shape is None else shape
     return shape if shape is not None else UNRANKED[number % len(UNRANKED)]
 
@@ -122,7 +122,7 @@ def _array(
     if dtype == ir.DataType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
     if role.compared and math.prod(shape) == 1 and spread in SPREADS and dtype.is_integer():
-        # one number that decides something: what it is compared with, and others, in turn
+        # one number that selects a branch: the constants it is compared with, and others, in turn
         choices = list(role.compared)
         return np.full(shape, choices[turn % len(choices)]).astype(dtype.numpy())
     low, high = _range(dtype, role, candidate, spread)
@@ -131,21 +131,23 @@ def _array(
     if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
         return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
     drawn = rng.random(shape) if spread in ("wide", "small") else rng.standard_normal(shape)
-    drawn = FAINT * drawn if spread == "faint" else drawn
+    drawn = FAINT_DEVIATION * drawn if spread == "faint" else drawn
     if dtype.name.startswith("COMPLEX"):
         return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
     return np.asarray(drawn).astype(dtype.numpy())
 
 
 def _new_shape(count: int, rank: int) -> NDArray[Any]:
-    """What Reshape takes of any input of a rank: its own sizes (0), all others in the last, or ones behind them."""
+    """Return a target shape for Reshape that fits any input of a rank: its own sizes (0), one axis (-1), or
+    added axes.
+    """
     if count > rank:
         return np.array([0] * rank + [1] * (count - rank))
     return np.array([0] * (count - 1) + [-1])
 
 
 def _range(dtype: ir.DataType, role: Role, candidate: Sizes, spread: str) -> tuple[int, int]:
-    """The integers to draw from, the end excluded."""
+    """Return the range of integers to draw from, with the end excluded."""
     least = max(_known(role.least, candidate), default=0)
     if role.indexes:
         bound = min(_known(role.bounds, candidate), default=4)
@@ -168,7 +170,7 @@ def _unbounded(dtype: ir.DataType, role: Role, spread: str) -> tuple[int, int]:
 
 
 def _distinct(rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, int], below: int) -> NDArray[Any]:
-    """Integers of which no two are equal along some axes, where there are enough of them."""
+    """Draw integers that are distinct along some axes, if the range has enough of them."""
     first, last = axes
     rows, count = shape[:first] + shape[last:], math.prod(shape[first:last])
     of = max(below, count)
@@ -188,13 +190,13 @@ def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:
 
 
 def nudged(feeds: Mapping[str, Any], precision: float, seed: int) -> dict[str, Any]:
-    """The same inputs with every floating point number changed by a few units in its last place, up or down."""
+    """Change every floating point number by a few units in its last place, up or down."""
     rng = np.random.default_rng(seed)
 
     def nudge(value: Any) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype == object or value.dtype.kind in "biuUS":
             return value
-        factor = 1.0 + NUDGE * precision * rng.uniform(-1.0, 1.0, value.shape)
+        factor = 1.0 + MAX_NUDGE_ULPS * precision * rng.uniform(-1.0, 1.0, value.shape)
         wide = np.complex128 if value.dtype.kind == "c" else np.float64
         return (value.astype(wide) * factor).astype(value.dtype)
 

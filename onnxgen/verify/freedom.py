@@ -1,4 +1,4 @@
-"""The oracle's own freedom: other answers that it gives to the same inputs, as right as the first.
+"""The oracle's freedom: other answers that it gives to the same inputs, and that are as correct as the first.
 
 onnxruntime computes a file in another order with its optimisations on, quantises activations where a node's
 `accuracy_level` allows it, and rounds every result. What a module differs by is nothing but rounding where the oracle
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 
 from onnxgen.graph.catalogue import having
 from onnxgen.graph.traits import RECURRENT
-from onnxgen.verify.compare import SLACK, Tolerance
+from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
 from onnxgen.verify.oracle import Onnxruntime, Refused, proto_nodes
 
-NOISY = 4  # answers with noise in every operator's result
-UNIT = 2.0**-23  # the noise of a result in float32: what rounding it once may change, either way
-UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same in types of 16 bits
+NOISY_VARIANTS = 4  # number of variants with noise in every operator's result
+FLOAT32_NOISE = 2.0**-23  # relative noise for float32: the effect of one rounding, up or down
+HALF_NOISE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the same for 16-bit types
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
 
-NOISE = "with noise"  # the name of the variants that no user would run
+NOISE = "with noise"  # name of the variants with noise
 
 
 class Freedom:
-    """The other answers of onnxruntime to one file; sessions are made when first asked for."""
+    """The other answers of onnxruntime to one file. Sessions are made on first use."""
 
     def __init__(self, path: Path, model: onnx.ModelProto, types: Mapping[str, int], dtype: str = "") -> None:
         """`model`: the file's graph, or the part of it that is compared. `types`: ONNX's element type of each of its
@@ -41,7 +41,7 @@ class Freedom:
         self.sessions: list[tuple[str, Onnxruntime]] | None = None
 
     def answers(self, feeds: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
-        """The name and the outputs of each variant that runs on these inputs."""
+        """Return the name and outputs of each variant that runs on these inputs."""
         if self.sessions is None:
             self.sessions = list(self._made())
         found = []
@@ -55,10 +55,10 @@ class Freedom:
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
         variants = [("optimised", model), ("on one thread", model), ("in full precision", _in_full(model))]
-        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY)]
+        variants += [(NOISE, _noisy(model, self.types, seed, self.dtype)) for seed in range(NOISY_VARIANTS)]
         for name, changed in variants:
             try:
-                # DynamicQuantizeLSTM (1.32) quantises by itself what each thread has of the batch
+                # DynamicQuantizeLSTM (1.32) quantises each thread's part of the batch separately
                 how = {"optimised": name == "optimised", "alone": name == "on one thread"}
                 yield name, Onnxruntime(self.path, changed, (), **how)
             except Refused:
@@ -66,7 +66,7 @@ class Freedom:
 
 
 def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which no node may quantise its activations (`accuracy_level`)."""
+    """Return a copy in which no node may quantise its activations (`accuracy_level`)."""
     made = _copied(model)
     for node in proto_nodes(made):
         for attribute in node.attribute:
@@ -76,7 +76,7 @@ def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: str) -> onnx.ModelProto:
-    """A copy in which each floating point result of the main graph is multiplied by numbers next to 1.
+    """Return a copy in which each floating point result of the main graph is multiplied by numbers close to 1.
 
     So is what goes into a recurrent layer, which rounds in every step. Where the module computes in a type of half
     precision, the numbers are as far from 1 as rounding to it goes, and weights are multiplied, too: they are rounded.
@@ -86,15 +86,15 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     nodes: list[onnx.NodeProto] = []
 
     def noised(exact: str, name: str, kind: int) -> None:
-        unit = max(UNITS.get(dtype, UNIT), UNITS.get(_HALVES.get(kind, ""), UNIT))
+        unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
         nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
     scales = {name for node in proto_nodes(made) if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
     inputs = {value.name: value for value in made.graph.input}
-    for weight in made.graph.initializer if dtype in UNITS else ():
+    for weight in made.graph.initializer if dtype in HALF_NOISE else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
             continue
-        if weight.name in inputs:  # before IR version 4 every initializer is listed as an input, too
+        if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
             made.graph.input.remove(inputs[weight.name])
         name, weight.name = weight.name, f"{weight.name}/exact"
         noised(weight.name, name, weight.data_type)
@@ -123,7 +123,7 @@ def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> l
     wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
     draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
     nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
-    if kind not in _FLOATS:  # no random numbers of 16 bits, and their steps are too few around 1
+    if kind not in _FLOATS:  # no 16-bit random numbers, whose steps around 1 are too coarse
         nodes.insert(0, onnx.helper.make_node("Cast", [exact], [wide], to=onnx.TensorProto.FLOAT))
         nodes.append(onnx.helper.make_node("Cast", [moved], [name], to=kind))
     return nodes
@@ -136,14 +136,14 @@ def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
-    """The spread of the oracle's own answers, if `got` differs from the first of them no more than that.
+    """Return the spread of the oracle's answers if `got` differs from the first by no more than that, else None.
 
     The part of the output in root mean square; None if `got` differs more. A wrong answer could hide in more than
-    `compare.HIDES`.
+    `compare.MAX_SLACK_PART`.
 
     Integers: each element is one that some answer has there. Floats: the differences, the largest first, are at most
-    `SLACK` times those of the answers, the largest first. What is within the tolerance needs no explanation, however
-    still the answers are there.
+    `SLACK_FACTOR` times those of the answers, the largest first. What is within the tolerance needs no
+    explanation, however still the answers are there.
     """
     arrays = [v for v in (expected, got, *others) if isinstance(v, np.ndarray)]
     if len(arrays) < len(others) + 2 or not others or any(v.shape != arrays[0].shape for v in arrays):
@@ -167,7 +167,7 @@ def _movement(
         moves = [np.nan_to_num(np.abs(o.astype(np.float64) - first), nan=0.0, posinf=0.0) for o in others]
         differs[differs <= tolerance.below(first) + tolerance.rtol * np.abs(first)] = 0.0
     moved = np.max(moves, axis=0)
-    if (np.sort(differs, axis=None) > SLACK * np.sort(moved, axis=None)).any():
+    if (np.sort(differs, axis=None) > SLACK_FACTOR * np.sort(moved, axis=None)).any():
         return None
     size = float(np.square(np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)).sum())
     total = float(np.square(moved).sum())

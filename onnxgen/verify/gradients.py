@@ -1,4 +1,4 @@
-"""The check that gradients reach every parameter that they must reach."""
+"""Check that gradients reach every parameter that they must reach."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gr
 def without_nans(
     path: Path, model: Callable[[], onnx.ModelProto], feeds: Mapping[str, Any], backward: Backward
 ) -> list[str]:
-    """Take back what is not finite because the file itself computes a NaN, which a Where leaves out; and note it.
+    """Excuse gradients that are not finite because the file itself computes a NaN that a Where discards. Notes it.
 
     PyTorch's derivative of what is left out is NaN there, and 0 times NaN is NaN: the author's module has it, too.
     """
@@ -52,7 +52,7 @@ def without_nans(
 
 
 def excuse_idle(network: nn.Module, feeds: Mapping[str, Any], backward: Backward) -> None:
-    """Take no gradient for an error where none is: another number of the parameter changes no output at all.
+    """Excuse missing gradients of parameters whose value does not change any output.
 
     A file may compute attention, and hand out only the cache that it fills.
     """
@@ -70,7 +70,7 @@ def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, An
             parameter.copy_(stored * 1.5 + torch.randn(stored.shape, generator=torch.Generator().manual_seed(0)))
             after = flat_outputs(network, feeds)
             return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    except Exception:  # what a module refuses, its runs tell
+    except Exception:  # the module fails; its runs report that
         return False
     finally:
         with torch.no_grad():
@@ -78,7 +78,7 @@ def _is_idle(network: nn.Module, parameter: nn.Parameter, feeds: Mapping[str, An
 
 
 def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> set[str]:
-    """The state-dict keys to which a gradient must come: the graph's differentiable part reaches what they hold.
+    """Return the state-dict keys that must get a gradient: those with tensors in the graph's differentiable part.
 
     `record`: how the file's tensors are made of the state dict (`provenance.way_back`).
     """
@@ -96,12 +96,14 @@ def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> se
 
 
 def _is_reached_everywhere(value: ir.Value, reached: set[ir.Value]) -> bool:
-    """Whether each layer that takes a tensor has a gradient: some may end in integers, whose copy of it gets none."""
+    """Return True if a gradient flows to the tensor in each layer that takes it. A copy for a layer that ends in
+    integers gets none.
+    """
     return all(any(o in reached for o in use.node.outputs) for use in value.uses())
 
 
 def _keys(entry: Any) -> set[str]:
-    """The state-dict keys in one entry of the way back."""
+    """Return the state-dict keys in one entry of the weight provenance."""
     if isinstance(entry, str):
         return {entry}
     if isinstance(entry, list):

@@ -1,4 +1,4 @@
-"""Facts of a graph that decide how it is compared: inputs, mode, random values."""
+"""Facts about a graph that decide how it is compared: inputs, mode, random values."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from onnxgen.verify.equations import Equation, asked, named, solved, whole
 from onnxgen.verify.roles import Range, counts_queries, most_keys, range_of
 from onnxgen.weights.stored import stored
 
-ROUNDS = 5  # each knows more dims than the one before: values that were of unknown sizes are not, by then
+PROPAGATION_ROUNDS = 5  # rounds of propagation; each knows more dims than the one before
 PRODUCTS = re.compile(
     "(MatMul|Conv)Integer(ToFloat)?|QLinear(MatMul|Conv)|DynamicQuantize(MatMul|LSTM)|QGemm|QAttention"
 )
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# position of the indices: their elements must be below a dim of input 0
+# index of the input with the indices, which must be below a dim of input 0
 INDEXES = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterElements": 1, "Scatter": 1, "ScatterND": 1}
-# inputs that act as sizes, counts or positions: only small positive numbers make sense there
-SIZES = {
+# inputs that act as sizes, counts or positions, and need small positive numbers
+SIZE_INPUTS = {
     "Reshape": {1},
     "Expand": {1},
     "ConstantOfShape": {0},
@@ -85,7 +85,7 @@ class Role:
 
 @dataclass
 class Graph:
-    """A graph, as far as verifying needs to know it.
+    """The facts about a graph that verification needs.
 
     Attributes:
         inputs: name, type and facts of each argument, in order.
@@ -130,7 +130,7 @@ class Graph:
 
 
 def examine(model: ir.Model, options: Options) -> Graph:
-    """Look at a model that `reader.read` returned."""
+    """Examine a model that `reader.read` returned."""
     propagate(model.graph, options)
     declared = [info(value) for value in model.graph.inputs]
     known, equations = related(model.graph, options)
@@ -166,7 +166,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
-    """Named dims in terms of others, and further conditions of the graph on sizes; runs `propagate`."""
+    """Return named dims in terms of others, and further conditions on sizes. Runs `propagate`."""
     names: dict[str, int] = {}
     for value in graph.inputs:
         for dim in info(value).shape or ():
@@ -174,7 +174,7 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
                 names.setdefault(name, len(names))
     known = named(names)
     equations: list[Equation] = []
-    for _ in range(ROUNDS if names else 0):
+    for _ in range(PROPAGATION_ROUNDS if names else 0):
         propagate(graph, options, known)
         equations = list(dict.fromkeys(asked(every_node(graph))))
         new = solved(equations, {name: place for name, place in names.items() if name not in known})
@@ -185,7 +185,7 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
 
 
 def every_node(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of a graph and of its subgraphs."""
+    """Yield the nodes of a graph and its subgraphs."""
     for node in graph:
         yield node
         for subgraph in subgraphs(node):
@@ -205,7 +205,9 @@ def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
 
 
 def _norm_trains(node: ir.Node, opset: int) -> bool:
-    """Opset 14 has an attribute; 7 to 13 tell by the extra outputs; before that `is_test` did (0 is its default)."""
+    """Return True if a BatchNormalization is in training mode: an attribute in opset 14, extra outputs in 7 to 13,
+    `is_test` (default 0) before.
+    """
     if opset >= 14:
         return whole(node, "training_mode") == 1
     if opset >= 7:
@@ -223,7 +225,7 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
 
 def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if node.op_type == "GroupQueryAttention" and whole(node, "sliding_window_cache") and len(node.inputs) > 6:
-        total = info(node.inputs[6]).data  # a cache that is not full has whatever lay in memory behind its keys
+        total = info(node.inputs[6]).data  # a cache that is not full has uninitialised memory behind its keys
         sizes = () if total is None else (n for n in total.flat if isinstance(n, Sym))
         yield from ((size, whole(node, "local_window_size")) for size in sizes)
     if counts_queries(node) and (query := info(node.inputs[0]).shape) and info(node.inputs[3]).shape:
@@ -235,7 +237,7 @@ def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     kernel = _ints(node, "kernel_shape") or [d for d in (weight or ())[2:] if isinstance(d, int)]
     auto = node.attributes.get("auto_pad")
     how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel)
-    if how.startswith("SAME"):  # padded to what the window needs
+    if how.startswith("SAME"):  # padded to the size that the window needs
         return
     dilations, pads = _ints(node, "dilations") or [1] * n, _ints(node, "pads") if how == "NOTSET" else []
     both = [sum(pads[i::n]) for i in range(n)]
@@ -250,7 +252,7 @@ def _ints(node: ir.Node, name: str) -> list[int]:
 
 
 def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Value]:
-    """The values that depend on a random operator."""
+    """Return the values that depend on a random operator."""
     tainted: set[ir.Value] = set(outer or ())
     for node in graph:
         inside = any(
@@ -261,7 +263,7 @@ def _tainted(graph: ir.Graph, outer: set[ir.Value] | None = None) -> set[ir.Valu
     return tainted
 
 
-COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs that say how many keys each row has
+COUNTS = {"GroupQueryAttention": (5, 16), "SparseAttention": (8,)}  # inputs with the number of keys of each row
 
 
 def _role(value: ir.Value) -> Role:
@@ -281,7 +283,7 @@ def _role(value: ir.Value) -> Role:
             taken = range_of(node, position)
             if taken is not None:
                 _limit(role, taken)
-            elif position in SIZES.get(node.op_type, ()):
+            elif position in SIZE_INPUTS.get(node.op_type, ()):
                 role.size = True
                 role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" and current is value else None
             elif position in MODES.get(node.op_type, ()):
@@ -314,7 +316,7 @@ def _limit(role: Role, taken: Range) -> None:
 
 
 def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
-    """A shape that a product or a convolution takes, by that of its other operand."""
+    """Return a shape that a product or convolution accepts, derived from its other operand."""
     if node.op_type not in ("MatMul", "Gemm", "Conv") or position > 1 or len(node.inputs) < 2:
         return None
     other = info(node.inputs[1 - position]).shape
@@ -331,18 +333,18 @@ def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
 
 
 def _keys(node: ir.Node) -> list[str] | list[int]:
-    """The keys that an operator takes out of a map, as far as it says so."""
+    """Return the keys that an operator looks up in a map, as far as it states them."""
     if "string_vocabulary" in node.attributes:
         return list(node.attributes["string_vocabulary"].as_strings())
     return _ints(node, "int64_vocabulary") or list(range(whole(node, "max_map") or 3))
 
 
 ENCODERS = {"OneHotEncoder": "cats_", "LabelEncoder": "keys_", "CategoryMapper": "cats_"}
-OTHERS = "?", ""  # words that no encoder knows
+OTHERS = "?", ""  # text that no encoder knows
 
 
 def _categories(node: ir.Node) -> list[str] | list[int]:
-    """What an encoder knows; and something else, unless OneHotEncoder has no row of zeros for it."""
+    """Return the categories that an encoder knows, and an unknown one unless a OneHotEncoder refuses those."""
     prefix, is_strict = ENCODERS[node.op_type], node.op_type == "OneHotEncoder" and not whole(node, "zeros", 1)
     if f"{prefix}strings" in node.attributes:
         return list(node.attributes[f"{prefix}strings"].as_strings()) + ([] if is_strict else list(OTHERS))
@@ -354,12 +356,12 @@ ABOUT = ("Cast", "Add", "Sub", "Min", "Max", "Clip", "Mul", "Floor", "Round")  #
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:
-    """Whether the operator's output still holds the input's elements, about."""
+    """Return True if the operator's output holds about the same numbers as its input."""
     return is_a(node, MOVES) and position in known(node).data or node.op_type in ABOUT
 
 
 def _integer(value: ir.Value | None) -> list[int]:
-    """The one element of a stored integer, if it is one."""
+    """Return the element of a stored one-element integer, as a list that is empty otherwise."""
     tensor = stored(value)
     if tensor is None or tensor.size != 1 or not tensor.dtype.is_integer():
         return []

@@ -1,4 +1,4 @@
-"""The sidecar against the ONNX file, tensor by tensor and bit for bit."""
+"""Compare the sidecar with the ONNX file, tensor by tensor and bit for bit."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from onnxgen.weights.stored import stored
 from onnxgen.weights.streamed import read_header
 
 _INDEX = ".index.json"
-FOLDED = 1e-5  # relative: what weights may differ by that a norm was taken out of and is put back into
+FOLDED = 1e-5  # allowed relative difference of weights into which a norm is folded again
 
 
 def sidecar_of(space: Mapping[str, Any]) -> Path | None:
-    """The weights file of a generated file; None if it embeds them (`--embed`) or was not generated."""
+    """Return the weights file of a generated file, or None if it embeds them (`--embed`) or was not generated."""
     weights = space.get("WEIGHTS")
     return weights.with_name(weights.name.removesuffix(_INDEX)) if isinstance(weights, Path) else None
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The way ONNX tensors are made of the state dict, if the sidecar recorded it (`provenance.way_back`)."""
+    """Return the recorded weight provenance (`provenance.way_back`), or None if the sidecar has none."""
     try:
         return json_object(metadata_of(space)["wayback"])
     except (OnnxgenError, KeyError, ValueError):
@@ -45,7 +45,7 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
-    """The approximation of a quantised file, as the sidecar of a generated file recorded it; None if there is none."""
+    """Return the recorded approximation of a quantised file, or None if there is none."""
     try:
         return Approximation.from_json(metadata_of(space)[APPROXIMATION])
     except (OnnxgenError, KeyError, ValueError):
@@ -53,7 +53,9 @@ def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
 
 
 def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
-    """The metadata of a generated file's weights; empty if it has none. Raises `OnnxgenError` if they are broken."""
+    """Return the metadata of a generated file's weights, empty if it has none. Raises `OnnxgenError` if they are
+    broken.
+    """
     if METADATA in space:
         return dict(space[METADATA])
     sidecar = sidecar_of(space)
@@ -61,7 +63,7 @@ def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:
-    """A note if a module was generated from a file with other contents than `path` has.
+    """Return a note if a module was generated from a file with contents other than those at `path`.
 
     Raises:
         OnnxgenError: that file has other inputs or outputs, so there is nothing to compare.
@@ -82,7 +84,7 @@ def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) 
 
 
 def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a generated file's weights. Raises `OnnxgenError` if they are broken."""
+    """Return the shape of every tensor of a generated file's weights. Raises `OnnxgenError` if they are broken."""
     sidecar = sidecar_of(space)
     if sidecar is not None:
         return {key: e.shape for file in sidecar_files(sidecar) for key, e in read_header(file)[1].items()}
@@ -90,7 +92,7 @@ def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The header of the weights that a generated file has in itself (`--embed`)."""
+    """Return the header of the weights that a generated file embeds (`--embed`)."""
     text = space.get("WEIGHTS")
     if not isinstance(text, str):
         return {}
@@ -102,7 +104,7 @@ def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
-    """Every tensor of the sidecar of `out` against what the ONNX file says it is (`provenance.Source`).
+    """Compare every tensor of the sidecar of `out` with what the ONNX file says it is (`provenance.Source`).
 
     Args:
         path: the ONNX file.
@@ -129,7 +131,7 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
 
 
 def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> list[str]:
-    """The file's tensors that a module's weights, put back by their own record (`provenance.rebuild`), are not.
+    """Return the file's tensors that differ from a module's weights when these are converted back by their own record.
 
     Nothing is generated for it. Parts that a norm was folded into are equal up to rounding, all else bit for bit. It is
     empty where there is no sidecar, or the sidecar has no record.

@@ -26,7 +26,7 @@ from onnxgen.verify.oracle import intermediate
 from onnxgen.verify.report import Located
 from onnxgen.verify.trace import Alike, Event, Results, alike, close, in_order, is_plain, same, traced
 
-PARTS = 1e-5  # relative: results of two modules that part; the same code gives the same bits
+PARTS = 1e-5  # relative difference from which results of two modules differ; equal code gives equal bits
 
 
 def locate(
@@ -39,7 +39,7 @@ def locate(
     moved: Sequence[str],
     wrong: Sequence[str],
 ) -> Located | None:
-    """The first place where a module parts from its ONNX file on some inputs; None if none was found.
+    """Return the first place where a module differs from its ONNX file on some inputs, or None if there is none.
 
     Args:
         model: the file's graph, or the part of it that the module is.
@@ -52,27 +52,28 @@ def locate(
     expected, got = traced(right, graph, feeds), traced(module, graph, feeds)
     values = intermediate(path, model, feeds)
     had = _Had(model, values, expected, got, same(graph))
-    for equal in (alike, in_order):  # a layout of its own is no fault, unless nothing else is one
+    for equal in (alike, in_order):  # another layout is not a fault, unless there is no other fault
         at = next(_strange(expected, got, equal), None)
         strange = had.fault(got[i] for i in _strange(got, expected, equal))
         if at is not None:
             last = _looked_up(had, expected, at)
             return None if last is None else _located(_first(last, had, strange), expected[at], strange)
-    # every result that a right module has is there: it goes to a wrong place
+    # all results of a correct module are there, so one of them is used in a wrong place
     strange = had.fault(got[i] for i in _strange(got, expected, close))
     last = next((had.made[name] for name in wrong if name in had.made), None)
     return None if last is None else _located(_first(last, had, strange), None, strange)
 
 
 def _located(node: onnx.NodeProto, expected: Event | None, strange: Event | None) -> Located:
-    """`strange`: the first event of the module that a right one does not have."""
+    """Describe a node. `strange`: the first event of the module that a correct module does not have."""
     line = 0 if strange is None else strange.line
     name = printable(node.name or node.output[0])
     return Located(name, node.op_type, line, float("nan") if expected is None else _largest(expected, strange))
 
 
 def _strange(events: Sequence[Event], others: Sequence[Event], equal: Alike) -> Iterator[int]:
-    """The events of which a result is none of the others', whatever the order: two modules may compute in two.
+    """Yield the events with a result that no other event has, in any order: two modules may compute in different
+    orders.
 
     A few numbers, or zeros and ones, can be another function's by chance.
     """
@@ -85,7 +86,8 @@ def _strange(events: Sequence[Event], others: Sequence[Event], equal: Alike) -> 
 
 
 def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto | None:
-    """The last of the nodes that the parting event stands for: its result the right module has there, or has next.
+    """Return the last of the nodes whose result is that of the first event that the module lacks, or of the next event
+    that nodes compute.
 
     Args:
         expected: what a right module computes; from the event `at` on the module does not have it.
@@ -102,7 +104,7 @@ def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto 
 
 
 def _is_others(value: NDArray[Any], event: Event, rivals: Sequence[NDArray[Any]], events: Sequence[Event]) -> bool:
-    """Whether a value is another event's: it is nearer to that one, which no rival of the value is nearer to."""
+    """Return True if a value belongs to another event: that one is nearer to it than to any rival of the value."""
     own = min(_distance(value, r) for r in event.results if r.size == value.size)
     others = (r for e in events if e is not event for r in e.results if r.shape == value.shape)
     nearer = (r for r in others if _distance(value, r) < own)
@@ -117,7 +119,7 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 
 def _largest(expected: Event, got: Event | None) -> float:
-    """The largest difference of two events' results, where they have the same shapes."""
+    """Return the largest difference between two events' results of the same shapes."""
     pairs = zip(expected.results, () if got is None else got.results, strict=False)
     with np.errstate(all="ignore"):
         found = [float(np.nan_to_num(np.abs(a - b)).max()) for a, b in pairs if a.shape == b.shape and a.size]
@@ -146,7 +148,7 @@ class _Had:
                 self.constant.update(node.output)
 
     def __call__(self, name: str, equal: Alike) -> bool:
-        """Whether the module has a value, or it depends on no input, or it is none that can be compared.
+        """Return True if the module has a value, or if the value cannot be compared or depends on no input.
 
         What only arranges a value's elements a module need not do: it has the one if it has the other.
         """
@@ -159,28 +161,30 @@ class _Had:
         return arranges and equal is alike and self(node.input[0], equal)
 
     def given(self, node: onnx.NodeProto, event: Event) -> NDArray[Any] | None:
-        """The result of a node that is one of an event, too."""
+        """Return the result of a node that is also a result of an event, or None."""
         results = (self.values[name] for name in node.output if name in self.values)
         return next((value for value in results if any(alike(value, r, self.same) for r in event.results)), None)
 
     def taken(self, node: onnx.NodeProto, event: Event) -> int:
-        """How many of a node's inputs are arguments of a function: of several nodes with one result the likeliest."""
+        """Return how many of a node's inputs are arguments of a function, to choose between nodes with the
+        same result.
+        """
         inputs = [self.values[name] for name in node.input if name in self.values]
         return sum(any(alike(value, argument, self.same) for argument in event.arguments) for value in inputs)
 
     def out_of_order(self, name: str) -> bool:
-        """Whether a right module has a value in its order, and the module has not."""
+        """Return True if a correct module has the value in its order, and this module has not."""
         return not self(name, in_order) and self.right.has(self.values[name], self.same, in_order)
 
     def fault(self, strange: Iterable[Event]) -> Event | None:
-        """The first of the events that a right module does not have of which the file has no result; else the first."""
+        """Return the first unexpected event whose result the file does not have, else the first unexpected event."""
         events = list(strange)
         known = [value for value in self.values.values() if not is_plain(value)]
         own = (e for e in events if not any(alike(value, r, self.same) for r in e.results for value in known))
         return next(own, next(iter(events), None))
 
     def miscomputes(self, node: onnx.NodeProto, event: Event) -> bool:
-        """Whether an event takes the inputs of a node and returns something else of that size."""
+        """Return True if an event takes the inputs of a node and returns a different result of the same size."""
         names = [name for name in node.input if name and name not in self.constant]
         inputs = [self.values[name] for name in names if name in self.values]
         numbers = [argument for argument in event.arguments if argument.size > 1]
@@ -192,7 +196,7 @@ class _Had:
 
 
 def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeProto:
-    """The first node, in the graph's order, on the way to the last one whose result the module does not have.
+    """Return the first node, in graph order, on the path to the last one whose result the module does not have.
 
     It may compute one by one what a right module computes at once. So the way begins behind what it does have.
     """
@@ -204,14 +208,14 @@ def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeP
                 todo.append(had.made[name])
     first = min(region, key=lambda node: had.order[next(filter(None, node.output))])
     while made := next((had.made[name] for name in first.input if had.out_of_order(name)), None):
-        first = made  # it is right, and is given the right elements in a wrong order
-    # another node has the same result, and is right: this one is not
+        first = made  # the node is correct, but gets the right elements in a wrong order
+    # another node with the same result is correct, so this one is wrong
     twins = [had.made[name] for name in first.input if name in had.made and name not in had.constant]
     return next((node for node in twins if strange is not None and had.miscomputes(node, strange)), first)
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:
-    """The first node that takes an initializer, through the copies and casts that only hand it on."""
+    """Return the first node that takes an initializer, following copies and casts."""
     names = {name}
     for node in model.graph.node:
         if names.isdisjoint(node.input):

@@ -1,4 +1,4 @@
-"""Oracles that run the ONNX file: onnxruntime, or `onnx.reference` where onnxruntime can't."""
+"""Oracles that run the ONNX file: onnxruntime, or `onnx.reference` if onnxruntime cannot."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from onnxgen.reader.cut import Cut, cut_graph
 # rewriting of the graph, which needs the weights in the file, and optimisations.
 EXACT = ("session.x64quantprecision", "1")
 FOLDER = "session.model_external_initializers_file_folder_path"
-TIMEOUT = 300.0  # seconds that one run may take: a loop's trip count can be an input
+TIMEOUT_SECONDS = 300.0  # seconds for one run; a loop's trip count can be an input
 _PLAIN = {"float", "double", "float16", "bool", "string", "int8", "int16", "int32", "int64"}
 _PLAIN |= {"uint8", "uint16", "uint32", "uint64", "complex64", "complex128"}
 _EXOTIC = {"bfloat16": ir.DataType.BFLOAT16, "float8e4m3fn": ir.DataType.FLOAT8E4M3FN}
 _EXOTIC |= {"float8e4m3fnuz": ir.DataType.FLOAT8E4M3FNUZ, "float8e5m2": ir.DataType.FLOAT8E5M2}
 _EXOTIC |= {"float8e5m2fnuz": ir.DataType.FLOAT8E5M2FNUZ}
-# the reference evaluator computes these by their newest meaning, whatever the model's opset
+# the reference evaluator computes the newest version of these, whatever the model's opset
 _REFERENCE_IS_WRONG = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "AveragePool": 7}
 
 
 class Refused(Exception):
-    """The oracle can't load a model, or can't run it on an input."""
+    """The oracle cannot load a model, or cannot run it on an input."""
 
 
 class Oracle(Protocol):
-    """Runs an ONNX model: inputs by name to outputs in graph order. Raises `Refused`."""
+    """Runs an ONNX model: maps inputs by name to outputs in graph order. Raises `Refused`."""
 
     name: str
 
@@ -92,7 +92,7 @@ class Onnxruntime:
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
         options = self.ort.RunOptions()
         options.log_severity_level = 4
-        timer = threading.Timer(TIMEOUT, setattr, (options, "terminate", True))
+        timer = threading.Timer(TIMEOUT_SECONDS, setattr, (options, "terminate", True))
         timer.daemon = True
         timer.start()
         try:
@@ -105,7 +105,7 @@ class Onnxruntime:
             timer.cancel()
 
     def _run_raw(self, feeds: Mapping[str, Any], options: Any) -> list[Any]:
-        """Through OrtValues: numpy has no bfloat16 or float8 that onnxruntime knows."""
+        """Run with OrtValues: numpy has no bfloat16 or float8 that onnxruntime supports."""
         make = self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type
         values = {}
         for name, array in feeds.items():
@@ -118,7 +118,7 @@ class Onnxruntime:
 
 
 def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: bool = False) -> Any:
-    """`path`: of the file beside which the external data of a changed model lie."""
+    """Return session options. `path`: the file beside which the external data of a changed model lie."""
     import onnxruntime as ort
 
     options, levels = ort.SessionOptions(), ort.GraphOptimizationLevel
@@ -134,7 +134,7 @@ def _session_options(path: Path | None, *, optimised: bool, alone: bool, exact: 
 
 
 def _maps(value: Any) -> Any:
-    """A value whose maps hold arrays: onnxruntime hands out their numbers as Python's."""
+    """Return a value whose maps hold arrays: onnxruntime returns their numbers as Python numbers."""
     if isinstance(value, dict):
         kinds = {float: np.float32, int: np.int64, str: object}
         return {key: np.asarray(held, kinds.get(type(held))) for key, held in value.items()}
@@ -155,12 +155,12 @@ def _from_ort(value: Any) -> Any:
 
 
 def _element(kind: str) -> str:
-    """`seq(tensor(float))` -> `float`"""
+    """Return the element type: `seq(tensor(float))` -> `float`."""
     return kind.rpartition("(")[2].rstrip(")")
 
 
 class Reference:
-    """The evaluator that comes with the onnx package.
+    """The evaluator of the onnx package.
 
     Raises:
         Refused: it can't load the model, or is known to compute one of its operators wrongly.
@@ -200,9 +200,14 @@ def _tidy(value: Any) -> Any:
 
 
 def oracles(
-    path: Path, *, without_dropout: bool, part: Part | None = None, exact: bool = False, new_ops: Sequence[Any] = ()
+    path: Path,
+    *,
+    without_dropout: bool,
+    part: ModelPart | None = None,
+    exact: bool = False,
+    new_ops: Sequence[Any] = (),
 ) -> Iterator[Oracle | Refused]:
-    """The oracles in the order to try them; for one that can't load the file a `Refused` that names it.
+    """Yield the oracles in the order to try them. An oracle that cannot load the file is yielded as a `Refused`.
 
     Args:
         without_dropout: compare a copy of the model in which no Dropout drops anything.
@@ -221,15 +226,15 @@ def oracles(
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of a network, with the types of its inputs."""
 
     cut: Cut
     types: Mapping[str, onnx.TypeProto]
 
 
-def proto(path: Path, *, without_dropout: bool, part: Part | None = None) -> onnx.ModelProto:
-    """The model or a part of it, or with every Dropout's ratio at 0, which is what one does outside training mode."""
+def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -> onnx.ModelProto:
+    """Return the model or a part of it. `without_dropout` sets every Dropout's ratio to 0, as in evaluation mode."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
@@ -250,7 +255,7 @@ def proto(path: Path, *, without_dropout: bool, part: Part | None = None) -> onn
 
 
 def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Every number of floating point, or truth value, that the main graph's nodes make, as onnxruntime computes it.
+    """Return all floating point and boolean values of the main graph, as onnxruntime computes them.
 
     `model` gets all of them as outputs.
     """
@@ -267,14 +272,14 @@ def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -
 
 
 def nan_node(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> onnx.NodeProto | None:
-    """The first node of a model that makes a NaN of these inputs, of which its outputs may show nothing."""
+    """Return the first node that makes a NaN of these inputs. The outputs need not show it."""
     values = intermediate(path, model, feeds)
     bad = {name for name, value in values.items() if np.isnan(value).any()}
     return next((node for node in model.graph.node if not bad.isdisjoint(node.output)), None)
 
 
 def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a model: of its graph, of subgraphs and of local functions."""
+    """Yield every node of a model: of its graph, of subgraphs and of local functions."""
 
     def walk(nodes: Any) -> Iterator[onnx.NodeProto]:
         for node in nodes:
@@ -289,6 +294,6 @@ def proto_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _line(error: BaseException) -> str:
-    """An error as one line; names from the file are in it, so nothing that a terminal would obey."""
+    """Return an error as one printable line, since it may quote names from the file."""
     text = "".join(c if c.isprintable() else " " for c in str(error))
     return " ".join(text.split())[:300] or type(error).__name__

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output in one run.
+    """The comparison of one output in one run.
 
     Attributes:
         name: the output's name in the ONNX file.
@@ -39,7 +39,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class Run:
-    """One set of inputs.
+    """The comparison on one set of inputs.
 
     Attributes:
         seed: what the inputs were drawn with.
@@ -78,7 +78,7 @@ class Gradients:
         held: how many of them were, and agree.
         wrong: those that part, with both numbers.
         unclear: those of which the differences of both sides part, too, and the gradient is not between them.
-        not_compared: how many groups were left out, as the time for this was over (`directions.SECONDS`).
+        not_compared: how many groups were left out, as the time for this was over (`directions.MAX_SECONDS`).
     """
 
     parameters: int = 0
@@ -100,7 +100,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Integrity:
-    """The full comparison of the sidecar with the ONNX file: how many tensors, and which are not its bit for bit."""
+    """The full comparison of the sidecar with the ONNX file: number of tensors, and those that differ in any bit."""
 
     tensors: int
     differences: list[str]
@@ -160,12 +160,12 @@ class VerifyReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether everything that was compared is equal; False if nothing was, or too little to tell."""
+        """True if everything that was compared is equal; False if nothing was, or too little to tell."""
         return not self.differs and not self.untold
 
     @property
     def differs(self) -> bool:
-        """Whether something is not equal, or nothing was compared."""
+        """True if something is not equal, or nothing was compared."""
         checked = (self.integrity is None or self.integrity.agrees) and not self.moved
         return not (self.runs and all(r.agrees for r in self.runs) and self.gradients.agrees and checked)
 
@@ -173,7 +173,7 @@ class VerifyReport:
         return self.agrees
 
     def problems(self) -> list[str]:
-        """Every difference in words."""
+        """Describe every difference."""
         found = [f"run {i}: {r.error}" for i, r in enumerate(self.runs) if r.error]
         found += [f"run {i}, output {o.name}: {o.why}" for i, r in enumerate(self.runs) for o in r.outputs if o.why]
         g = self.gradients
@@ -185,5 +185,5 @@ class VerifyReport:
         return found + (self.integrity.differences if self.integrity else [])
 
     def as_json(self) -> dict[str, Any]:
-        """All of it in plain types; infinite numbers as text."""
+        """Return the report as plain types, with infinite numbers as text."""
         return {"agrees": self.agrees, "problems": self.problems(), **asdict(self)}

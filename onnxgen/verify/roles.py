@@ -1,4 +1,4 @@
-"""The numbers that operators take at an input which indexes something, counts something or divides.
+"""The ranges of numbers that operators accept at inputs that index, count or divide.
 
 A random number there is refused by the oracle, or worse: it is taken, and means nothing.
 """
@@ -35,20 +35,20 @@ MASK = Range(0, 2)
 
 
 def range_of(node: ir.Node, position: int) -> Range | None:
-    """The range that a node takes at an input; None if it takes any value, or its shapes are unknown."""
+    """Return the range that a node accepts at an input, or None if it accepts any value or its shapes are unknown."""
     if node.op_type in ("Div", "Mod") and position == 1:
         return Range(1)
-    rule = RULES.get((node.op_type, position))
+    rule = RANGE_RULES.get((node.op_type, position))
     if rule is None:
         return None
     try:
         return rule(node, [info(value).shape for value in node.inputs])
-    except (IndexError, TypeError):  # an input that the rule asks for is absent, or of unknown shape
+    except (IndexError, TypeError):  # an input that the rule needs is absent or of unknown shape
         return None
 
 
 def _rows(table: int, axis: int = 0) -> Rule:
-    """Indices of the rows of another input."""
+    """Make a rule for indices of the rows of another input."""
     return lambda node, shapes: Range(0, _of(shapes, table)[axis])
 
 
@@ -68,7 +68,7 @@ def _reversed(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
-    """The most keys of a row of GroupQueryAttention: the cache is full, and no query is padding.
+    """Return the largest number of keys of a row of GroupQueryAttention: the cache is full, and no query is padding.
 
     If there may be padding, the file says what the most is: perhaps the room of a cache that does not grow.
     """
@@ -80,7 +80,7 @@ def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
 
 
 def counts_queries(node: ir.Node) -> bool:
-    """Whether a GroupQueryAttention is told how many of each row's queries are no padding."""
+    """Return True if a GroupQueryAttention is told how many of each row's queries are not padding."""
     return node.op_type == "GroupQueryAttention" and len(node.inputs) > 16 and node.inputs[16] is not None
 
 
@@ -93,12 +93,12 @@ def _total_length(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def _query_seqlens(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    """All queries: fewer are allowed, but for those behind them onnxruntime hands out whatever lay in memory."""
+    """Return all queries: fewer are allowed, but then onnxruntime returns uninitialised memory for the rest."""
     return Range(_of(shapes, 0)[1], _of(shapes, 0)[1] + 1)
 
 
 def _padding(node: ir.Node, shapes: list[Shape | None], at: int = 4) -> Range:
-    """A mask, or lengths of the keys."""
+    """Return the range of a mask, or of the lengths of the keys."""
     if len(_of(shapes, at)) != 1:
         return MASK
     keys = shapes[1] if at == 4 and shapes[1] is not None else _of(shapes, 0)
@@ -110,7 +110,7 @@ def _mask_index(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def _rotary(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    """Positions of each token, or of the first ones."""
+    """Return the range of positions of each token, or of the first ones."""
     rows, positions, x = _of(shapes, 2)[0], _of(shapes, 1), _of(shapes, 0)
     length = x[-2] if len(x) == 4 else x[1]
     return Range(0, rows - length + 1 if len(positions) == 1 else rows)
@@ -125,7 +125,7 @@ def _inner_axis(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 
 def _plane(node: ir.Node, shapes: list[Shape | None]) -> Range:
-    """Places of a plane, each at most once, in the smallest plane that can be: as large as the input."""
+    """Return places in a plane, each at most once. The plane is as small as possible: the size of the input."""
     shape = _of(shapes, 0)
     size: Dim = 1
     for dim in shape[2:]:
@@ -140,13 +140,15 @@ def _scattered(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
 
 
 def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
-    """Numbers of rows; with several axes each of them is below the least, and the first alone makes rows distinct."""
+    """Return row indices. With several axes each index is below the smallest one, and the first alone makes rows
+    distinct.
+    """
     data, indices = _of(shapes, 0), _of(shapes, 1)
     depth = indices[-1] if isinstance(indices[-1], int) else len(data)
     return Range(0, dim_min(*data[:depth]), distinct=(0, len(indices) - 1))
 
 
-RULES: dict[tuple[str, int], Rule] = {
+RANGE_RULES: dict[tuple[str, int], Rule] = {
     **dict.fromkeys([("LSTM", 4), ("GRU", 4), ("RNN", 4)], _lengths),
     ("ReverseSequence", 1): _reversed,
     ("GroupQueryAttention", 5): _seqlens,

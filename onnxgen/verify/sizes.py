@@ -1,4 +1,4 @@
-"""Sizes for the dynamic dims of a graph's inputs, in the order in which they are tried."""
+"""Choose sizes for the dynamic dims of a graph's inputs, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -14,10 +14,32 @@ from onnxgen.shapes.dims import Dim, evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 
 Sizes = dict[str, int]
-LARGEST = 1 << 26  # elements of one input past which a size is not tried
-USUAL = 4  # sizes that runs begin with, in turn
-FEW, MOST = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1), 5000  # sizes of a search, and how many rows of them
-SIDES = (32, 64, 128, 224, 256, 512, 2048, 16000)  # of images, which most networks' strides divide, and of sounds
+MAX_INPUT_ELEMENTS = 1 << 26  # elements of one input; larger ones are not tried
+USUAL_CANDIDATES = 4  # number of candidates that runs begin with, in turn
+SEARCH_SIZES, MAX_SEARCH_ROWS = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    64,
+    1,
+), 5000  # sizes of the search, and its number of combinations
+SPATIAL_SIZES = (
+    32,
+    64,
+    128,
+    224,
+    256,
+    512,
+    2048,
+    16000,
+)  # sizes of images, which most networks' strides divide, and of sounds
 
 
 def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
@@ -25,7 +47,7 @@ def dim_size(dim: Dim, candidate: Mapping[str, int]) -> int:
 
 
 def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
-    """Raises `OnnxgenError` for a size of a dim that the file at `path` does not have."""
+    """Check that each fixed size belongs to a dim that the file has. Raises `OnnxgenError`."""
     names = _kinds(graph)
     unknown = sorted(said.keys() - names)
     if unknown:
@@ -34,7 +56,7 @@ def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
 
 
 def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Iterator[Sizes]:
-    """Sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: those that are said.
+    """Yield sizes for the dynamic dims, by symbol, in the order in which a run tries them. `fixed`: given sizes.
 
     What the graph says of its dims is followed: sizes that contradict it come last. The first axis is taken for a
     batch. The first candidates give different symbols different sizes, so that an axis taken for another shows; the
@@ -51,10 +73,10 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     free = {name: kind for name, kind in kinds.items() if name not in graph.known}
     related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
     fitting = [c for c in related if _fits(graph, c)]
-    if len(fitting) < USUAL:
-        fitting += itertools.islice(_searched(graph, free), USUAL)
-    first = min(run % USUAL, len(fitting))
-    fitting = fitting[first:USUAL] + fitting[:first] + fitting[USUAL:]
+    if len(fitting) < USUAL_CANDIDATES:
+        fitting += itertools.islice(_searched(graph, free), USUAL_CANDIDATES)
+    first = min(run % USUAL_CANDIDATES, len(fitting))
+    fitting = fitting[first:USUAL_CANDIDATES] + fitting[:first] + fitting[USUAL_CANDIDATES:]
     seen: list[Sizes] = []
     for candidate in [*fitting, *related, *(c | said for c in _candidates(kinds, graph.training))]:
         if candidate not in seen and _bearable(graph, candidate):
@@ -63,7 +85,7 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
 
 
 def _kinds(graph: Graph) -> dict[str, str]:
-    """The kind of each symbol among the dims of the inputs."""
+    """Return the kind of each symbol among the dims of the inputs."""
     kinds: dict[str, str] = {}
     for _, _, facts in graph.inputs:
         for axis, dim in enumerate(facts.shape or ()):
@@ -77,24 +99,24 @@ def _kinds(graph: Graph) -> dict[str, str]:
 
 
 def _candidates(kinds: Mapping[str, str], training: bool) -> Iterator[Sizes]:
-    """Sizes by what symbols are taken for; the first `USUAL` are as good as each other."""
-    # batch statistics of one or two examples say little (and PyTorch refuses those of one)
+    """Yield sizes by the kinds of symbols. The first `USUAL_CANDIDATES` are equally good."""
+    # batch statistics of one or two examples tell little, and PyTorch refuses a single one
     batches = (4, 7, 5, 4) if training else (2, 3, 1, 2)
     yield from (_spread(kinds, *sizes) for sizes in zip(batches, (8, 5, 16, 12), (8, 33, 64, 48), (0, 1, 0, 0)))
     yield from (dict.fromkeys(kinds, size) for size in (1, 2, 4, 8))
-    yield from (_spread(kinds, batch, n, n, 0) for n in SIDES for batch in (batches[0], 1))
+    yield from (_spread(kinds, batch, n, n, 0) for n in SPATIAL_SIZES for batch in (batches[0], 1))
 
 
 def _searched(graph: Graph, free: Mapping[str, str]) -> Iterator[Sizes]:
-    """All sizes from a few, of few symbols, that what the graph says does not contradict."""
-    for row in itertools.islice(itertools.product(FEW, repeat=len(free)), MOST):
+    """Yield all combinations of a few sizes that the graph's conditions allow, if there are few symbols."""
+    for row in itertools.islice(itertools.product(SEARCH_SIZES, repeat=len(free)), MAX_SEARCH_ROWS):
         whole = _completed(graph, dict(zip(free, row)))
         if whole is not None and _fits(graph, whole):
             yield whole
 
 
 def _completed(graph: Graph, candidate: Sizes) -> Sizes | None:
-    """Sizes for all symbols, of those for the free ones; None where one would be below 1."""
+    """Return sizes for all symbols, given those of the free ones; None if one would be below 1."""
     try:
         whole = candidate | {name: dim_size(dim, candidate) for name, dim in graph.known.items()}
     except (KeyError, ArithmeticError):
@@ -107,7 +129,7 @@ def _fits(graph: Graph, candidate: Sizes) -> bool:
 
 
 def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
-    """A size for each symbol by its kind; those of one kind grow by `step`."""
+    """Return a size for each symbol by its kind. Symbols of one kind get sizes that grow by `step`."""
     sizes = {"batch": batch, "other": other, "spatial": spatial}
     found: Sizes = {}
     for name, kind in kinds.items():
@@ -118,11 +140,12 @@ def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step
 
 def _bearable(graph: Graph, candidate: Sizes) -> bool:
     return all(
-        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= LARGEST for _, _, facts in graph.inputs
+        math.prod(dim_size(d, candidate) for d in facts.shape or ()) <= MAX_INPUT_ELEMENTS
+        for _, _, facts in graph.inputs
     ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
 
 
 def _holds_windows(graph: Graph, candidate: Sizes) -> bool:
-    """Every pool's input has room for its window, as far as that is known."""
+    """Return True if every pool's input is as large as its window, as far as that is known."""
     names = candidate.keys()
     return all(evaluate(size, candidate) >= least for size, least in graph.windows if names >= set(symbols(size)))

@@ -1,4 +1,4 @@
-"""An oracle for `--dynamic-batch`: several runs of a file with a fixed batch, stacked."""
+"""The oracle for `--dynamic-batch`: it runs a file with a fixed batch several times and stacks the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgen.verify.oracle import Oracle, Refused
 
 
 def freed_of(space: Mapping[str, Any]) -> Freed | None:
-    """The batch that a generated file made free, as its sidecar recorded it; None if it did not."""
+    """Return the batch that a generated file made free, as its sidecar records; None if it did not."""
     try:
         found = json_object(metadata_of(space)["batch"])
         return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
@@ -25,7 +25,7 @@ def freed_of(space: Mapping[str, Any]) -> Freed | None:
 
 
 def is_free(model: ir.Model, freed: Freed) -> bool:
-    """Whether a model, as it was read, has the batch free already."""
+    """Return True if a model, as it was read, already has a free batch."""
     shapes = {value.name or "": value.shape for value in model.graph.inputs}
     return all(
         (shape := shapes.get(name)) is None or not isinstance(shape[axis], int) for name, axis in freed.inputs.items()
@@ -33,7 +33,7 @@ def is_free(model: ir.Model, freed: Freed) -> bool:
 
 
 def free_inputs(model: ir.Model, freed: Freed) -> None:
-    """Let the inputs of a model, as it was read, have a batch of any size, to draw samples for."""
+    """Give the inputs of a model, as it was read, a free batch, to draw samples for."""
     for value in model.graph.inputs:
         axis = freed.inputs.get(value.name or "")
         if axis is not None and value.shape is not None:
@@ -43,7 +43,7 @@ def free_inputs(model: ir.Model, freed: Freed) -> None:
 
 
 class Stacked:
-    """An oracle that runs the file as often as its batch needs, and puts the results one after the other."""
+    """Runs the file as often as the batch needs, and concatenates the results."""
 
     def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
         self.oracle, self.freed, self.outputs = oracle, freed, outputs
@@ -58,7 +58,7 @@ class Stacked:
         return [self._joined(name, [run[i] for run in runs], count) for i, name in enumerate(self.outputs)]
 
     def _parts(self, feeds: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
-        """The samples in portions of the file's batch; the last one is filled with the last sample."""
+        """Yield the samples in portions of the file's batch. The last one is filled up with the last sample."""
         for start in range(0, count, self.freed.size):
             chosen = [min(start + i, count - 1) for i in range(self.freed.size)]
             yield {
@@ -67,7 +67,9 @@ class Stacked:
             }
 
     def _joined(self, name: str, parts: list[Any], count: int) -> Any:
-        """An output of all runs: for each sample its rows; one that does not depend on the batch is each run's."""
+        """Return an output of all runs: the rows of each sample. An output without a batch must be equal in
+        all runs.
+        """
         axis = self.freed.outputs.get(name)
         if axis is None:
             return parts[0]

@@ -1,4 +1,4 @@
-"""Compare a module with its file step by step, where one comparison from inputs to outputs tells nothing.
+"""Compare a module with its file step by step, if one comparison from inputs to outputs is not conclusive.
 
 A network that ranks, rounds or normalises nearly equal numbers makes large differences of rounding errors. So the file
 runs on the module's own intermediate results: each value that the module has, too, is both computed by the file, from
@@ -22,7 +22,7 @@ from onnxgen.verify.graph import Graph
 from onnxgen.verify.oracle import Onnxruntime, Refused, intermediate
 from onnxgen.verify.trace import same, traced
 
-FAR = 0.5  # of a value's size, in root mean square: a result of the module that is farther from it is another value
+MAX_DISTANCE = 0.5  # distance as a part of the value's size (root mean square) from which a result is another value
 _TYPES: dict[int, type[np.floating[Any]]] = {
     onnx.TensorProto.FLOAT: np.float32,
     onnx.TensorProto.DOUBLE: np.float64,
@@ -34,7 +34,7 @@ MODULE = "/of the module"
 def stepwise(
     path: Path, model: onnx.ModelProto, graph: Graph, module: nn.Module, feeds: Mapping[str, Any]
 ) -> tuple[int, list[Any]] | None:
-    """The outputs of a file that runs on the module's intermediate results, and the count of these.
+    """Run the file on the module's intermediate results. Returns its outputs and the number of those results.
 
     None if a step differs, or there are no such results. `model`: the file's graph; it is changed.
     """
@@ -64,7 +64,7 @@ def stepwise(
 def _of_module(
     values: Mapping[str, NDArray[Any]], module: nn.Module, graph: Graph, feeds: Mapping[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """For values of the file the nearest of the module's results, in the value's shape."""
+    """Return, for values of the file, the nearest of the module's results in the value's shape."""
     by_size: dict[int, list[NDArray[Any]]] = {}
     for event in traced(module, graph, feeds):
         for result in event.results:
@@ -73,20 +73,20 @@ def _of_module(
     for name, value in values.items():
         near = [result.reshape(value.shape) for result in by_size.get(value.size, []) if result.dtype.kind == "f"]
         distances = [_distance(value, result) for result in near]
-        if value.size > 1 and distances and min(distances) < FAR:
+        if value.size > 1 and distances and min(distances) < MAX_DISTANCE:
             found[name] = near[distances.index(min(distances))]
     return found
 
 
 def _distance(value: NDArray[Any], result: NDArray[Any]) -> float:
-    """In root mean square, as a part of the value's size."""
+    """Return the distance in root mean square, as a part of the value's size."""
     with np.errstate(all="ignore"):
         size, far = float(np.square(value).sum()), float(np.square(value - result).sum())
     return np.inf if not np.isfinite(far) or not size else float(np.sqrt(far / size))
 
 
 def _force(model: onnx.ModelProto, steps: Mapping[str, NDArray[Any]]) -> None:
-    """Let the nodes of the main graph take values as inputs, which the file still computes as outputs."""
+    """Make values inputs of the main graph for the nodes that use them. The file still computes them as outputs."""
     for node in model.graph.node:
         for i, name in enumerate(node.input):
             if name in steps:

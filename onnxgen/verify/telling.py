@@ -1,4 +1,4 @@
-"""Whether a comparison could have shown a wrong module: what an output may differ by, against what it varies by.
+"""Decide if a comparison could have exposed a wrong module: compare the allowed difference with the output's variation.
 
 A module of a quantised file may differ from it by what rounding explains (`weights.approximation`). Where an output
 hardly varies by more than that, any module passes, one that returns a constant, too: that is no agreement.
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 
-# The best constant is off by the deviation, in root mean square. This much less than that still tells it from the file.
-ENOUGH = 0.7
+# The best constant differs from the output by its standard deviation. A limit below this part of it still exposes one.
+TELLING_PART = 0.7
 WAY_OUT = "compare on inputs like those that the file was quantised with: onnxgen verify --inputs FILE.npz"
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One output in one run: how many elements it has, their mean and deviation, and what it may differ by."""
+    """One output in one run: number of elements, mean, standard deviation, and the allowed difference."""
 
     count: int
     mean: float
@@ -47,18 +47,20 @@ class Telling:
             self.seen.setdefault(printable(name), []).append(seen)
 
     def untold(self) -> dict[str, str]:
-        """The outputs of which a wrong module could not have been told from a right one, and why, in words."""
+        """Return the outputs for which a wrong module could not be told from a correct one, with the reason."""
         return {name: _why(runs) for name, runs in self.seen.items() if not _tells(runs)}
 
 
 def _tells(runs: list[_Seen]) -> bool:
-    """A limit of 0 tells anything: what does not vary is compared exactly then."""
-    alone = any(run.limit == 0 or run.limit < ENOUGH * run.deviation for run in runs)
-    return alone or max(run.limit for run in runs) < ENOUGH * _deviation(runs)
+    """Return True if runs are conclusive. A limit of 0 always is: an output that does not vary is then compared
+    exactly.
+    """
+    alone = any(run.limit == 0 or run.limit < TELLING_PART * run.deviation for run in runs)
+    return alone or max(run.limit for run in runs) < TELLING_PART * _deviation(runs)
 
 
 def _deviation(runs: list[_Seen]) -> float:
-    """Of the elements of all runs together."""
+    """Return the standard deviation of the elements of all runs together."""
     count = sum(run.count for run in runs)
     mean = sum(run.count * run.mean for run in runs) / count
     return math.sqrt(sum(run.count * (run.deviation**2 + (run.mean - mean) ** 2) for run in runs) / count)

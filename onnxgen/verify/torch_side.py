@@ -1,4 +1,4 @@
-"""The generated module's side: its mode, its forward pass, its gradients."""
+"""The generated module's side of a comparison: its mode, its forward pass, its gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DROPOUTS = {
 
 
 class Failed(Exception):
-    """The module could not do what the oracle could."""
+    """The module failed on inputs that the oracle accepted."""
 
 
 class _NoDropout(TorchFunctionMode):
@@ -46,7 +46,8 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
-    """The module in the mode that the graph records; afterwards everything is as it was, running statistics too.
+    """Put the module into the mode that the graph records. Afterwards everything is restored, running statistics
+    included.
 
     In training mode a BatchNorm uses batch statistics, unless no BatchNormalization of the graph does (an exporter that
     trained with frozen statistics), and no Dropout drops anything.
@@ -59,7 +60,7 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
         for m in module.modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm):
                 m.eval()
-    for layer in between:  # no function call that could be seen makes this one
+    for layer in between:  # these are not made by an observable function call
         layer.dropout = 0.0
     try:
         with _NoDropout():
@@ -76,7 +77,7 @@ def in_mode(module: nn.Module, graph: Graph) -> Iterator[None]:
 
 
 def forward(module: nn.Module, feeds: Mapping[str, Any], cast: torch.dtype | None, count: int) -> list[Any]:
-    """The module's outputs in graph order, as it returned them; a graph's only output is no tuple. Raises `Failed`."""
+    """Return the module's outputs in graph order. A single output is not a tuple. Raises `Failed`."""
     arguments = [_cast(to_torch(v), cast) for v in feeds.values()]
     try:
         with torch.enable_grad():
@@ -93,7 +94,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def as_onnx(outputs: list[Any]) -> list[Any]:
-    """Outputs as ONNX values. Raises `Failed` for what is no such value."""
+    """Convert outputs to ONNX values. Raises `Failed` if that is not possible."""
     found = []
     for i, output in enumerate(outputs):
         try:
@@ -120,7 +121,7 @@ class Backward:
     idle: set[str] = field(default_factory=set)
 
     def add(self, module: nn.Module, outputs: list[Any]) -> None:
-        """Backward from the sum of the floating point outputs, or from their mean. Raises `Failed`.
+        """Run backward from the sum of the floating point outputs, or from their mean. Raises `Failed`.
 
         The mean is taken where a parameter is float16: gradients of a sum over many elements are larger than 65,504.
         """
@@ -158,12 +159,12 @@ def _flat(values: Any) -> Iterator[Tensor]:
 
 
 def flat_outputs(network: nn.Module, feeds: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors that a module gives for the graph's inputs, in order."""
+    """Return all tensors that a module computes for the graph's inputs, in order."""
     return list(_flat([network(*map(to_torch, feeds.values()))]))
 
 
 def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
-    """The dtype that every weight was cast to when it was generated (`--dtype`), or None.
+    """Return the dtype that all weights were cast to at generation (`--dtype`), or None.
 
     `stored` are the floating point dtypes of the ONNX file's own weights.
     """
@@ -175,14 +176,14 @@ def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch's type of a name such as "float16"."""
+    """Return the torch dtype of a name such as "float16"."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
 
 
 def cast_numpy(value: Any, dtype: torch.dtype | None) -> Any:
-    """An oracle's output in the dtype that a cast module computes in."""
+    """Convert an oracle's output to the dtype that a cast module computes in."""
     if dtype is None or value is None:
         return value
     if isinstance(value, list):

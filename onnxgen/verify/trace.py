@@ -1,4 +1,4 @@
-"""What a module's PyTorch functions take and return while it runs, and when two arrays of numbers are one."""
+"""Record what a module's PyTorch functions take and return, and decide when two arrays are the same numbers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.graph import Graph
 
-MOST = 1 << 30  # bytes of results that a trace keeps; later ones are not looked at
-DISTINCT = 3  # different numbers, up to which arrays are the same by chance
-MANY = 64  # elements from which two arrays of the same numbers are one, whatever the order
-AXES = 6  # axes, up to which every order of them is tried
-SAME = 1e-4  # relative: results of a right module and of onnxruntime that are one
-IN_HALVES = {"float16": 4e-3, "bfloat16": 3e-2}  # the same where they are computed in a type of half precision
+MAX_TRACE_BYTES = 1 << 30  # bytes of results that a trace keeps; later results are ignored
+MAX_CHANCE_NUMBERS = 3  # arrays with at most this many distinct numbers may be equal by chance
+MIN_UNORDERED_ELEMENTS = 64  # arrays of this many elements with the same numbers count as the same, in any order
+MAX_PERMUTED_AXES = 6  # largest rank for which every order of axes is tried
+SAME_RTOL = 1e-4  # relative tolerance between results of a correct module and of onnxruntime
+HALF_RTOL = {"float16": 4e-3, "bfloat16": 3e-2}  # the same for computations in half precision
 Alike = Callable[[NDArray[Any], NDArray[Any], float], bool]
 
 
 @dataclass(frozen=True)
 class Event:
-    """The arguments and results of one call of a PyTorch function, and the line of the module that made it."""
+    """One call of a PyTorch function: arguments, results, and the line of the module that made it."""
 
     function: str
     line: int
@@ -41,13 +41,14 @@ class Event:
 class _Trace(TorchFunctionMode):
     def __init__(self, file: str) -> None:
         super().__init__()
-        self.file, self.events, self.room = file, list[Event](), MOST
+        self.file, self.events, self.room = file, list[Event](), MAX_TRACE_BYTES
         self.kept: dict[int, tuple[Tensor, int, NDArray[Any]]] = {}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        taken = [self._numbers(t) for t in args if isinstance(t, Tensor) and self.room > 0]  # before it changes them
+        # The numbers are copied before the call, which may change them.
+        taken = [self._numbers(t) for t in args if isinstance(t, Tensor) and self.room > 0]
         result = function(*args, **(kwargs or {}))
         tensors = [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
         name = getattr(function, "__name__", str(function))
@@ -56,14 +57,14 @@ class _Trace(TorchFunctionMode):
         return result
 
     def _numbers(self, tensor: Tensor) -> NDArray[Any]:
-        """A copy of a tensor's numbers: one, however many functions take it."""
+        """Return a copy of a tensor's numbers; the same copy for every function that takes it."""
         known = self.kept.get(id(tensor))
         if known is not None and known[1] == tensor._version:
             return known[2]
         plain = tensor.detach()
         wide = torch.complex128 if plain.is_complex() else plain.dtype if _is_single(plain) else torch.float64
         array = plain.to(wide).numpy().copy()
-        self.kept[id(tensor)] = tensor, tensor._version, array  # with the tensor, or its id becomes another's
+        self.kept[id(tensor)] = tensor, tensor._version, array  # keep the tensor, or its id may be reused
         self.room -= array.nbytes
         return array
 
@@ -79,7 +80,7 @@ def _is_single(tensor: Tensor) -> bool:
 
 
 def traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Event]:
-    """What a module's functions take and return on some inputs; until it fails, if it does."""
+    """Return the calls of a module's functions on some inputs, up to a failure if there is one."""
     file = sys.modules[type(module).__module__].__file__ if type(module).__module__ in sys.modules else None
     file = module.forward.__code__.co_filename if hasattr(module.forward, "__code__") else file
     trace = _Trace(file or "")
@@ -89,12 +90,12 @@ def traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Ev
 
 
 def same(graph: Graph) -> float:
-    """Relative, by how much results of a right module and of onnxruntime may differ."""
-    return max([SAME, *(IN_HALVES.get(str(dtype.numpy()), SAME) for dtype in graph.halves)])
+    """Return by how much, relatively, results of a correct module and of onnxruntime may differ."""
+    return max([SAME_RTOL, *(HALF_RTOL.get(str(dtype.numpy()), SAME_RTOL) for dtype in graph.halves)])
 
 
 class Results:
-    """The arrays of a trace: is one among them, perhaps in another layout?"""
+    """The arrays of a trace, searchable in any layout."""
 
     def __init__(self, events: Sequence[Event], *, arguments: bool = False) -> None:
         """`arguments`: those that functions take are among them, too."""
@@ -109,7 +110,7 @@ class Results:
         return any(alike(array, result, rtol) for result in self.by_size.get(array.size, {}).values())
 
     def takes(self, function: str, array: NDArray[Any], rtol: float) -> bool:
-        """Whether it is one that the function returned, which no other array is then."""
+        """Return True if the function returned this array, which then matches no other."""
         found = self.by_function.get(function, [])
         at = next((i for i, result in enumerate(found) if close(array, result, rtol)), None)
         if at is not None:
@@ -118,7 +119,7 @@ class Results:
 
 
 def alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
-    """The same numbers, perhaps in another layout.
+    """Return True if two arrays have the same numbers, perhaps in another layout.
 
     Few numbers, and those that have their negatives beside them, are another's by chance or by a sign: of them each
     order of axes is tried.
@@ -130,25 +131,25 @@ def alike(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     ordered = np.sort(a, axis=None)
     if not close(ordered, np.sort(b, axis=None), rtol):
         return False
-    if a.size >= MANY and not close(ordered, -ordered[::-1], rtol):
+    if a.size >= MIN_UNORDERED_ELEMENTS and not close(ordered, -ordered[::-1], rtol):
         return True
     return in_order(a, b, rtol) or _in_other_axes(a, b, rtol) or _in_other_axes(b, a, rtol)
 
 
 def _in_other_axes(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
     squeezed = a.squeeze()
-    if squeezed.ndim > AXES:
+    if squeezed.ndim > MAX_PERMUTED_AXES:
         return True
     return any(in_order(squeezed.transpose(order), b, rtol) for order in permutations(range(squeezed.ndim)))
 
 
 def in_order(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
-    """The same numbers in the same order, perhaps in another shape."""
+    """Return True if two arrays have the same numbers in the same order, perhaps in another shape."""
     return a.size == b.size and close(a.ravel(), b.ravel(), rtol)
 
 
 def close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
-    """The same numbers at the same places."""
+    """Return True if two arrays have the same numbers at the same places."""
     if a.shape != b.shape:
         return False
     finite = a[np.isfinite(a)]
@@ -157,5 +158,5 @@ def close(a: NDArray[Any], b: NDArray[Any], rtol: float) -> bool:
 
 
 def is_plain(array: NDArray[Any]) -> bool:
-    """Whether there are so few different numbers in it that another array has the same by chance."""
-    return bool(np.unique(array).size <= DISTINCT)
+    """Return True if an array has so few distinct numbers that another one may have the same by chance."""
+    return bool(np.unique(array).size <= MAX_CHANCE_NUMBERS)

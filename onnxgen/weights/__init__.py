@@ -1,1 +1,1 @@
-"""The elements of tensors: stored, viewed, cast, and streamed into safetensors; and the way back to the ONNX file."""
+"""Elements of tensors: stored, viewed, cast and streamed into safetensors; and weight provenance with its inverse."""

@@ -6,8 +6,9 @@ What lies between two integers a file and fake quantisation may round to either:
 square, by no more than a step times sqrt(n + 1), and no element by more than six times that.
 
 Without it (`float`) the module also lacks what the file saturates, and by how much that changes an output no scale
-tells. There an output that differs by more than a part (`PART`) of its own standard deviation is another function. So
-is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if anything (`SMALLER`).
+tells. There an output that differs by more than a part (`MAX_SATURATED_PART`) of its own standard deviation is
+another function. So is one that is smaller than the file's, by a factor: saturating makes the file's smaller, if
+anything (`MAX_MISSING_PART`).
 
 All of this says something only of inputs that the file has integers for: of inputs that it rounds to a few steps it
 keeps nothing, and any module lies within such a rounding. So the inputs fill the range that the file quantises
@@ -29,14 +30,14 @@ from onnxgen.common.json_text import json_object
 from onnxgen.errors import counted
 
 KEY = "quantized"  # in the sidecar's metadata
-SIGMAS = 6.0
-PART = 0.5  # of an output's standard deviation, that what only the file saturates may change
-SMALLER = 0.2  # the part of the file's output that may be missing all over; of right modules it was 0.01, at most
+MAX_SIGMAS = 6.0
+MAX_SATURATED_PART = 0.5  # part of an output's standard deviation that saturation in the file may change
+MAX_MISSING_PART = 0.2  # part of the file's output that may be missing; correct modules lacked at most 0.01
 
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of an output from that of the file.
+    """The difference between an output of the module and that of the file.
 
     Attributes:
         rms, largest: the difference in root mean square, and at most.
@@ -50,15 +51,17 @@ class Distance:
     missing: float = 0.0
 
     def problem(self, floor: float) -> str:
-        """Describe the difference; "" if there is none. `floor`: the difference that is allowed in any case."""
-        if self.rms <= self.limit + floor and self.largest <= SIGMAS * self.limit + floor:
+        """Describe the difference, or return "" if it is allowed. `floor`: a difference that is always allowed."""
+        if self.rms <= self.limit + floor and self.largest <= MAX_SIGMAS * self.limit + floor:
             return ""
         found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
         return f"differs by {found}; quantising explains {self.limit:.3g}"
 
     def too_small(self, floor: float) -> str:
-        """As `problem`, of a module whose weights are exactly the file's: rounding those may do the same."""
-        if self.missing <= SMALLER or self.rms <= floor:
+        """Describe an output that is too small, or return "". Call it only if the module's weights are exactly the
+        file's: rounding weights has the same effect.
+        """
+        if self.missing <= MAX_MISSING_PART or self.rms <= floor:
             return ""
         return f"is {1 - self.missing:.3g} times the file's result; saturation in the file can only make it larger"
 
@@ -90,36 +93,39 @@ class Approximation:
 
     @classmethod
     def from_json(cls, text: str) -> Approximation:
-        """Raises `ValueError` for anything that `to_json` did not write."""
+        """Read what `to_json` wrote. Raises `ValueError` for anything else."""
         try:
             found = json_object(text)
             outputs, inputs, ranges = (
                 {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
                 for key in ("outputs", "inputs", "ranges")
             )
-            rectified = tuple(map(str, found.get("rectified", ())))  # older sidecars have none
+            rectified = tuple(map(str, found.get("rectified", ())))  # absent in older sidecars
             numbers = int(found["roundings"]), int(found["bits"])
             return cls(str(found["mode"]), *numbers, outputs, inputs, ranges, rectified)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
     def anew(self) -> Approximation:
-        """The approximation by a file exported from the module: it saturates only what the module saturates."""
+        """Return the approximation for a file exported from the module, which saturates only what the module
+        saturates.
+        """
         return replace(self, ranges={}) if self.mode == "float" else self
 
     def floats(self, name: str, value: Any) -> Any:
-        """The float values that the file's own output stands for."""
+        """Return the float values that an integer output of the file represents."""
         if name not in self.outputs or not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             return value
         scale, zero = self.outputs[name]
         return ((value.astype(np.float64) - zero) * scale).astype(np.float32)
 
     def within(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs that the file does not saturate."""
+        """Clip inputs to the ranges in which the file does not saturate them."""
         return {k: np.clip(v, *self.inputs[k]).astype(v.dtype) if k in self.inputs else v for k, v in feeds.items()}
 
     def saturated(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
-        """An output of floats within what the file can say of it. Fake quantisation sees to that, by its own scales.
+        """Clip a float output to the range that the file can represent. Fake quantisation clips by its own scales and
+        is returned as it is.
 
         What the module itself does is left to it: else the file's range would stand in for a ReLU that is missing.
         """
@@ -130,7 +136,7 @@ class Approximation:
         return clipped
 
     def rounding(self, name: str, expected: NDArray[Any]) -> float:
-        """The root mean square that rounding explains."""
+        """Return the difference that rounding explains, as a root mean square."""
         finite = expected[np.isfinite(expected)].astype(np.float64)
         if not finite.size:
             return 0.0
@@ -139,13 +145,19 @@ class Approximation:
         return float(step * math.sqrt(self.roundings + 1))
 
     def allowed(self, name: str, expected: NDArray[Any]) -> float:
-        """The root mean square that an output may differ by."""
+        """Return the difference that an output may have, as a root mean square."""
         by_rounding = self.rounding(name, expected)
         finite = expected[np.isfinite(expected)].astype(np.float64)
-        return max(by_rounding, PART * float(finite.std())) if self.mode == "float" and finite.size else by_rounding
+        return (
+            max(by_rounding, MAX_SATURATED_PART * float(finite.std()))
+            if self.mode == "float" and finite.size
+            else by_rounding
+        )
 
     def missing(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> float:
-        """The part of the file's output that one of floats lacks all over (by least squares), if rounding does not."""
+        """Return the part of the file's output that the module's lacks (by least squares), or 0 if rounding explains
+        it.
+        """
         both = np.isfinite(expected) & np.isfinite(got)
         a, b = (v[both].astype(np.float64) for v in (expected, got))
         if self.mode != "float" or not a.size or not a.std():
@@ -154,7 +166,7 @@ class Approximation:
         return part if part * a.std() > self.rounding(name, expected) else 0.0
 
     def distance(self, name: str, expected: NDArray[Any], got: NDArray[Any]) -> Distance:
-        """Compare an output with that of the file; neither may be empty."""
+        """Compare an output with that of the file. Neither may be empty."""
         distance = np.abs(expected.astype(np.float64) - got.astype(np.float64))
         distance = np.where(np.isnan(expected) & np.isnan(got), 0.0, distance)
         rms, largest = float(np.sqrt((distance**2).mean())), float(distance.max())
@@ -165,4 +177,4 @@ class Approximation:
         rounding = f"a root mean square of what {counted(self.roundings, 'rounding')} to {self.bits} bits {explain}"
         if self.mode != "float":
             return rounding
-        return f"{rounding}, or of {PART:g} of an output's standard deviation where that is more"
+        return f"{rounding}, or of {MAX_SATURATED_PART:g} of an output's standard deviation where that is more"

@@ -1,4 +1,4 @@
-"""Weights that the file stores as integers: the floats that they stand for, and the way back.
+"""Weights that the file stores as integers: the floats that they represent, and the conversion back.
 
     float = (integer - zero point) * scale            integer = saturate(round(float / scale) + zero point)
 
@@ -21,9 +21,9 @@ from onnxgen.weights.strided import Array
 
 Get = Callable[[str], Array]
 LINEAR, BITS, TABLE = "linear", "bits", "table"
-# what the 16 numbers of bitsandbytes stand for, by `quant_type`
+# the values of bitsandbytes' 16 codes, by `quant_type`
 BNB_TABLES = {
-    0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: then the same, negative
+    0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: the other half is negated
     1: [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -31,7 +31,7 @@ BNB_TABLES = {
     ],
 }  # fmt: skip
 
-KEY = "quantised"  # in the sidecar's metadata: by the name of each such float tensor, its `Dequantised`
+KEY = "quantised"  # in the sidecar's metadata: maps the names of such float tensors to their `Dequantised`
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Dequantised:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Dequantised:
-        """From what `as_record` returned, through JSON or not."""
+        """Make one from the result of `as_record`, which may have passed through JSON."""
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
         return cls(**given)
 
@@ -73,17 +73,17 @@ class Dequantised:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every ONNX tensor that takes part."""
+        """Return the names of all ONNX tensors that are involved."""
         return (self.tensor, *self.scales, *([self.zero] if self.zero else []))
 
     def scale(self, get: Get) -> Array:
-        """The scale as stored, or the product of the stored ones, in float32 where there are several."""
+        """Return the stored scale, or the product of several stored scales in float32."""
         if len(self.scales) == 1:
             return get(self.scales[0])
         return np.asarray(math.prod((get(name).astype(np.float32) for name in self.scales), start=np.float32(1)))
 
     def floats(self, get: Get) -> Array:
-        """The float tensor, computed as ONNX's DequantizeLinear does; of the scale's type."""
+        """Compute the float tensor as ONNX's DequantizeLinear does. Its dtype is that of the scale."""
         scale = self.scale(get)
         if self.form == TABLE:
             codes, factors = self._codes(get(self.tensor)), self._spread(scale)
@@ -96,7 +96,7 @@ class Dequantised:
         return np.asarray(centred.astype(np.float32) * wide_scale, scale.dtype)
 
     def integers(self, floats: Array, now: Get, before: Get) -> Array:
-        """The stored numbers of trained floats, rounded half to even and saturated.
+        """Convert trained floats to the stored integers, rounded half to even and saturated.
 
         What training left as it was stays the very number that was stored, whatever rounding would say of it.
 
@@ -134,12 +134,12 @@ class Dequantised:
         return numbers[:, :columns]
 
     def _codes(self, stored: Array) -> Array:
-        """Four bits each, the first in the high ones."""
+        """Unpack four-bit codes; the high bits of a byte come first."""
         pairs = stored.reshape(-1)
         return np.stack([pairs >> 4, pairs & 15], -1).reshape(-1)[: math.prod(self.shape)].reshape(self.shape)
 
     def _packed(self, numbers: Array, before: Array) -> Array:
-        """As `before` is packed; what its last bytes hold beyond the matrix stays."""
+        """Pack numbers in the layout of `before`. Bits of its last bytes beyond the matrix are kept."""
         if self.form == LINEAR:
             return numbers.astype(before.dtype).reshape(before.shape)
         if self.form == TABLE:
@@ -164,13 +164,13 @@ class Dequantised:
         return self._spread(zero)
 
     def unpacked_zero(self, zero: Array) -> Array:
-        """Zero points that are packed as the matrix is, as [rows, blocks]."""
+        """Unpack zero points that are packed like the matrix, to shape [rows, blocks]."""
         rows = self.shape[0]
         packed = Dequantised("", (), "", (rows, -(-self.shape[1] // self.block)), form=BITS, bits=self.bits)
         return packed._numbers(zero.reshape(rows, 1, -1))
 
     def _spread(self, values: Array) -> Array:
-        """A scale or zero point so that it broadcasts to the float tensor."""
+        """Reshape or repeat a scale or zero point so that it broadcasts to the float tensor."""
         if values.size == 1:
             return values.reshape(())
         if self.form == TABLE:
@@ -183,7 +183,7 @@ class Dequantised:
 
 
 class DequantisedTensor(ir.LazyTensor):
-    """A float tensor whose elements are computed from stored ones whenever they are asked for.
+    """A float tensor whose elements are computed from the stored tensors each time they are requested.
 
     Attributes:
         how: what it is made of.
@@ -207,7 +207,7 @@ class DequantisedTensor(ir.LazyTensor):
 
 
 def quantised(model: ir.Model, names: Container[str]) -> dict[str, Any]:
-    """For each of these float tensors that the file has as integers: how, JSON-able."""
+    """Return the JSON-able `Dequantised` record of each of these float tensors that the file stores as integers."""
     tensors = [v.const_value for v in model.graph.initializers.values() if v.name in names]
     return {str(t.name): t.how.as_record() for t in tensors if isinstance(t, DequantisedTensor)}
 
@@ -218,7 +218,9 @@ def _table(kind: int) -> Array:
 
 
 class UnpackedTensor(ir.LazyTensor):
-    """The zero points of a packed matrix, one a block: no tensor of the file, so nothing to be taken back."""
+    """The zero points of a packed matrix, one per block. It is not a tensor of the file, so nothing is written back for
+    it.
+    """
 
     def __init__(self, how: Dequantised, packed: ir.TensorProtocol, name: str) -> None:
         shape = ir.Shape((how.shape[0], -(-how.shape[1] // how.block)))
@@ -228,7 +230,9 @@ class UnpackedTensor(ir.LazyTensor):
 
 
 def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Array:
-    """`round(ratio) + zero` in a type's range; of `bits` bits without a sign if that is not 0."""
+    """Return `round(ratio) + zero`, clipped to the range of `dtype`, or to unsigned integers of `bits` bits if that is
+    not 0.
+    """
     if not np.isfinite(ratio).all():
         raise FloatingPointError("a trained weight is not finite")
     kind = ir.DataType.from_numpy(dtype)

@@ -1,4 +1,4 @@
-"""An ONNX file that is held open, and the tensors whose elements lie in it."""
+"""Tensors whose elements lie in an ONNX file that is held open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = NDArray[Any]
 
 
 class SourceFile:
-    """An ONNX file that is held open, so that what is read later is of the very file that was parsed."""
+    """An ONNX file that is held open, so that later reads come from the file that was parsed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class SourceFile:
         return self._facts[0]
 
     def fileno(self) -> int:
-        """The open file, for the system to copy from."""
+        """Return the descriptor of the open file, for copies by the operating system."""
         return self._file.fileno()
 
     def _look(self) -> tuple[int, int]:
@@ -43,7 +43,7 @@ class SourceFile:
         return facts.st_size, facts.st_mtime_ns
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """The bytes from `begin` to `end`. Raises `OnnxgenError` if the file is no longer what was parsed."""
+        """Read the bytes from `begin` to `end`. Raises `OnnxgenError` if the file has changed since it was parsed."""
         array = np.empty(end - begin, np.uint8)
         with self._lock:
             self._file.seek(begin)
@@ -55,23 +55,23 @@ class SourceFile:
         return array
 
     def changed(self) -> None:
-        """Raises the error that says so."""
+        """Raise the error for a file that has changed."""
         what = f"{printable(str(self.path), 200)} changed while it was read"
         raise OnnxgenError(Problem(what, help="run it again when the file is complete"))
 
     def check(self) -> None:
-        """Raises `OnnxgenError` if the file is no longer what was parsed."""
+        """Raise `OnnxgenError` if the file has changed since it was parsed."""
         if self._look() != self._facts:
             self.changed()
 
 
 class FileTensor(ir.LazyTensor):
-    """A tensor whose elements lie in the ONNX file itself, from the byte `offset` on, row-major, little-endian."""
+    """A tensor whose elements lie in the ONNX file from byte `offset` on, row-major and little-endian."""
 
     def __init__(self, source: SourceFile, offset: int, proto: onnx.TensorProto) -> None:
         dtype, shape = ir.DataType(proto.data_type), ir.Shape(proto.dims)
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        whole = partial(_whole, source, offset, dtype, shape)  # not a method: the file is closed with the last tensor
+        whole = partial(_whole, source, offset, dtype, shape)  # a method would keep the file open
         super().__init__(whole, dtype, shape, name=proto.name, doc_string=proto.doc_string, metadata_props=metadata)
         self.source, self.offset = source, offset
 
@@ -79,7 +79,9 @@ class FileTensor(ir.LazyTensor):
         return f"{self._repr_base()}({self.source.path}, offset={self.offset}, name={self.name!r})"
 
     def elements(self, start: int, stop: int) -> Array:
-        """The elements `start:stop` of the flat tensor; of a type of whole bytes nothing else is read."""
+        """Return the elements `start:stop` of the flat tensor. If an element is at least a byte, nothing else
+        is read.
+        """
         if self.dtype.bitwidth < 8:
             return self.numpy().reshape(-1)[start:stop]
         return _elements(self.source, self.offset, self.dtype, start, stop)

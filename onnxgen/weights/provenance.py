@@ -1,4 +1,4 @@
-"""The way each state-dict tensor is made of ONNX tensors, and its inverse.
+"""Weight provenance: how each state-dict tensor is made of ONNX tensors, and the inverse.
 
 A `Source` rearranges elements and casts them; it never computes. So in normal form it is a list of `Piece`s: a block
 of the state-dict tensor that shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
@@ -53,7 +53,7 @@ WIDER = {
 }
 """Types that torch lacks, and the next wider one that they travel in (it holds each of their values exactly)."""
 
-MAX_PIECES = 65_536  # past this a reshape has cut a tensor into crumbs; no exporter does that
+MAX_PIECES = 65_536  # per tensor; no exporter's reshapes produce more
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Source:
 
     @classmethod
     def of(cls, tensor: ir.TensorProtocol, name: str) -> Source:
-        """The ONNX tensor itself. Raises `OnnxgenError` for strings, which no state dict holds."""
+        """Return the provenance of a whole ONNX tensor. Raises `OnnxgenError` for strings: no state dict holds them."""
         if tensor.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
             raise OnnxgenError(f"tensor {name!r} of type {tensor.dtype.name} can't be stored as a weight")
         shape = tuple(tensor.shape.numpy())
@@ -88,22 +88,22 @@ class Source:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the ONNX tensors it is made of, each once, in order of appearance."""
+        """Return the names of the ONNX tensors it is made of, each once, in order of appearance."""
         return tuple(dict.fromkeys(piece.name for piece in (*self.pieces, *self.empty)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory and in the sidecar."""
+        """Size in bytes, in memory and in the sidecar."""
         return math.prod(self.shape) * int(WIDER.get(self.dtype, self.dtype).itemsize)
 
     @property
     def is_identity(self) -> bool:
-        """Whether it is one whole ONNX tensor as it stands."""
+        """True if it is one whole ONNX tensor, unchanged."""
         pieces = self.pieces or self.empty
         return len(pieces) == 1 and self == Source.of(pieces[0].tensor, pieces[0].name)
 
     def transpose(self, perm: Sequence[int] | None = None) -> Source:
-        """As `numpy.transpose`; without `perm` the axes are reversed."""
+        """Permute axes as `numpy.transpose`. Without `perm` the axes are reversed."""
         perm = [self._axis(axis) for axis in (reversed(range(len(self.shape))) if perm is None else perm)]
         if sorted(perm) != list(range(len(self.shape))):
             raise ValueError(f"{perm} does not permute the axes of shape {self.shape}")
@@ -111,12 +111,12 @@ class Source:
         return self._with(tuple(self.shape[axis] for axis in perm), pieces)
 
     def reshape(self, shape: Sequence[int]) -> Source:
-        """As `numpy.reshape` (one dim may be -1). Raises `OnnxgenError` if it would shred the tensor."""
+        """Reshape as `numpy.reshape` (one dim may be -1). Raises `OnnxgenError` for too many pieces."""
         shape = resolved(tuple(self.shape), tuple(int(dim) for dim in shape))
         if 0 in shape:
             return self._with(shape, ())
         pieces: Iterable[Piece] = self.pieces
-        # From right to left, so that the axes still to come keep their numbers.
+        # From right to left, so that axes that are not yet processed keep their numbers.
         for first, last, dims in reversed(common_groups(self.shape, shape)):
             if dims != self.shape[first:last]:
                 regrouped = (r for piece in pieces for r in regroup(piece, self.shape, first, last, dims))
@@ -126,21 +126,21 @@ class Source:
         return self._with(shape, pieces)
 
     def unsqueeze(self, axis: int) -> Source:
-        """A new axis of size 1 at `axis` of the result."""
+        """Insert a new axis of size 1 at position `axis` of the result."""
         axis = axis if axis >= 0 else axis + len(self.shape) + 1
         if not 0 <= axis <= len(self.shape):
             raise ValueError(f"no axis {axis} to be made in shape {self.shape}")
         return self.reshape((*self.shape[:axis], 1, *self.shape[axis:]))
 
     def squeeze(self, axis: int) -> Source:
-        """Drop `axis`, whose size is 1."""
+        """Drop `axis`, whose size must be 1."""
         axis = self._axis(axis)
         if self.shape[axis] != 1:
             raise ValueError(f"axis {axis} of shape {self.shape} is not of size 1")
         return self.reshape((*self.shape[:axis], *self.shape[axis + 1 :]))
 
     def slice(self, axis: int, start: int, stop: int | None = None) -> Source:
-        """As `array[..., start:stop, ...]` on `axis` (negative and too large bounds as in Python)."""
+        """Slice as `array[..., start:stop, ...]` on `axis` (negative and too large bounds as in Python)."""
         axis = self._axis(axis)
         start, stop, _ = slice(start, stop).indices(self.shape[axis])
         shape = (*self.shape[:axis], max(stop - start, 0), *self.shape[axis + 1 :])
@@ -153,7 +153,7 @@ class Source:
         return self._with(shape, pieces)
 
     def cast(self, dtype: ir.DataType) -> Source:
-        """As `numpy.astype`; casting back from a type that holds every value undoes the cast."""
+        """Cast as `numpy.astype`. Casting back from a type that holds every value undoes the cast."""
         if dtype == self.dtype:
             return self
         pieces = tuple(replace(p, casts=recast(ir.DataType(p.tensor.dtype), p.casts, dtype)) for p in self.pieces)
@@ -179,7 +179,7 @@ class Source:
         for piece in self.pieces:
             release = getattr(piece.tensor, "release", None)
             if release is not None:
-                with suppress(BufferError):  # a view lives: the mapping goes with it
+                with suppress(BufferError):  # a view still exists; the mapping is closed with it
                     release()
 
     def _axis(self, axis: int) -> int:
@@ -192,7 +192,7 @@ class Source:
 
 
 def concat(sources: Sequence[Source], axis: int) -> Source:
-    """As `numpy.concatenate`, for sources of one dtype. Raises `ValueError` if shapes or dtypes do not fit."""
+    """Concatenate as `numpy.concatenate`. Raises `ValueError` if shapes or dtypes do not fit."""
     first, axis = sources[0], sources[0]._axis(axis)
     pieces: list[Piece] = []
     end = 0
@@ -211,7 +211,7 @@ def concat(sources: Sequence[Source], axis: int) -> Source:
 
 @dataclass(frozen=True)
 class Fold:
-    """A layer's tensor that its ONNX tensor has with a BatchNorm folded in, which the state dict has apart.
+    """A BatchNorm folded into a layer's ONNX tensor. The state dict holds the layer and the norm separately.
 
     Attributes:
         norm: the BatchNorm's path in the state dict.
@@ -227,7 +227,7 @@ class Fold:
     groups: int = 1
 
     def apply(self, value: Array, get: Callable[[str], Array]) -> Array:
-        """The folded tensor, in float64: `weight * s`, or `norm.bias + (bias - norm.running_mean) * s`."""
+        """Compute the folded tensor in float64: `weight * s`, or `norm.bias + (bias - norm.running_mean) * s`."""
         gain, mean, variance = (
             get(f"{self.norm}.{key}").astype(np.float64) for key in ("weight", "running_mean", "running_var")
         )
@@ -244,7 +244,7 @@ class Fold:
         return wide * scale.reshape(-1, *[1] * (value.ndim - 1))
 
 
-_Use = tuple[str, Source, Piece]  # a key, what it is made of, and the piece of one ONNX tensor in it
+_Use = tuple[str, Source, Piece]  # state-dict key, its provenance, and one piece of it
 
 # ---- the record ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ _Use = tuple[str, Source, Piece]  # a key, what it is made of, and the piece of 
 def way_back(
     keys: Mapping[str, Source], twins: Iterable[tuple[str, Source]] = (), folds: Mapping[str, Fold] | None = None
 ) -> dict[str, Any]:
-    """For each ONNX tensor that the state dict is made of: how it is made of the state dict. JSON-able.
+    """Return, for each ONNX tensor that the state dict is made of, how to make it from the state dict. JSON-able.
 
     An entry is the key itself where the ONNX tensor is that state-dict tensor, else
     `{"shape", "dtype", "parts": [...]}`: a part takes `key`'s elements (of its block `slice`, `[[start, stop], ...]`,
@@ -288,7 +288,7 @@ def rebuild(
     original: Array | None = None,
     entry: int = 0,
 ) -> Array:
-    """The ONNX tensor `name` from the state dict, bit for bit if nothing was trained.
+    """Compute the ONNX tensor `name` from the state dict, bit for bit if nothing was trained.
 
     Args:
         record: what `way_back` returned (through JSON or not).
@@ -309,14 +309,14 @@ def rebuild(
         return get(found)
     dtype = ir.DataType[found["dtype"]].numpy()
     if original is not None and all(ir.DataType.from_numpy(d).is_floating_point() for d in (dtype, original.dtype)):
-        dtype = original.dtype  # the module may have been generated in another floating point type
+        dtype = original.dtype  # the module may have been generated in another floating point type (`--dtype`)
     if not found.get("partial"):
         out = np.empty(found["shape"], dtype)
     elif original is None:
         raise OnnxgenError(f"only parts of {name!r} are in the weights; the original ONNX file is needed for the rest")
     else:
         out = np.array(original, dtype, order="C").reshape(found["shape"])
-    for part in reversed(found["parts"]):  # where parts overlap the first one wins
+    for part in reversed(found["parts"]):  # reversed, so that the first part wins where parts overlap
         value = get(part["key"])
         if "fold" in part:
             value = Fold(**part["fold"]).apply(value, get)
@@ -356,10 +356,10 @@ def _part(key: str, source: Source, piece: Piece, fold: Fold | None) -> dict[str
 
 
 class _Covered:
-    """The elements of one ONNX tensor that are covered, in cells as large as the edges of the pieces allow."""
+    """Tracks which elements of one ONNX tensor are covered, in cells as large as the edges of the pieces allow."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # one cell for "none": something must speak for it
+        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # an empty tensor has one cell, to be covered
         self.grain = size
         for piece in pieces:
             *outer, (run, _) = _runs(piece)
@@ -371,7 +371,7 @@ class _Covered:
         return bool(self.cells.all())
 
     def add(self, piece: Piece) -> bool:
-        """Cover a piece; False if all of it was covered before."""
+        """Cover a piece. Returns False if all of it was covered before."""
         *outer, (run, _) = _runs(piece)
         atoms = [(size, stride // self.grain) for size, stride in outer] + [(run // self.grain, 1)]
         cells = window(self.cells, piece.offset // self.grain, tuple(atoms), write=True) if run else self.cells
@@ -381,7 +381,7 @@ class _Covered:
 
 
 def _covers(pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces together are their whole ONNX tensor."""
+    """Return True if the pieces together cover their whole ONNX tensor."""
     covered = _Covered(pieces)
     for piece in pieces:
         covered.add(piece)
@@ -389,7 +389,7 @@ def _covers(pieces: Sequence[Piece]) -> bool:
 
 
 def _runs(piece: Piece) -> Axis:
-    """The piece's atoms by falling stride; the last is its contiguous run, of stride 1 (size 0: no elements)."""
+    """Return the piece's atoms by falling stride. The last is its contiguous run of stride 1 (size 0: no elements)."""
     if 0 in piece.shape:
         return ((0, 1),)
     atoms = merged(sorted(itertools.chain(*piece.axes), key=lambda atom: -atom[1]))

@@ -1,4 +1,4 @@
-"""The sidecar as files: one, or shards and their index; replaced together with the module, found and compared."""
+"""Write, find and compare the sidecar: one file, or shards and their index, replaced together with the module."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_pair(
     shard_size: int = Options.shard_size,
     force: bool = False,
 ) -> list[Path]:
-    """Write the module `source` to `out` and its sidecar to `weights` (None: leave or have none); return the files.
+    """Write the module `source` to `out` and its sidecar to `weights` (None: no sidecar is written). Returns the files.
 
     A sidecar of more than `shard_size` bytes becomes several files and an index (the Hugging Face layout). Every file
     is complete before the first is renamed into place, the module last: an error leaves the old files as they were,
@@ -73,7 +73,8 @@ def write_pair(
             with replacements.file(planned.path) as file:
                 write_tensors(file, planned.header, planned.keys, tensors)
         if len(files) > 1:
-            replacements.withdraw(files[-1].path)  # weights that were trained on fit the same index and module
+            # Weights of another training fit the same index and module, so a mixture would go unnoticed.
+            replacements.withdraw(files[-1].path)
         if source is not None:
             with replacements.file(out) as file:
                 file.write(source.encode())
@@ -83,7 +84,7 @@ def write_pair(
 
 
 def _followed(path: Path) -> Path:
-    """What is at a path is replaced, and where that is a link, what it leads to."""
+    """Return the file to replace at a path: the target if the path is a link."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
@@ -99,19 +100,19 @@ def _clear_errors(out: Path) -> Iterator[None]:
 
 
 def sidecar_targets(weights: Path, tensors: Tensors, shard_size: int) -> list[Path]:
-    """The files that `write_pair` would write for a sidecar at `weights`."""
+    """Return the files that `write_pair` would write for a sidecar at `weights`."""
     return [file.path for file in _plan(weights, tensors, {}, shard_size)]
 
 
 def is_sharded(tensors: Tensors, shard_size: int) -> bool:
-    """Whether `write_pair` would write several files and an index."""
+    """Return True if `write_pair` would write several files and an index."""
     return len(_shards(tensors, shard_size)) > 1
 
 
 def same_content(
     path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None, shard_size: int = Options.shard_size
 ) -> bool:
-    """Whether the sidecar at `path` is, byte for byte, what `write_pair` would write.
+    """Return True if the sidecar at `path` is, byte for byte, what `write_pair` would write.
 
     Without `metadata` that of the file counts as right. Files of the other layout (one file, or shards) left beside
     it make it differ. Streams both sides; False where the sidecar is missing or broken.
@@ -127,7 +128,7 @@ def same_content(
 
 
 def is_lost(path: Path) -> bool:
-    """Whether the sidecar at `path` is missing, or broken so that nothing can be read from it."""
+    """Return True if the sidecar at `path` is missing, or too broken to be read."""
     try:
         for file in sidecar_files(_followed(path)):
             read_header(file)
@@ -140,7 +141,8 @@ def is_lost(path: Path) -> bool:
 
 
 def sidecar_files(path: Path) -> list[Path]:
-    """The safetensors files of the sidecar at `path`: itself, or the shards of its index (which may be named too).
+    """Return the safetensors files of the sidecar at `path`: the file itself, or the shards of its index. `path` may
+    also be the index.
 
     Raises `OnnxgenError` if the index is missing where it is named, or broken.
     """
@@ -158,7 +160,7 @@ def sidecar_files(path: Path) -> list[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
-    """Every tensor of the sidecar at `path`, memory-mapped, read-only, types that numpy lacks by ml_dtypes.
+    """Return every tensor of the sidecar at `path`, memory-mapped and read-only. Types that numpy lacks have ml_dtypes.
 
     Raises `OnnxgenError` if a file is missing or broken.
     """
@@ -177,7 +179,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file to be written: its first bytes, and the tensors that follow (the index has none)."""
+    """A file to be written: its first bytes and the tensors that follow (the index has none)."""
 
     path: Path
     header: bytes
@@ -185,7 +187,7 @@ class _File:
 
 
 def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size: int) -> list[_File]:
-    """The files of a sidecar, in the order they are to appear: shards before their index."""
+    """Plan the files of a sidecar, in the order in which they are written: shards before their index."""
     metadata = {**MARK, **metadata}
     shards = _shards(tensors, shard_size)
     if len(shards) == 1:
@@ -204,7 +206,7 @@ def _plan(path: Path, tensors: Tensors, metadata: Mapping[str, str], shard_size:
 
 
 def _stamp(tensors: Tensors) -> str:
-    """A digest of a few elements of each tensor that is stored, by which shards of two trainings are told apart.
+    """Return a digest of a few elements of each tensor, which tells shards of different trainings apart.
 
     Where one of them is copied without the others, say: names, shapes and fingerprint are the same. Reading all that
     there is would take as long as writing it.
@@ -216,7 +218,7 @@ def _stamp(tensors: Tensors) -> str:
 
 
 def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:
-    """Keys a file: in order, a new file wherever the next tensor would make it too large."""
+    """Distribute keys over files in order. A new file begins where the next tensor would exceed the size."""
     shards: list[list[str]] = [[]]
     size = 0
     for key, value in tensors.items():
@@ -229,7 +231,7 @@ def _shards(tensors: Tensors, shard_size: int) -> list[list[str]]:
 
 
 def _same(file: _File, tensors: Tensors) -> bool:
-    """Whether a file on disk has these contents."""
+    """Return True if the file on disk has exactly this content."""
     size = len(file.header) + sum(stored_size(tensors[key]) for key in file.keys)
     with stage(WEIGHTS), open(file.path, "rb") as there:
         if os.fstat(there.fileno()).st_size != size or there.read(len(file.header)) != file.header:
@@ -242,7 +244,7 @@ def _same(file: _File, tensors: Tensors) -> bool:
 
 
 def index_path(path: Path) -> Path:
-    """The index of the sidecar at `path`, where it is sharded."""
+    """Return the path of the index of the sidecar at `path`, used if it is sharded."""
     return path.with_name(path.name + INDEX)
 
 
@@ -251,7 +253,9 @@ def _shard_pattern(path: Path) -> re.Pattern[str]:
 
 
 def _ours(path: Path, broken: bool) -> bool:
-    """Whether we wrote this file; `broken` is the answer where it cannot be told though it is called like weights."""
+    """Return True if onnxgen wrote this file. `broken`: the answer for an unreadable file with the name of a weights
+    file.
+    """
     try:
         if path.suffix == ".json":
             metadata = json_object(path.read_bytes()).get("metadata", {})
@@ -263,7 +267,9 @@ def _ours(path: Path, broken: bool) -> bool:
 
 
 def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
-    """`broken`: what can't be read as weights was ours once, since the module is there that it belongs to."""
+    """Refuse to overwrite files that onnxgen did not write. `broken`: an unreadable weights file counts as ours, since
+    its module is there.
+    """
     for target in targets:
         if target.is_file() and not _ours(target, broken):
             way_out = "move that file, name another --weights FILE, or overwrite it with --force"
@@ -271,7 +277,7 @@ def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
 
 
 def _stale(path: Path, targets: list[Path]) -> list[Path]:
-    """What an earlier write of ours left at this path in another layout: the one file, or shards and index."""
+    """Return the files that an earlier write left at this path in the other layout (one file, or shards and index)."""
     pattern = _shard_pattern(path)
     found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
     found += [file for file in (path, index_path(path)) if file.exists()]

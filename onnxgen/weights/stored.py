@@ -1,4 +1,4 @@
-"""Tensors that are stored in the file, and the values that are only views of them."""
+"""Tensors that are stored in the file, and values that are only views of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxgen.weights.strided import Array
 
 
 def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or of a Constant node's output, else None."""
+    """Return the tensor of an initializer or of a Constant node's output, else None."""
     if value is None:
         return None
     if value.const_value is not None and value.producer() is None:
@@ -47,14 +47,16 @@ def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def leading(tensor: ir.TensorProtocol, count: int) -> Array:
-    """The first elements of a tensor, as many as there are of `count`."""
+    """Return the first `count` elements of a tensor, or all of them if it has fewer."""
     if isinstance(tensor, FileTensor):
         return tensor.elements(0, min(count, tensor.size))
     return tensor.numpy().reshape(-1)[:count]
 
 
 def is_uniform(tensor: ir.TensorProtocol) -> bool:
-    """A vector of equal numbers, as layers start with: before training, those of several layers are equal by chance."""
+    """Return True for a vector of equal numbers. Untrained layers start with those, so equal vectors of two layers may
+    be unrelated.
+    """
     if tensor.size < 2 or max(tensor.shape.numpy()) != tensor.size:
         return False
     array = tensor.numpy()
@@ -62,7 +64,7 @@ def is_uniform(tensor: ir.TensorProtocol) -> bool:
 
 
 def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
-    """A list of ints that is an attribute or a constant input, by the opset."""
+    """Return a list of ints that is an attribute or a constant input, depending on the opset."""
     if attribute in node.attributes:
         return [int(v) for v in node.attributes[attribute].value]
     if index < len(node.inputs) and node.inputs[index] is not None:
@@ -117,7 +119,7 @@ def _slice(node: ir.Node, x: Source) -> Source | None:
     return x
 
 
-SHOWN = 32_768  # pieces of stored tensors that concatenations may show, in all
+MAX_CONCATENATED_PIECES = 32_768  # limit on the pieces of stored tensors in all concatenations together
 
 VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
     "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
@@ -138,7 +140,8 @@ _VIEW_NAME = re.compile(
 
 
 def folded_from(value: ir.Value) -> str:
-    """The parameter that an initializer is a folded copy of (transposed, say), where the dynamo exporter says so.
+    """Return the parameter that an initializer is a folded copy of (transposed, say), if torch's dynamo exporter
+    records it.
 
     It lists everything that it folded; constants' names have no dot.
     """
@@ -156,7 +159,7 @@ def folded_from(value: ir.Value) -> str:
 
 
 def viewed_from(value: ir.Value) -> str:
-    """The parameter that an initializer is a folded view of; "" if what was folded made other numbers of it.
+    """Return the parameter that an initializer is a folded view of, or "" if folding computed other numbers.
 
     The dynamo exporter calls values by the torch function that made them (`exp_1`), or by a number inside of one
     (`val_7`). CLIP's `logit_scale` is stored as its exponential: under its own name it would take a checkpoint's value.
@@ -165,7 +168,7 @@ def viewed_from(value: ir.Value) -> str:
 
 
 class Views:
-    """Answers how values are made of stored tensors by views alone (transposed, sliced, concatenated...).
+    """Finds out how values are made of stored tensors by views alone (transposed, sliced, concatenated...).
 
     Each answer is found once. A view that shows its tensors in very many pieces is none: the module makes it when it
     runs.
@@ -178,10 +181,10 @@ class Views:
         self.most, self.through = writable(model, options), through
         self._known: dict[ir.Value, Source | None] = {}
         self._is_view: dict[ir.Value, bool] = {}
-        self._pieces = SHOWN
+        self._pieces = MAX_CONCATENATED_PIECES
 
     def __call__(self, value: ir.Value | None) -> Source | None:
-        """The way a value is made of stored tensors, or None.
+        """Return the provenance of a value, or None if it is not a view of stored tensors.
 
         Raises:
             OnnxgenError: it is a view of more bytes than may be written.
@@ -192,11 +195,11 @@ class Views:
         return answered(value, self._known, self._asked, self._source)
 
     def is_view(self, value: ir.Value | None) -> bool:
-        """Whether a value seems to be a view of stored tensors, of whatever size."""
+        """Return True if a value seems to be a view of stored tensors, of any size."""
         return value is not None and answered(value, self._is_view, self._asked, self._seems)
 
     def _asked(self, value: ir.Value) -> list[ir.Value]:
-        """The inputs that a view is a view of."""
+        """Return the inputs that a view's provenance depends on."""
         node = value.producer()
         if node is None or not node.inputs or stored(value) is not None:
             return []
@@ -219,7 +222,7 @@ class Views:
                 return None
         try:
             return _view_source(value, lambda v: None if v is None else self._known.get(v))
-        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # nodes that make no sense
+        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # the node is invalid
             return None
 
     def _refuse_large(self, value: ir.Value) -> None:
@@ -236,7 +239,7 @@ def _is_standard(node: ir.Node) -> bool:
 
 
 def _view_source(value: ir.Value, source_of: Callable[[ir.Value | None], Source | None]) -> Source | None:
-    """The source of a value, by those of its producer's inputs."""
+    """Return the provenance of a value, computed from that of its producer's inputs."""
     tensor = stored(value)
     if tensor is not None:
         return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))

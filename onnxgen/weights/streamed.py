@@ -34,11 +34,11 @@ from onnxgen.weights.strided import merged
 Array = NDArray[Any]
 Tensors = Mapping[str, Source | Array]
 
-CHUNK = 16 << 20  # bytes in flight
-COPIED = 1 << 30  # bytes at most in one call of the system
-SAMPLES = 8  # elements of each tensor, about
-MAX_HEADER = 100_000_000  # what the safetensors library reads
-MARK = {"format": "pt", "generator": "onnxgen"}  # "format" is what loaders of the Hugging Face layout ask for
+CHUNK = 16 << 20  # bytes in one chunk
+COPIED = 1 << 30  # bytes in one system call, at most
+SAMPLES = 8  # approximate number of sampled elements of each tensor
+MAX_HEADER = 100_000_000  # bytes; limit of the safetensors library
+MARK = {"format": "pt", "generator": "onnxgen"}  # loaders of the Hugging Face layout require "format"
 
 DTYPES = {
     ir.DataType.BOOL: "BOOL",
@@ -77,7 +77,8 @@ class Entry(NamedTuple):
 
 
 def write_safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file, one tensor in memory at a time. Raises `OnnxgenError` if a tensor has no place in it.
+    """Write one safetensors file, with one tensor in memory at a time. Raises `OnnxgenError` if its type has no
+    safetensors dtype.
 
     Tensors lie widest type first, then by key, as the library has them: each is aligned, and the same content makes the
     same bytes. Nothing here guards against a kill: see `write_pair`.
@@ -88,7 +89,7 @@ def write_safetensors(path: Path, tensors: Tensors, metadata: Mapping[str, str])
 
 
 def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
-    """The bytes that `write_safetensors` would write."""
+    """Return the bytes that `write_safetensors` would write."""
     file = io.BytesIO()
     write_tensors(file, header_of(tensors, metadata), in_order(tensors), tensors)
     return file.getvalue()
@@ -98,7 +99,7 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Metadata and tensors of one safetensors file.
+    """Read the metadata and the tensors' entries of one safetensors file.
 
     Raises:
         OnnxgenError: it is none, it is cut short, or its header makes no sense.
@@ -123,7 +124,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
 
 
 def _entry(key: str, found: Any, begin: int) -> Entry:
-    """A tensor of a header; the bytes of all tensors lie from `begin` on."""
+    """Return the entry of a tensor in a header. The bytes of all tensors begin at `begin`."""
     if not isinstance(found, dict):
         raise ValueError(f"tensor {printable(key)!r} has no description")
     dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
@@ -141,7 +142,7 @@ def _are_sizes(found: Any) -> TypeGuard[list[int]]:
 
 
 def _check_offsets(entries: Mapping[str, Entry], size: int) -> None:
-    """Tensors must lie in the file, and not over one another."""
+    """Check that tensors lie in the file and do not overlap."""
     end = 0
     for key, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.start < end:
@@ -176,7 +177,9 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
 
 
 def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: Tensors) -> None:
-    """Write a whole safetensors file. What lies in another file as it is to be stored, the system copies."""
+    """Write a whole safetensors file. Bytes that another file has in the stored form are copied by the operating
+    system.
+    """
     with stage(WEIGHTS):
         file.write(header)
         for key in keys:
@@ -186,19 +189,19 @@ def write_tensors(file: BinaryIO, header: bytes, keys: Iterable[str], tensors: T
 
 
 def _copied(file: BinaryIO, key: str, value: Source | Array) -> bool:
-    """Append a tensor by copying it from file to file, if it can be: as `cp` does, in half the time of a mapping."""
+    """Append a tensor by copying it from file to file, as `cp` does. Returns False if that is not possible."""
     if not isinstance(value, Source) or not isinstance(file, io.BufferedWriter) or not hasattr(os, "copy_file_range"):
         return False
     external = _external(value)
     if external is None:
         return False
     if not isinstance(external[0], SourceFile):
-        _array(key, value)  # opens it, which checks where it lies and how long it is
+        _array(key, value)  # opening it checks its location and length
         value.release()
     source, start = external
     begin, left = file.tell(), stored_size(value)
     file.flush()
-    with suppress(OSError), _opened(source) as number:  # an old kernel, two file systems; a full disk fails again
+    with suppress(OSError), _opened(source) as number:  # old kernel, or two file systems; a full disk fails again later
         while left and (count := os.copy_file_range(number, file.fileno(), min(left, COPIED), start)):
             start, left = start + count, left - count
     file.seek(begin if left else begin + stored_size(value))
@@ -207,7 +210,7 @@ def _copied(file: BinaryIO, key: str, value: Source | Array) -> bool:
 
 @contextmanager
 def _opened(source: SourceFile | str) -> Iterator[int]:
-    """The open file's number."""
+    """Open the source file. Yields its descriptor."""
     if isinstance(source, SourceFile):
         yield source.fileno()
         source.check()
@@ -217,7 +220,7 @@ def _opened(source: SourceFile | str) -> Iterator[int]:
 
 
 def _external(value: Source) -> tuple[SourceFile | str, int] | None:
-    """The file that has a tensor's bytes as they are to be stored, in one stretch, and where they begin; else None."""
+    """Return the file and offset of a tensor whose bytes are stored contiguously in their final form, else None."""
     if len(value.pieces) != 1 or value.dtype != stored_dtype(value):
         return None
     (piece,) = value.pieces
@@ -239,7 +242,9 @@ def stored_size(value: Source | Array) -> int:
 
 
 def sample(key: str, value: Source | Array) -> bytes:
-    """A few elements of what a tensor is made of; of a memory-mapped one, hardly a page is read."""
+    """Return a few elements of the ONNX tensors that a tensor is made of. Of a memory-mapped one it hardly reads a
+    page.
+    """
     stored = [piece.tensor for piece in value.pieces] if isinstance(value, Source) else [value]
     try:
         flat = [(value if isinstance(value, np.ndarray) else value.numpy()).reshape(-1) for value in stored]
@@ -253,7 +258,7 @@ def sample(key: str, value: Source | Array) -> bytes:
 
 
 def stored_chunks(key: str, value: Source | Array) -> Iterator[memoryview]:
-    """The tensor's bytes as they are stored, a few at a time; a memory-mapped tensor is let go of afterwards."""
+    """Yield the tensor's stored bytes in chunks. A memory-mapped tensor is unmapped afterwards."""
     array = _array(key, value)
     try:
         dtype = stored_dtype(value).numpy()
@@ -261,7 +266,7 @@ def stored_chunks(key: str, value: Source | Array) -> Iterator[memoryview]:
         rows = max(1, CHUNK // max(1, math.prod(array.shape[1:]) * dtype.itemsize))
         for row in range(0, len(array) if array.size else 0, rows):
             part = np.ascontiguousarray(array[row : row + rows]).astype(dtype, copy=False)
-            # Released here and not when the receiver feels like it: a mapping with a view on it cannot be closed.
+            # Released here, not by the receiver: a mapping with a view on it cannot be closed.
             with part.reshape(-1).view(np.uint8).data as view:
                 del part
                 yield view
@@ -274,5 +279,5 @@ def stored_chunks(key: str, value: Source | Array) -> Iterator[memoryview]:
 def _array(key: str, value: Source | Array) -> Array:
     try:
         return value.numpy() if isinstance(value, Source) else value
-    except (OSError, ValueError) as error:  # external data that is gone, short or not where it may be
+    except (OSError, ValueError) as error:  # external data is missing, too short or outside its folder
         raise OnnxgenError(f"cannot read weight {key!r}: {error}") from error

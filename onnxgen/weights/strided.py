@@ -1,4 +1,4 @@
-"""Strided views of flat tensors: cutting, splitting, regrouping and joining them.
+"""Strided views of flat tensors: cut, split, regroup and join them.
 
 The geometry under `provenance.Source`. Every function is about where elements lie; none touches an element except
 `Piece.numpy`. The terms: an *atom* is `(size, stride)`, an `Axis` is a run of atoms, a `Piece` is a view with axes.
@@ -47,7 +47,7 @@ class Piece:
         return tuple(size_of(axis) for axis in self.axes)
 
     def numpy(self) -> Array:
-        """The block's elements: a view wherever numpy can make one."""
+        """Return the block's elements, as a view if numpy can make one."""
         atoms = merged(itertools.chain(*self.axes))
         if isinstance(self.tensor, FileTensor):
             reach = 1 + sum((size - 1) * stride for size, stride in atoms) if math.prod(self.shape) else 0
@@ -65,7 +65,7 @@ def size_of(axis: Axis) -> int:
 
 
 def merged(atoms: Iterable[tuple[int, int]]) -> Axis:
-    """Normal form: factors of size 1 dropped, those that run on into each other merged."""
+    """Return an axis in normal form: factors of size 1 are dropped, contiguous factors are merged."""
     out: list[tuple[int, int]] = []
     for size, stride in atoms:
         if size != 1:
@@ -76,8 +76,8 @@ def merged(atoms: Iterable[tuple[int, int]]) -> Axis:
 
 
 def window(array: Array, offset: int, atoms: Axis, write: bool) -> Array:
-    """The strided view of a contiguous array's elements."""
-    # As plain bytes and back: numpy's as_strided does not know the dtypes of ml_dtypes.
+    """Return a strided view of a contiguous array's elements."""
+    # View as plain bytes and back: numpy's as_strided does not support the dtypes of ml_dtypes.
     flat = array.reshape(-1)[offset:].view(f"V{array.itemsize}")
     strides = [stride * array.itemsize for _, stride in atoms]
     view = np.lib.stride_tricks.as_strided(flat, [size for size, _ in atoms], strides, writeable=write)
@@ -89,7 +89,7 @@ def block(piece: Piece) -> tuple[slice, ...]:
 
 
 def on_axes(piece: Piece, first: int, last: int, at: tuple[int, ...], offset: int, axes: tuple[Axis, ...]) -> Piece:
-    """The piece with its axes `first` to `last` replaced."""
+    """Return the piece with its axes `first` to `last` replaced."""
     return replace(
         piece,
         at=(*piece.at[:first], *at, *piece.at[last:]),
@@ -99,12 +99,12 @@ def on_axes(piece: Piece, first: int, last: int, at: tuple[int, ...], offset: in
 
 
 def _bounds(start: int, stop: int, row: int) -> list[int]:
-    """Where to cut start:stop so that each part is whole rows or within one row."""
+    """Return where to cut start:stop so that each part is whole rows or lies within one row."""
     return sorted({start, stop, min(-(-start // row) * row, stop), max(stop // row * row, start)})
 
 
 def cut(axis: Axis, start: int, stop: int) -> Iterator[tuple[int, int, Axis]]:
-    """Elements start:stop of an axis: (position after start, offset, axis), as few as there can be."""
+    """Cut elements start:stop of an axis. Yields (position after start, offset, axis), as few as possible."""
     if stop <= start:
         return
     if not axis:
@@ -122,7 +122,7 @@ def cut(axis: Axis, start: int, stop: int) -> Iterator[tuple[int, int, Axis]]:
 
 
 def _split(axis: Axis, dims: Sequence[int]) -> tuple[Axis, ...] | None:
-    """The axis as axes of sizes `dims` (of the same product); None if a factor lies across a border."""
+    """Split an axis into axes of sizes `dims` (of the same product). Returns None if a factor crosses a border."""
     atoms = list(axis)
     out: list[Axis] = []
     for dim in reversed(dims):
@@ -143,7 +143,9 @@ def _split(axis: Axis, dims: Sequence[int]) -> tuple[Axis, ...] | None:
 
 
 def _place(axis: Axis, low: int, dims: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, tuple[Axis, ...]]]:
-    """Lay an axis onto the flat positions from `low` on of a tensor of shape `dims`: (at, offset, axes) a block."""
+    """Lay an axis onto the flat positions from `low` on of a tensor of shape `dims`. Yields (at, offset, axes) for each
+    block.
+    """
     size = size_of(axis)
     if len(dims) < 2:
         yield ((low,), 0, (axis,)) if dims else ((), 0, ())
@@ -164,9 +166,9 @@ def _place(axis: Axis, low: int, dims: tuple[int, ...]) -> Iterator[tuple[tuple[
 
 
 def regroup(piece: Piece, shape: tuple[int, ...], first: int, last: int, dims: tuple[int, ...]) -> Iterator[Piece]:
-    """The piece after axes `first:last` of the tensor's `shape` were reshaped to `dims`."""
+    """Yield the pieces that result when axes `first:last` of the tensor's `shape` are reshaped to `dims`."""
     old, at, axes = shape[first:last], piece.at[first:last], piece.axes[first:last]
-    # Elements that follow each other in the piece do so in the tensor from axis `flat` on, if what is inside is whole.
+    # From axis `flat` on, elements contiguous in the piece are contiguous in the tensor, if the inner axes are whole.
     flat = max(len(old) - 1, 0)
     while flat and size_of(axes[flat]) == old[flat]:
         flat -= 1
@@ -188,7 +190,7 @@ def resolved(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def common_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """The shortest runs of axes of `old` that become runs of `new`: (first, last, dims). No dim is 0."""
+    """Return the shortest runs of axes of `old` that become runs of `new`, as (first, last, dims). No dim may be 0."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         first, begin = i, j
@@ -204,7 +206,7 @@ def common_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[int,
 
 
 def tidy(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Merge blocks that lie side by side and continue each other in their ONNX tensor; sorted by place."""
+    """Merge neighbouring blocks that continue each other in their ONNX tensor. Returns them sorted by position."""
     out, before = list(pieces), -1
     while len(out) != before and len(out) > 1:
         before = len(out)
@@ -222,7 +224,7 @@ def tidy(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 
 def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
-    """One piece for two neighbours on `axis`, or None."""
+    """Join two neighbours on `axis` into one piece, or return None."""
     if a.name != b.name or a.casts != b.casts or b.at[axis] != a.at[axis] + size_of(a.axes[axis]):
         return None
     if any((a.at[i], a.axes[i]) != (b.at[i], b.axes[i]) for i in range(len(a.at)) if i != axis):
@@ -241,14 +243,14 @@ def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
 
 
 def _lead(axis: Axis, rest: Axis) -> tuple[int, int] | None:
-    """The outermost (size, stride) of an axis whose other factors are `rest`."""
+    """Return the outermost (size, stride) of an axis whose other factors are `rest`."""
     if axis == rest:
         return 1, 0
     return axis[0] if axis and axis[1:] == rest else None
 
 
 def _injective(piece: Piece) -> bool:
-    """Whether no ONNX element shows twice (else writing back would be ambiguous); may say no when in doubt."""
+    """Return True if no ONNX element appears twice, so that writing back is unambiguous. May return False in doubt."""
     reach = 1
     for size, stride in sorted(itertools.chain(*piece.axes), key=lambda atom: atom[1]):
         if stride < reach:
@@ -258,9 +260,9 @@ def _injective(piece: Piece) -> bool:
 
 
 def _holds(narrow: ir.DataType, wide: ir.DataType) -> bool:
-    """Whether every value of one type is a value of the other."""
+    """Return True if every value of type `narrow` is also a value of type `wide`."""
     if narrow.is_integer() and narrow.itemsize == 8 and not wide.is_integer():
-        return False  # numpy calls int64 to float64 safe
+        return False  # numpy calls the cast from int64 to float64 safe, though it is not exact
     return bool(np.can_cast(narrow.numpy(), wide.numpy(), "safe"))
 
 
@@ -269,7 +271,7 @@ def lossless(dtype: ir.DataType, casts: Sequence[ir.DataType]) -> bool:
 
 
 def recast(dtype: ir.DataType, casts: tuple[ir.DataType, ...], to: ir.DataType) -> tuple[ir.DataType, ...]:
-    """The chain of casts with one more, less those that undo each other."""
+    """Append a cast to a chain of casts, and drop casts that undo each other."""
     chain = (dtype, *casts)
     if len(chain) > 1 and chain[-2] == to and _holds(to, chain[-1]):
         return chain[1:-1]

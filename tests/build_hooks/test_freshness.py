@@ -62,7 +62,7 @@ def aged(path: Path, seconds: float = 10) -> Path:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were just written count as old: `ctime` can't be set, and tests should not wait for it."""
-    monkeypatch.setattr(caching, "RACY", -(10**12))
+    monkeypatch.setattr(caching, "RACY_NANOSECONDS", -(10**12))
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------
@@ -503,10 +503,10 @@ def test_nobody_is_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_old_goes(tmp_path: Path, cache: Cache) -> None:
     cache.put("settled", "old", 1)
     cache.put("settled", "new", 2)
-    aged(cache._file("settled", "old"), caching.KEPT + 60)
+    aged(cache._file("settled", "old"), caching.KEPT_SECONDS + 60)
     cache.put("settled", "another", 3)
     assert cache.get("settled", "old") == 1, "looked for once a week"
-    aged(cache.folder / "build" / caching.MARKER, caching.SWEPT + 60)
+    aged(cache.folder / "build" / caching.MARKER, caching.SWEEP_INTERVAL_SECONDS + 60)
     cache.put("settled", "another", 3)
     assert [cache.get("settled", name) for name in ("old", "new", "another")] == [None, 2, 3]
 
@@ -515,7 +515,7 @@ WRITER = """
 import hashlib, sys, time
 from pathlib import Path
 from onnxgen.common import cache
-cache.RACY = -10**12
+cache.RACY_NANOSECONDS = -10**12
 paths, end = [Path(p) for p in sys.argv[1:]], time.monotonic() + 3
 count = wrong = 0
 while time.monotonic() < end:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from onnxgen.build_hooks.settings import KEYS, LIMIT, Entry, entries_from, read_project
+from onnxgen.build_hooks.settings import KEYS, MAX_PROBLEMS_SHOWN, Entry, entries_from, read_project
 from onnxgen.cli.options import generation_options, take_options
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
@@ -342,11 +342,14 @@ def test_a_huge_list(root: Path) -> None:
     """It ends in seconds, and with as many lines as a person reads."""
     text = "[tool.onnxgen]\nmodels = [" + "3," * 50_000 + "]\n"
     found = problems(root, text)
-    assert len(found) == LIMIT + 1 and found[-1] == f"pyproject.toml: and {50_000 - LIMIT:,} problems more"
+    assert (
+        len(found) == MAX_PROBLEMS_SHOWN + 1
+        and found[-1] == f"pyproject.toml: and {50_000 - MAX_PROBLEMS_SHOWN:,} problems more"
+    )
     (problem,) = problems(root, ONE + "input-shape = {x = [" + "0.5," * 50_000 + "]}\n")
     assert len(problem) < 300
     many = "[tool.onnxgen]\nmodels = [" + '"models/a.onnx",' * 2_000 + "]\n"
-    assert len(problems(root, many)) == LIMIT + 1, "two thousand models with one output"
+    assert len(problems(root, many)) == MAX_PROBLEMS_SHOWN + 1, "two thousand models with one output"
 
 
 def test_nothing_heavy_is_imported(root: Path) -> None:

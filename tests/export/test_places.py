@@ -179,8 +179,8 @@ def test_external_data_goes_to_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_protobuf_cannot_hold_goes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST", 40)
-    monkeypatch.setattr(files, "SMALL", 20)
+    monkeypatch.setattr(files, "MAX_PROTOBUF_BYTES", 40)
+    monkeypatch.setattr(files, "MAX_INLINE_BYTES", 20)
     done = Trained(model(gemm(), [tensor("w", W), tensor("b", B)]), tmp_path)
     done.agrees()
     inside = {t.name: t.data_location for t in onnx.load(done.out, load_external_data=False).graph.initializer}

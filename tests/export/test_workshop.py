@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.files import WORKSHOP, workshop
+from onnxgen.export.files import WORKSHOP_PREFIX, workshop
 from tests.conftest import ROOT
 
 MAKING = """
@@ -37,14 +37,14 @@ def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path: Path) -
     killed, living = making(tmp_path / "a.onnx"), making(tmp_path / "b.onnx")
     killed.kill()
     killed.communicate()
-    (tmp_path / f"{WORKSHOP}mine").symlink_to(tmp_path.parent)
-    assert len(list(tmp_path.glob(f"{WORKSHOP}*/*.onnx"))) == 2
+    (tmp_path / f"{WORKSHOP_PREFIX}mine").symlink_to(tmp_path.parent)
+    assert len(list(tmp_path.glob(f"{WORKSHOP_PREFIX}*/*.onnx"))) == 2
     with workshop(tmp_path / "c.onnx") as made:
         assert made.parent.is_dir() and not made.exists()
-        assert [path.name for path in tmp_path.glob(f"{WORKSHOP}*/*.onnx")] == ["b.onnx"]
+        assert [path.name for path in tmp_path.glob(f"{WORKSHOP_PREFIX}*/*.onnx")] == ["b.onnx"]
     living.communicate("")
     assert living.returncode == 0 and tmp_path.parent.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{WORKSHOP}mine"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{WORKSHOP_PREFIX}mine"]
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def variant(data: bytes) -> Options:
 
 def reader(place: Place, data: bytes) -> None:
     """The file is read; every other as if it were large."""
-    with patch.multiple(skeleton, WHOLE=0, LARGE=64) if sum(data[:16]) % 2 else nullcontext():
+    with patch.multiple(skeleton, MIN_FILE_BYTES=0, MIN_TENSOR_BYTES=64) if sum(data[:16]) % 2 else nullcontext():
         read(place.put(data), Options())
 
 

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgen.graph.gradients import BITS, BY_INPUT, NOWHERE, SIZES, key, reason
+from onnxgen.graph.gradients import BITS, BY_INPUT, NOWHERE, SETS_SIZE, key, reason
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT
@@ -53,7 +53,7 @@ def test_gradients(name: Name) -> None:
     still: set[str] = set()
     for case in [] if reason(*name) == BITS else by_operator().get(name, []):
         at = _parameters(case)
-        held = frozenset(origin for origin, p in at.items() if reason(*name, p) == SIZES)
+        held = frozenset(origin for origin, p in at.items() if reason(*name, p) == SETS_SIZE)
         for origin, flowing in check(case, held).items():
             (flows if flowing else still).add(at.get(origin, origin.rpartition(".")[2]))
         assert not {p for p in flows if reason(*name, p)}, f"{case.name}: a gradient where the table says none"

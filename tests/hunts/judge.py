@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxgen.errors import BUG, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
-from onnxgen.verify.compare import HIDES, Tolerance, compare, slack_of
+from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance, compare, slack_of
 from tests.hunts.rounding import agrees_on_padding, hangs_on_rounding
 
 Feed = dict[str, Any]
@@ -184,7 +184,7 @@ def _slack(session: Any, feed: Feed, k: int, theirs: Any) -> Any:
     if slack is None or slack.max(initial=0) == 0:
         return slack
     most = np.full_like(slack, slack.max())  # an element may be still on every draw where its neighbours move
-    return most if np.square(most).sum() <= HIDES**2 * np.square(theirs.astype(np.float64)).sum() else None
+    return most if np.square(most).sum() <= MAX_SLACK_PART**2 * np.square(theirs.astype(np.float64)).sum() else None
 
 
 def _nudged(array: Any, numbers: np.random.Generator) -> Any:

@@ -34,8 +34,8 @@ DTYPES = ("float32", "float16", "float64", "int64", "bool", "complex64", "bfloat
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as large, and so does every tensor of more than a few bytes."""
-    monkeypatch.setattr(skeleton, "WHOLE", 0)
-    monkeypatch.setattr(skeleton, "LARGE", 24)
+    monkeypatch.setattr(skeleton, "MIN_FILE_BYTES", 0)
+    monkeypatch.setattr(skeleton, "MIN_TENSOR_BYTES", 24)
 
 
 def tensors_of(path: Path) -> dict[str, ir.TensorProtocol]:
@@ -148,8 +148,8 @@ def test_the_same_as_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "net.onnx").write_bytes(data)
         found = []
         for whole in (1 << 22, 0):
-            monkeypatch.setattr(skeleton, "WHOLE", whole)
-            monkeypatch.setattr(skeleton, "LARGE", 24)
+            monkeypatch.setattr(skeleton, "MIN_FILE_BYTES", whole)
+            monkeypatch.setattr(skeleton, "MIN_TENSOR_BYTES", 24)
             found.append(_outcome(tmp_path / "net.onnx"))
         assert found[0] == found[1]
         outcomes.add(type(found[0]))
@@ -206,8 +206,8 @@ def test_generate_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     onnx.save(model(nodes, stored, inputs, ["x4"]), path)
     made = []
     for whole in (1 << 22, 0):
-        monkeypatch.setattr(skeleton, "WHOLE", whole)
-        monkeypatch.setattr(skeleton, "LARGE", 24)
+        monkeypatch.setattr(skeleton, "MIN_FILE_BYTES", whole)
+        monkeypatch.setattr(skeleton, "MIN_TENSOR_BYTES", 24)
         generate(path, out, force=True)
         made.append((out.read_bytes(), out.with_suffix(".safetensors").read_bytes()))
     assert made[0] == made[1]

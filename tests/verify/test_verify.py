@@ -362,7 +362,7 @@ def test_a_run_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     nodes = [h.make_node("Loop", ["", "go", "x"], ["y"], body=body)]
     path = save(tmp_path / "m.onnx", nodes, [VI("x", T.FLOAT, [2])], [VI("y", T.FLOAT, [2])], go=np.array(True))
-    monkeypatch.setattr(oracle_module, "TIMEOUT", 0.2)
+    monkeypatch.setattr(oracle_module, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(Refused):
         Onnxruntime(path, None, []).run({"x": np.zeros(2, np.float32)})
 
