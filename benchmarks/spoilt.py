@@ -4,7 +4,7 @@
 
 FILES: a text file, a path of an ONNX file in each line. One node of a file is changed (a weight by one per cent, an
 option, the order of operands), a module is generated of the changed file, and verified against the file as it was. So
-the truth is the node's name. A change that leaves the results of onnxruntime as they were is none; of a weight, to the bit.
+the truth is the node's name. A change counts if it changes onnxruntime's results.
 """
 
 from __future__ import annotations
