@@ -198,7 +198,9 @@ class Names:
             at = statement.targets.index(value)
             return [*own, *names[at : at + 1]], []
         says, vague = _of_expression(statement.value, own)
-        return [GATED if name == GATE and value not in self.factors else name for name in says], vague
+        if called(seen_through(statement.value))[0] == "sigmoid" and value not in self.factors:
+            says = [GATED if name == GATE else name for name in says]
+        return says, vague
 
 
 def _of_expression(tree: ast.expr, weak: list[str]) -> tuple[list[str], list[str]]:

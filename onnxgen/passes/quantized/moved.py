@@ -50,9 +50,11 @@ def _numbers(scaled: Scaled) -> tuple[float, float] | None:
 
 def _quantised_by(value: ir.Value) -> ir.Node | None:
     """The QuantizeLinear that a value's integers come from, perhaps moved since."""
+    made: ir.Value | None = value
     node = value.producer()
-    while node is not None and node.domain == "" and moves(node, value) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    while made is not None and node is not None and node.domain == "" and moves(node, made):
+        made = node.inputs[0]
+        node = None if made is None else made.producer()
     is_plain = node is not None and node.op_type == "QuantizeLinear" and node.domain == ""
     return node if is_plain and node is not None and Scaled.of(node).is_single else None
 
