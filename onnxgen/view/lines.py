@@ -31,11 +31,11 @@ def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str
         generated = build(path, replace(options, annotate=True), out)
     lines, found = _without_marks(generated.source)
     tree = ast.parse("\n".join(lines))
-    spans = {node.lineno: node.end_lineno or node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt)}
+    last = _last_lines(tree)
     nodes: dict[int, list[str]] = {}
     for first, mark in found.items():
         names = [name.printable(NAME_LENGTH) for name in marks.nodes(mark)]
-        for number in range(first, _last(tree, first, spans) + 1):
+        for number in range(first, last.get(first, first) + 1):
             nodes[number] = names
     return generated, lines, {**nodes, **_registered(tree, nodes)}
 
@@ -59,12 +59,15 @@ def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
     return lines, found
 
 
-def _last(tree: ast.Module, first: int, spans: Mapping[int, int]) -> int:
-    """The last line of a statement without the blocks in it."""
+def _last_lines(tree: ast.Module) -> dict[int, int]:
+    """The last line of each statement without the blocks in it, by its first line."""
+    last: dict[int, int] = {}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.For, ast.While, ast.With)) and node.lineno == first:
-            return node.body[0].lineno - 1
-    return spans.get(first, first)
+        if isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
+            last[node.lineno] = node.body[0].lineno - 1
+        elif isinstance(node, ast.stmt):
+            last[node.lineno] = node.end_lineno or node.lineno
+    return last
 
 
 def _registered(tree: ast.Module, nodes: Mapping[int, list[str]]) -> dict[int, list[str]]:

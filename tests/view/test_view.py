@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -92,6 +94,28 @@ def test_lines_of_a_shared_class_have_the_nodes_of_all_its_uses(tmp_path: Path) 
     _, lines, nodes = traced(tmp_path / "m.onnx", Options(), Path("m.py"))
     assert {name for names in nodes.values() for name in names} == {node.name for node in model.graph.node}
     assert max(len(names) for names in nodes.values()) > 2, "\n".join(lines)
+
+
+def test_a_long_graph_is_walked_as_often_as_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each line, a graph of 10,000 nodes took minutes."""
+
+    def walks(count: int) -> int:
+        lines = " ".join(f"v{i + 1} = {('Tanh', 'Sin')[i % 2]} (v{i})" for i in range(count))
+        text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[2] v0) => (float[2] v{count}) {{ {lines} }}'
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+        seen: list[ast.AST] = []
+        walk = ast.walk
+
+        def counted(tree: ast.AST) -> Iterator[ast.AST]:
+            seen.extend([tree] * isinstance(tree, ast.Module))
+            return walk(tree)
+
+        monkeypatch.setattr("onnxgen.view.lines.ast.walk", counted)
+        traced(tmp_path / "m.onnx", Options(), Path("m.py"))
+        monkeypatch.undo()
+        return len(seen)
+
+    assert walks(40) == walks(4)
 
 
 @pytest.mark.parametrize("name", ["dtln/model_1", "vnncomp2023/vit/pgd_2_3_16", "ppocr/cls-model"])
