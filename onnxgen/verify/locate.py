@@ -157,8 +157,7 @@ class _Had:
             return True
         if self.results.has(self.values[name], self.same, equal):
             return True
-        arranges = node.op_type in having(VIEW) or node.op_type in ("Split", "Expand")
-        return arranges and equal is alike and self(node.input[0], equal)
+        return _arranges(node) and equal is alike and self(node.input[0], equal)
 
     def given(self, node: onnx.NodeProto, event: Event) -> NDArray[Any] | None:
         """Return the result of a node that is also a result of an event, or None."""
@@ -206,12 +205,26 @@ def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeP
             if not had(name, alike) and had.made[name] not in region:
                 region.append(had.made[name])
                 todo.append(had.made[name])
-    first = min(region, key=lambda node: had.order[next(filter(None, node.output))])
-    while made := next((had.made[name] for name in first.input if had.out_of_order(name)), None):
-        first = made  # the node is correct, but gets the right elements in a wrong order
+    # nodes that are correct may get the right elements in a wrong order
+    misplaced = [node for user in region for name in user.input for node in _misplaced(name, had)]
+    first = min(misplaced or region, key=lambda node: had.order[next(filter(None, node.output))])
     # another node with the same result is correct, so this one is wrong
     twins = [had.made[name] for name in first.input if name in had.made and name not in had.constant]
     return next((node for node in twins if strange is not None and had.miscomputes(node, strange)), first)
+
+
+def _arranges(node: onnx.NodeProto) -> bool:
+    return node.op_type in having(VIEW) or node.op_type in ("Split", "Expand")
+
+
+def _misplaced(name: str, had: _Had) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that only arrange elements on the way to a value, and arrange them otherwise in the module."""
+    node = had.made.get(name)
+    while node is not None and (_arranges(node) or had.out_of_order(name)):
+        if had.out_of_order(name):
+            yield node
+        name = node.input[0] if node.input else ""
+        node = had.made.get(name)
 
 
 def _user(model: onnx.ModelProto, name: str) -> Located | None:

@@ -52,6 +52,19 @@ JOINED = """
     }
 """
 
+CUBE = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    cube (float[4, 4, 4] q, float[4, 4, 4] x, float[4, 4, 4] v) => (float[4, 4, 4] y) <float[1] half = {0.5}> {
+        k = Tanh (x)
+        moved = Transpose <perm = [1, 0, 2]> (k)
+        keys = Transpose <perm = [0, 2, 1]> (moved)
+        scaled = Mul (q, half)
+        scores = MatMul (scaled, keys)
+        weights = Softmax <axis = 2> (scores)
+        y = MatMul (weights, v)
+    }
+"""
+
 
 def _swap(node: onnx.NodeProto) -> None:
     node.input[:] = list(reversed(node.input))
@@ -59,6 +72,10 @@ def _swap(node: onnx.NodeProto) -> None:
 
 def _other_axes(node: onnx.NodeProto) -> None:
     node.attribute[0].ints[:] = [0, 2, 3, 1]
+
+
+def _other_three_axes(node: onnx.NodeProto) -> None:
+    node.attribute[0].ints[:] = [2, 1, 0]
 
 
 def _other_axis(node: onnx.NodeProto) -> None:
@@ -70,6 +87,7 @@ CASES: dict[str, tuple[str, str, Callable[[onnx.NodeProto], None]]] = {
     "an operation with all inputs right": (NORM, "y", _swap),
     "an output that is another's": (PRODUCTS, "z", _swap),
     "elements in another order": (HEADS, "back", _other_axes),
+    "keys of an attention that is one function": (CUBE, "moved", _other_three_axes),
     "a shape": (JOINED, "y", _other_axis),
 }
 
