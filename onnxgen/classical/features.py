@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
-@op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"), weights="offset scale")
+@op("Scaler", domain=ML, infer=shapes.as_float, tables=("offset", "scale"))
 def scaler(b: Builder, X: Arg, offset: Arg | None = None, scale: Arg | None = None) -> ast.expr:
     """`(X - offset) * scale`: one number, or one a column."""
     x: ast.expr | Arg = X if X.dtype == DOUBLE else as_dtype(b, X, X.dtype, FLOAT)

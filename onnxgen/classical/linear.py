@@ -51,13 +51,7 @@ def _functional(b: Builder, x: ast.expr, weight: ast.expr, bias: Arg | None, col
     return b.call("F.linear", x, weight, offset)
 
 
-@op(
-    "LinearRegressor",
-    domain=ML,
-    infer=shapes.regressor,
-    tables=("coefficients", "intercepts"),
-    weights="coefficients intercepts",
-)
+@op("LinearRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "intercepts"))
 def linear_regressor(
     b: Builder,
     X: Arg,
@@ -74,13 +68,7 @@ def linear_regressor(
     return transformed(b, scores, post_transform if targets > 1 or post_transform == "PROBIT" else "NONE")
 
 
-@op(
-    "LinearClassifier",
-    domain=ML,
-    infer=shapes.classifier,
-    tables=("coefficients", "intercepts"),
-    weights="coefficients intercepts",
-)
+@op("LinearClassifier", domain=ML, infer=shapes.classifier, tables=("coefficients", "intercepts"))
 def linear_classifier(
     b: Builder,
     X: Arg,

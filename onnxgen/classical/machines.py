@@ -45,7 +45,6 @@ def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params
     domain=ML,
     infer=shapes.regressor,
     tables=("coefficients", "support_vectors", "rho"),
-    weights="coefficients support_vectors rho",
 )
 def svm_regressor(
     b: Builder,
@@ -80,7 +79,6 @@ def svm_regressor(
     domain=ML,
     infer=shapes.classifier,
     tables=("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
-    weights="coefficients support_vectors rho prob_a prob_b",
 )
 def svm_classifier(
     b: Builder,

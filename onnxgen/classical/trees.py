@@ -277,7 +277,6 @@ def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int,
     domain=ML,
     infer=shapes.regressor,
     tables=("leaf_weights",),
-    weights="leaf_weights",
     still="X",
 )
 def tree_ensemble(

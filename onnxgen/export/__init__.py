@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from onnxgen._callable import callable_module
 from onnxgen.export.report import DiffersError, ExportReport
+from onnxgen.options import Options
+from onnxgen.plugins import plugged
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +70,8 @@ def export(
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights
     original, target = (None if path is None else Path(path) for path in (onnx, out))
-    return ExportJob(Path(module), original, trained, target, force, same_graph).run(wanted)
+    with plugged(Options(plugins=list(plugins))):  # which attributes of an operator are weights
+        return ExportJob(Path(module), original, trained, target, force, same_graph).run(wanted)
 
 
 callable_module(__name__, export)

@@ -119,7 +119,7 @@ def op(
         data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
             first, or all that broadcast.
         matrix: the input that makes a layer of the operator where it is stored: what the operator multiplies by.
-        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values.
+        weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`.
         still: the inputs that carry no gradient, or none that training should follow.
         least: no element of the first output is less than this.
         tables: attributes whose numbers are weights. Each becomes a stored tensor and one more input of the node: the
@@ -132,7 +132,7 @@ def op(
             made = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
-                weights=weights, still=still, least=least,
+                weights=weights or " ".join(tables), still=still, least=least,
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
                 noted[:] = [o for o in noted if o.key != made.key]
