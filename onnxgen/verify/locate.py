@@ -178,8 +178,11 @@ class _Had:
     def fault(self, strange: Iterable[Event]) -> Event | None:
         """Return the first unexpected event whose result the file does not have, else the first unexpected event."""
         events = list(strange)
-        known = [value for value in self.values.values() if not is_plain(value)]
-        own = (e for e in events if not any(alike(value, r, self.same) for r in e.results for value in known))
+        known: dict[int, list[NDArray[Any]]] = {}
+        for value in self.values.values():
+            if not is_plain(value):
+                known.setdefault(value.size, []).append(value)
+        own = (e for e in events if not any(alike(v, r, self.same) for r in e.results for v in known.get(r.size, ())))
         return next(own, next(iter(events), None))
 
     def miscomputes(self, node: onnx.NodeProto, event: Event) -> bool:
