@@ -189,9 +189,12 @@ def network_name(stem: str) -> str:
     return class_name("".join(_SPELLING.get(word, word) for word in words))
 
 
+_NO_PLURAL = re.compile(r"(^|_)(cls|kps|pos)$|[aisu]s$|ss$")  # class and keypoint scores, positions; bias, axis, status
+
+
 def singular(word: str) -> str:
     """Return the singular of a plural name: "layers" becomes `layer`."""
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+    return word[:-1] if word.endswith("s") and not _NO_PLURAL.search(word) else word
 
 
 def is_class_name(text: str) -> bool:

@@ -19,6 +19,7 @@ from onnxgen.common.names import (
     network_name,
     printable,
     sentence,
+    singular,
 )
 from onnxgen.common.paths import helper_files, templates_dir
 from onnxgen.errors import OnnxgenError
@@ -213,3 +214,12 @@ def test_missing_templates_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: o
     monkeypatch.setattr("onnxgen.common.paths._HERE", tmp_path)
     with pytest.raises(OnnxgenError, match="install onnxgen again"):
         templates_dir()
+
+
+@pytest.mark.parametrize(
+    ("plural", "one"),
+    [("layers", "layer"), ("lateral_convs", "lateral_conv"), ("multi_level_cls", "multi_level_cls")]
+    + [(word, word) for word in ("cls", "pos", "bias", "axis", "loss", "bus", "head")],
+)
+def test_only_plurals_have_a_singular(plural: str, one: str) -> None:
+    assert singular(plural) == one
