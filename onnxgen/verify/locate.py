@@ -208,6 +208,8 @@ def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeP
             if not had(name, alike) and had.made[name] not in region:
                 region.append(had.made[name])
                 todo.append(had.made[name])
+    if strange is not None and had.miscomputes(last, strange):
+        return last
     # nodes that are correct may get the right elements in a wrong order
     misplaced = [node for user in region for name in user.input for node in _misplaced(name, had)]
     first = min(misplaced or region, key=lambda node: had.order[next(filter(None, node.output))])
