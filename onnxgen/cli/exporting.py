@@ -25,8 +25,8 @@ def export_command(module: Path, *, quiet: bool, verbose: bool, as_json: bool, *
 
 def _print(report: ExportReport, verbose: bool) -> None:
     tell(f"wrote {' and '.join(str(path) for path in report.wrote)}")
-    tell(f"  {report.road}: {report.why}")
-    if report.road == BACK:
+    tell(f"  {report.method}: {report.why}")
+    if report.method == BACK:
         text = f"{len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
         below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
         added = f", {len(report.added):,} added" if report.added else ""

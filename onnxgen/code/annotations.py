@@ -22,21 +22,21 @@ class Marks:
 
     Attributes:
         lines: the nodes of each mark.
-        twins: nodes of which one statement stands for both: two scopes have one class.
+        merged: nodes of which one statement stands for both: two scopes have one class.
     """
 
     lines: list[tuple[FileText, ...]] = field(default_factory=list)
-    twins: list[tuple[tuple[FileText, ...], tuple[FileText, ...]]] = field(default_factory=list)
+    merged: list[tuple[tuple[FileText, ...], tuple[FileText, ...]]] = field(default_factory=list)
 
     def nodes(self, mark: int) -> list[FileText]:
         """The nodes of a mark, and of all the scopes that share its line."""
-        twins: dict[FileText, list[FileText]] = {}
-        for own, other in self.twins:
+        merged: dict[FileText, list[FileText]] = {}
+        for own, other in self.merged:
             for name in own:
-                twins.setdefault(name, []).extend(other)
+                merged.setdefault(name, []).extend(other)
         found = list(dict.fromkeys(self.lines[mark]))
         for name in found:  # which grows
-            found += [twin for twin in dict.fromkeys(twins.get(name, ())) if twin not in found]
+            found += [one for one in dict.fromkeys(merged.get(name, ())) if one not in found]
         return found
 
 
@@ -53,10 +53,10 @@ def marked() -> Iterator[Marks]:
         _MARKS.reset(token)
 
 
-def note_twins(own: tuple[FileText, ...], other: tuple[FileText, ...]) -> None:
+def note_merged(own: tuple[FileText, ...], other: tuple[FileText, ...]) -> None:
     """One statement does the work of two groups of nodes."""
     if (marks := _MARKS.get()) is not None and own != other:
-        marks.twins.append((own, other))
+        marks.merged.append((own, other))
 
 
 def annotated(line: str, nodes: tuple[FileText, ...]) -> list[str]:

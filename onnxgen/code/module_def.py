@@ -18,11 +18,10 @@ from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import refs, rewrite
 from onnxgen.code.stub import Stub
 from onnxgen.code.torch_api import dotted
-from onnxgen.common.names import RESERVED, FileText
+from onnxgen.common.names import RESERVED, FileText, ModulePath
 from onnxgen.shapes.info import Info
 from onnxgen.weights.provenance import Source
 
-Path = tuple[str, ...]
 User = tuple[ir.Node, tuple[int, ...]]
 
 
@@ -41,7 +40,7 @@ class Member:
         named: the path is the file's own; otherwise its last part is a role, to be numbered among its like.
     """
 
-    path: Path
+    path: ModulePath
     build: ast.expr
     kind: str = "module"
     keys: dict[str, Source] = field(default_factory=dict)
@@ -104,7 +103,7 @@ class Assign:
 
     targets: tuple[str, ...]
     value: ast.expr
-    scope: Path = ()
+    scope: ModulePath = ()
     nodes: tuple[FileText, ...] = ()
     form: str = ""
 
@@ -120,7 +119,7 @@ class If:
     then: list[Statement]
     orelse: list[Statement]
     targets: tuple[str, ...]
-    scope: Path = ()
+    scope: ModulePath = ()
     nodes: tuple[FileText, ...] = ()
 
 
@@ -138,7 +137,7 @@ class Loop:
     stop: ast.expr | None
     body: list[Statement]
     targets: tuple[str, ...]
-    scope: Path = ()
+    scope: ModulePath = ()
     nodes: tuple[FileText, ...] = ()
     form: str = ""
 
@@ -150,7 +149,7 @@ class With:
     context: ast.expr
     body: list[Statement]
     targets: tuple[str, ...]
-    scope: Path = ()
+    scope: ModulePath = ()
     nodes: tuple[FileText, ...] = ()
 
 
@@ -260,7 +259,7 @@ class ModuleDef:
     hints: dict[str, FileText] = field(default_factory=dict)
     constants: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
-    classes: dict[Path, str] = field(default_factory=dict)
+    classes: dict[ModulePath, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     constants_prefix: str = "constants."

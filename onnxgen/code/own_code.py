@@ -45,7 +45,7 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Source:
+class PluginFile:
     """A file of a plugin, as far as it can be copied."""
 
     path: Path
@@ -66,7 +66,7 @@ class OwnCode:
     sources: dict[str, str] = field(default_factory=dict)
     imports: dict[str, Import] = field(default_factory=dict)
     has_calls: bool = False
-    _homes: dict[str, Path] = field(default_factory=dict)
+    _files_of: dict[str, Path] = field(default_factory=dict)
     _needs: dict[str, set[str]] = field(default_factory=dict)
 
     @property
@@ -80,7 +80,7 @@ class OwnCode:
         Raises:
             OnnxgenError: there is none, there are several, or it can't stand in another file.
         """
-        if name not in self.sources or self._homes[name] not in _files(plugin):
+        if name not in self.sources or self._files_of[name] not in _files(plugin):
             source = _source_of(plugin, name)
             self._take(plugin, source, name)
         return ast.Name(name, ast.Load())
@@ -109,7 +109,7 @@ class OwnCode:
             {name: found for name, found in self.imports.items() if name in wanted},
         )
 
-    def _take(self, plugin: Plugin, source: Source, first: str) -> None:
+    def _take(self, plugin: Plugin, source: PluginFile, first: str) -> None:
         """Copy a definition, and all that it uses of its file, in the file's order."""
         pending, wanted = [first], set()
         while pending:
@@ -126,7 +126,7 @@ class OwnCode:
             pending += sorted(inside)
         for name in sorted(wanted, key=lambda n: source.definitions[n].line):
             self._refuse_taken(plugin, name, source.path)
-            self._homes[name] = source.path
+            self._files_of[name] = source.path
             self.sources[name] = source.definitions[name].text
 
     def _import(self, plugin: Plugin, name: str, found: Import) -> None:
@@ -140,7 +140,7 @@ class OwnCode:
             raise _error(plugin, f"{name} is part of onnxgen, which generated code never imports", "leave it out")
         if FRAME.get(name) == full:
             return
-        if name in FRAME or self.imports.get(name, found) != found or name in self._homes:
+        if name in FRAME or self.imports.get(name, found) != found or name in self._files_of:
             raise _error(
                 plugin, f"{full} would be called {name}, which has another meaning there", "import it by another"
             )
@@ -153,7 +153,7 @@ class OwnCode:
         self.imports[name] = found
 
     def _refuse_taken(self, plugin: Plugin, name: str, home: Path) -> None:
-        if name in RESERVED or name in helper_names() or name in self.imports or self._homes.get(name, home) != home:
+        if name in RESERVED or name in helper_names() or name in self.imports or self._files_of.get(name, home) != home:
             raise _error(plugin, f"the generated file already has another {name}", "give it another name")
 
 
@@ -161,7 +161,7 @@ def _files(plugin: Plugin) -> list[Path]:
     return [] if plugin.place is None else files_of(plugin.place)
 
 
-def _source_of(plugin: Plugin, name: str) -> Source:
+def _source_of(plugin: Plugin, name: str) -> PluginFile:
     """The file of a plugin that has something by this name."""
     found = [
         source
@@ -176,7 +176,7 @@ def _source_of(plugin: Plugin, name: str) -> Source:
     return found[0]
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> PluginFile:
     text = path.read_text(encoding="utf-8")
     lines, tree = text.splitlines(), ast.parse(text)
     definitions: dict[str, Definition] = {}
@@ -192,7 +192,7 @@ def _read(path: Path) -> Source:
             uses = frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
             body = "\n".join(lines[first - 1 : node.end_lineno])
             definitions[name] = Definition(body, uses, first, _is_operator(node))
-    return Source(path, definitions, imports)
+    return PluginFile(path, definitions, imports)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

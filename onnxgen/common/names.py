@@ -12,6 +12,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+ModulePath = tuple[str, ...]  # where a module stands in the whole: ("encoder", "layers", "0"); () is the model
+
 MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may have thousands
 
 # Names that a generated file itself uses. Nothing else in it may have one of them.

@@ -65,7 +65,7 @@ def export(
     from onnxgen.runtime.load import need_torch
 
     need_torch("export")
-    from onnxgen.export.road import ExportJob, Verification
+    from onnxgen.export.job import ExportJob, Verification
 
     wanted = Verification(runs, seed, rtol, atol, plugins) if verify else None
     trained = Path(weights) if isinstance(weights, str) else weights

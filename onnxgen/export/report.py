@@ -19,8 +19,8 @@ class ExportReport:
     Attributes:
         model, module: the original ONNX file, and the generated module.
         out: the new ONNX file.
-        road: "written back" into the original graph, or "exported anew" by PyTorch's exporter.
-        why: the reason for the road.
+        method: "written back" into the original graph, or "exported anew" by PyTorch's exporter.
+        why: the reason for that method.
         wrote: the files written.
         tensors: how many stored tensors of the file the network knows.
         changed: the names of those whose elements are others now.
@@ -35,7 +35,7 @@ class ExportReport:
     model: str
     module: str
     out: str
-    road: str = BACK
+    method: str = BACK
     why: str = ""
     wrote: list[Path] = field(default_factory=list)
     tensors: int = 0
@@ -71,5 +71,7 @@ class DiffersError(OnnxgenError):
         found = report.verified.problems() if report.verified is not None else []
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         what = f"{report.out} was not written, since it would differ from the module: {found[0] if found else ''}{more}"
-        way_out = "please report this as a bug in onnxgen" if report.road == BACK else "call torch.onnx.export yourself"
+        way_out = (
+            "please report this as a bug in onnxgen" if report.method == BACK else "call torch.onnx.export yourself"
+        )
         super().__init__(Problem(what, help=f"{way_out}; or write the file unchecked with --no-verify"))

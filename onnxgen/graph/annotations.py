@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 Holder = TypeVar("Holder", bound="ir.Node | ir.Value | ir.Graph | ir.Model")
 Fact = TypeVar("Fact")
-Scope = tuple[str, ...]
 
 
 class Annotation(Generic[Holder, Fact]):
@@ -56,7 +57,7 @@ def copy_all(old: Holder, new: Holder) -> None:
 # ---- of nodes ----
 
 # The module path that the node was written in. scopes, reader.functions, passes -> passes, lowering
-SCOPE: Annotation[ir.Node, Scope] = Annotation("scope", ())
+SCOPE: Annotation[ir.Node, ModulePath] = Annotation("scope", ())
 # The scope was found by the graph's shape: a better one may replace it. scopes.scopes -> scopes.scopes
 FOUND: Annotation[ir.Node, bool] = Annotation("found", False)
 # Names of the calls whose inlining made the node, outermost first. reader.functions -> scopes.origin
@@ -80,7 +81,7 @@ FIXED: Annotation[ir.Node, bool] = Annotation("fixed scale", False)
 # Of a bias's DequantizeLinear: the tensors whose product its scale is. passes.quantized.weights -> the same
 PRODUCT: Annotation[ir.Node, tuple[str, ...]] = Annotation("product", ())
 # The scope of the Dropout inside an attention. passes.attention -> ops.attention
-DROPOUT: Annotation[ir.Node, Scope | None] = Annotation("dropout", None)
+DROPOUT: Annotation[ir.Node, ModulePath | None] = Annotation("dropout", None)
 # Of a norm: it was spelled out, in a module of its own. passes.norms -> ops.norm, paranoid.run
 OWN_NORM: Annotation[ir.Node, bool] = Annotation("own", False)
 
@@ -117,7 +118,7 @@ DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset
 # Bytes of the file, and of each data file once. graph.budget -> the same
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 # The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
-CLASSES: Annotation[ir.Model, Mapping[Scope, str]] = Annotation("classes", {})
+CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
 # By each output's name, where its node's inputs are written, and their names. graph.sites -> lowering.uses
 NODES: Annotation[ir.Model, Nodes] = Annotation("nodes", {})
 # The norms that were put back, in order. passes.folded -> output, paranoid

@@ -15,7 +15,6 @@ from onnxgen.code.module_def import (
     Assign,
     Member,
     ModuleDef,
-    Path,
     Statement,
     blocks,
     change_own,
@@ -23,7 +22,7 @@ from onnxgen.code.module_def import (
     used,
 )
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, unless, walk
-from onnxgen.common.names import module_part, printable
+from onnxgen.common.names import ModulePath, module_part, printable
 from onnxgen.errors import Problem, Problems
 
 SHOWN = 8  # module paths that an error lists
@@ -43,7 +42,7 @@ def add_dropout(module: ModuleDef, dropout: Mapping[str, float]) -> None:
         return
     adding = _Adding(module)
     problems = Problems()
-    chosen: dict[Path, float] = {}
+    chosen: dict[ModulePath, float] = {}
     for pattern, p in dropout.items():
         found = [path for path in adding.paths if matches(pattern, path)]
         if not found:
@@ -56,7 +55,7 @@ def add_dropout(module: ModuleDef, dropout: Mapping[str, float]) -> None:
     problems.raise_if_any()
 
 
-def matches(pattern: str, path: Path) -> bool:
+def matches(pattern: str, path: ModulePath) -> bool:
     """Whether a module path is what a pattern says: `*` and `?` stand within one part, `**` for any number of parts.
 
     `encoder.layers.*.mlp` is the mlp of every layer, `**.conv1` every conv1.
@@ -89,7 +88,7 @@ class _Adding:
         inner = [m.path[:n] for m in module.members for n in range(1, len(m.path) + 1)]
         self.paths = [path for path in dict.fromkeys(inner) if path not in tensors]
 
-    def _is_numbered(self, path: Path) -> bool:
+    def _is_numbered(self, path: ModulePath) -> bool:
         """Whether all that is below a path has a number: an nn.Sequential or nn.ModuleList."""
         below = [p for p in self.taken if len(p) == len(path) + 1 and p[:-1] == path]
         return bool(below) and all(p[-1].isdigit() for p in below)
@@ -101,11 +100,11 @@ class _Adding:
         what = f"--dropout: no module is called {printable(pattern)}"
         return Problem(what, help=f"similar modules: {known}" if paths else "the network has no modules")
 
-    def add(self, path: Path, p: float) -> Problem | None:
+    def add(self, path: ModulePath, p: float) -> Problem | None:
         """Put it after one module; what is wrong, if anything."""
         return self._after_leaf(path, p) if path in self.leaves else self._after_scope(path, p)
 
-    def _member(self, home: Path, p: float) -> Member:
+    def _member(self, home: ModulePath, p: float) -> Member:
         name, number = "dropout", 0
         while (*home, name) in self.taken:
             number += 1
@@ -115,7 +114,7 @@ class _Adding:
         self.module.members.append(member)
         return member
 
-    def _home(self, path: Path) -> Path:
+    def _home(self, path: ModulePath) -> ModulePath:
         """The module that holds what stands after a module: the nearest that is no list."""
         path = path[:-1]
         while path in self.numbered:
@@ -124,7 +123,7 @@ class _Adding:
 
     # after a layer: around its calls
 
-    def _after_leaf(self, path: Path, p: float) -> Problem | None:
+    def _after_leaf(self, path: ModulePath, p: float) -> Problem | None:
         leaf = self.leaves[path]
         trees = [*(e for s in self.module.body for e in expressions(s)), *self.module.outputs]
         if not any(_is_call(n, leaf) for tree in trees for n in walk(tree)):
@@ -155,7 +154,7 @@ class _Adding:
 
     # after a module with modules in it: at the end of it
 
-    def _after_scope(self, path: Path, p: float) -> Problem | None:
+    def _after_scope(self, path: ModulePath, p: float) -> Problem | None:
         body = self.module.body
         inside = [s for s in body if tuple(map(module_part, s.scope))[: len(path)] == path]
         inner = {id(s) for s in inside}
@@ -169,7 +168,7 @@ class _Adding:
         self._rename(body, maker, results[0], self._member(home, p), inside, home)
         return None
 
-    def _several(self, path: Path, results: list[str]) -> Problem:
+    def _several(self, path: ModulePath, results: list[str]) -> Problem:
         name = printable(".".join(path))
         if not results:
             return Problem(
@@ -190,7 +189,7 @@ class _Adding:
         name: str,
         member: Member,
         inside: list[Statement],
-        scope: Path | None = None,
+        scope: ModulePath | None = None,
     ) -> None:
         """Let `name` be what the dropout makes of what it was; the statements `inside` still use that."""
         before = _fresh(self.module, name)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from onnxgen.code.module_def import Member, Path
+from onnxgen.code.module_def import Member
+from onnxgen.common.names import ModulePath
 
 # What torch's layers read of themselves when they are called. Kept as a list, since generating never imports torch; a
 # test compares it with the layers that operators ask for.
@@ -36,7 +37,7 @@ def settle(members: list[Member]) -> None:
             member.path = (*member.path[:-2], member.path[-1])
     places.inner |= {m.path[:n] for m in unnamed for n in range(1, len(m.path))}
     counts = Counter(m.path for m in unnamed)
-    turn: Counter[Path] = Counter()
+    turn: Counter[ModulePath] = Counter()
     for member in unnamed:
         base = member.path
         while (counts[base] > 1 and member.path == base) or not places.is_free(member, member.path):
@@ -55,9 +56,9 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self.tensors: set[Path] = set()
-        self.modules: set[Path] = set()
-        self.inner: set[Path] = set()
+        self.tensors: set[ModulePath] = set()
+        self.modules: set[ModulePath] = set()
+        self.inner: set[ModulePath] = set()
 
     def take(self, member: Member) -> None:
         tensors = _tensors(member, member.path)
@@ -66,7 +67,7 @@ class Places:
             self.modules.add(member.path)
         self.inner.update(p[:n] for p in (member.path, *tensors) for n in range(1, len(p)))
 
-    def is_free(self, member: Member, path: Path) -> bool:
+    def is_free(self, member: Member, path: ModulePath) -> bool:
         """Whether a member may live there."""
         if path in self.modules or path in self.tensors or self.clear(path[:-1]) != path[:-1]:
             return False
@@ -79,14 +80,14 @@ class Places:
         own = ((*path, name) for name in LAYER_ATTRIBUTES)
         return not any(p in self.tensors or p in self.inner for p in own)
 
-    def clear(self, path: Path) -> Path:
+    def clear(self, path: ModulePath) -> ModulePath:
         """A path of modules like this one, none of which is a tensor."""
         for n in range(1, len(path) + 1):
             while path[:n] in self.tensors or (path[: n - 1] in self.modules and path[n - 1] in LAYER_ATTRIBUTES):
                 path = (*path[: n - 1], _other(path[n - 1]), *path[n:])
         return path
 
-    def near(self, member: Member) -> Path:
+    def near(self, member: Member) -> ModulePath:
         """The path nearest to a member's own where it may live."""
         path = (*self.clear(member.path[:-1]), member.path[-1])
         while not self.is_free(member, path):
@@ -98,7 +99,7 @@ def _other(name: str) -> str:
     return f"part_{name}" if name.isdigit() else f"{name}_"
 
 
-def _tensors(member: Member, path: Path) -> list[Path]:
+def _tensors(member: Member, path: ModulePath) -> list[ModulePath]:
     if member.kind != "module":
         return [path]
     return [(*path, key) for key in (*member.keys, *member.extra)]

@@ -19,14 +19,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.literals import tensor_literal, text_literal
-from onnxgen.code.module_def import Member, Path, Statement, Tie, User, expressions, is_rounding
+from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
 from onnxgen.code.quote import MemberRef, quote, walk
-from onnxgen.common.names import identifier, module_part
+from onnxgen.common.names import ModulePath, identifier, module_part
 from onnxgen.graph.annotations import KEPT, is_trained
 from onnxgen.lowering.member_paths import settle
 from onnxgen.lowering.parameter import initial, role
-from onnxgen.lowering.parameter_paths import NOISE, Homes
-from onnxgen.lowering.tied import Twins
+from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
+from onnxgen.lowering.tied import TiedTensors
 from onnxgen.options import Options
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
@@ -49,10 +49,10 @@ class Members:
         self.constants: dict[str, NDArray[Any]] = {}
         self.prefix = "constants."
         self.members: list[Member] = []
-        self._by_path: dict[Path, Member] = {}
+        self._by_path: dict[ModulePath, Member] = {}
         # by what they are made of: each with the scope that asked first
-        self._modules: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
-        self._parameters: dict[tuple[Any, ...], list[tuple[Path, Member]]] = {}
+        self._modules: dict[tuple[Any, ...], list[tuple[ModulePath, Member]]] = {}
+        self._parameters: dict[tuple[Any, ...], list[tuple[ModulePath, Member]]] = {}
         # whole tensors of rank 2 or more that are a module's weight, by their ONNX name
         self._weights: dict[str, tuple[Member, str]] = {}
         # the array stays alive with its buffer: a large one is told from others by its `id`
@@ -60,12 +60,12 @@ class Members:
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by their member's `id`
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which lie in the sidecar as JSON
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
-        self._homes = Homes(model.graph)
+        self._paths = ParameterPaths(model.graph)
 
     # modules
 
     def module(
-        self, scope: Path, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
+        self, scope: ModulePath, role: str, build: ast.expr, sources: dict[str, Source], users: Mapping[str, User]
     ) -> MemberRef | None:
         """The submodule with these tensors; the very same one if it is asked for twice."""
         own = {key: s for key, s in sources.items() if not is_rounding(key)}
@@ -74,7 +74,7 @@ class Members:
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
         # norms before training are all equal; and a weight may be of several modules, each with a name of its own
         apart = all(len(s.shape) < 2 for s in sources.values()) or (
-            home is not None and is_alias(scope, home) and self._homes.is_alone(scope)
+            home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
         )
         identity = (role, ast.dump(build), labels, scope if apart else ())
         known = _known(self._modules.setdefault(identity, []), scope) if sources else None
@@ -82,7 +82,7 @@ class Members:
             return _used(known, users)
         if elsewhere:
             return None
-        shared = any(n in self._homes.shared for s in sources.values() for n in s.names)
+        shared = any(n in self._paths.shared for s in sources.values() for n in s.names)
         if home is not None and (shared or is_alias(scope, home)):
             home = self._own_scope(scope, home)
         path, named = self._module_path(scope, role, home, is_layer)
@@ -92,36 +92,38 @@ class Members:
             self._modules[identity].append((scope, member))
         return _used(member, users)
 
-    def _home(self, scope: Path, sources: dict[str, Source]) -> tuple[Path | None, bool]:
+    def _home(self, scope: ModulePath, sources: dict[str, Source]) -> tuple[ModulePath | None, bool]:
         """The module path that the tensors' own names give, and whether a name contradicts being this module's.
 
         `fc.weight` as the weight makes it `fc`; `attn.in_proj_weight` can't be a module's `weight`, so it stays a
         parameter by that name. Where the names disagree the first tensor's counts: exporters share equal biases.
         """
-        paths = {key: self._homes.source_path(source, scope) for key, source in sources.items()}
+        paths = {key: self._paths.source_path(source, scope) for key, source in sources.items()}
         first = next(iter(paths), None)
         decisive = paths[first] if first is not None else None
         if decisive is not None and decisive[-1] == first:
             # its other tensors are its own whatever they are called: dynamo calls a folded norm's bias `x.weight_bias`
             return (decisive[:-1] or None), False
-        paths = {key: path for key, path in paths.items() if not self._homes.is_vague(sources[key])}
+        paths = {key: path for key, path in paths.items() if not self._paths.is_vague(sources[key])}
         if any(path is not None and path[-1] != key for key, path in paths.items()):
             return None, True
         homes = [path[:-1] for path in paths.values() if path is not None and len(path) > 1]
         return (homes[0] if homes else None), False
 
-    def _own_scope(self, scope: Path, home: Path) -> Path:
+    def _own_scope(self, scope: ModulePath, home: ModulePath) -> ModulePath:
         """Of a tied weight's users one has its name; another is called by the scope that its own node stands in."""
         clean = tuple(module_part(p) for p in scope)
-        return scope if scope != home and scope and self._homes.is_alone(scope) and clean not in self._by_path else home
+        return scope if scope != home and scope and self._paths.is_alone(scope) and clean not in self._by_path else home
 
-    def _module_path(self, scope: Path, role: str, home: Path | None, is_layer: bool) -> tuple[Path, bool]:
+    def _module_path(
+        self, scope: ModulePath, role: str, home: ModulePath | None, is_layer: bool
+    ) -> tuple[ModulePath, bool]:
         if home is not None:
             home = tuple(module_part(p) for p in home)
             if home not in self._by_path:
                 return home, True
         clean = tuple(module_part(p) for p in scope)
-        if is_layer and clean and self._homes.is_alone(scope) and clean not in self._by_path:
+        if is_layer and clean and self._paths.is_alone(scope) and clean not in self._by_path:
             return clean, True
         return (*clean, role), False
 
@@ -140,12 +142,12 @@ class Members:
         name, label = value.name or "weight", label or viewed_from(value)
         if name in self._weights and not transposed:
             member, key = self._weights[name]
-            path, own = self._homes.path(name, label, b.scope), (*member.path, key)
+            path, own = self._paths.path(name, label, b.scope), (*member.path, key)
             if path is None or path == own or not (label or siblings(path, own)):
                 return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
         tensor = stored(value)
         assert tensor is not None
-        is_merged = is_uniform(tensor) and not self._homes.is_exact(label)
+        is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
         made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
         known = _known(made, b.scope)
         if known is None:
@@ -158,9 +160,11 @@ class Members:
             made.append((b.scope, known))
         return _used(known, {"": _user(arg)})
 
-    def _parameter_path(self, scope: Path, name: str, label: str, part: str, is_merged: bool) -> tuple[Path, bool]:
+    def _parameter_path(
+        self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
+    ) -> tuple[ModulePath, bool]:
         """`is_merged`: it may have been another layer's with the same values, whose name tells the last part only."""
-        found = self._homes.path(name, label, scope)
+        found = self._paths.path(name, label, scope)
         clean = tuple(module_part(p) for p in scope)
         if found is not None:
             path = tuple(module_part(p) for p in found)
@@ -173,7 +177,7 @@ class Members:
             return (*clean, part), False
         return (*clean, module_part(identifier(name.split(".")[-1].split(":")[0]))), False
 
-    def buffer(self, scope: Path, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
+    def buffer(self, scope: ModulePath, array: NDArray[Any], hint: str, dtype: ir.DataType) -> ast.expr:
         """A constant tensor as a non-persistent buffer; equal ones in one scope are one buffer."""
         if dtype in WIDER and WIDER[dtype].is_floating_point():
             array, dtype = array.astype(np.float32), ir.DataType.FLOAT
@@ -188,7 +192,7 @@ class Members:
             self._buffers[identity] = self._register(member), array
         return MemberRef(self._buffers[identity][0])
 
-    def texts(self, scope: Path, array: NDArray[Any], hint: str) -> ast.expr:
+    def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
         """Strings: spelled out where they are few, else an attribute that reads them from the sidecar."""
         items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
         made = text_literal(items, array.shape)
@@ -211,7 +215,7 @@ class Members:
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
-            path = tuple(module_part(p) for p in self._homes.path(name, "", scope) or (name,))
+            path = tuple(module_part(p) for p in self._paths.path(name, "", scope) or (name,))
             source = Source.of(tensor, name)
             build = _written(tensor.numpy(), source.dtype) or ast.Constant(None)  # its key follows
             named = path not in self._by_path
@@ -255,10 +259,10 @@ class Members:
         """Modules that are only there for the name of their weight, which another module is called with: T5's
         `shared`, whose weight `encoder.embed_tokens` has, too."""
         keys = {(*member.path, key) for member in members for key in member.keys}
-        found: dict[Path, Member] = {}
+        found: dict[ModulePath, Member] = {}
         for member in members:
             for key, source in member.keys.items() if member.kind == "module" and len(member.keys) == 1 else ():
-                path = tuple(module_part(p) for p in self._homes.path(source.names[0], "", ()) or ())
+                path = tuple(module_part(p) for p in self._paths.path(source.names[0], "", ()) or ())
                 if len(source.shape) < 2 or not source.is_identity or source.label or path[-1:] != (key,):
                     continue
                 if path not in keys and path[:-1] not in self._by_path and len(path) > 1:
@@ -272,13 +276,13 @@ class Members:
         Not those that the file names apart: the legacy exporter stores equal tensors once, and names each by Identity.
         """
         first: dict[Source, tuple[Member, str, str]] = {}
-        twins = Twins([s for m in members for s in m.keys.values()])
+        tied = TiedTensors([s for m in members for s in m.keys.values()])
         pairs = []
         for member in members:
             for key, source in member.keys.items():
                 if len(source.shape) < 2:
                     continue
-                original = twins.original(source) or source
+                original = tied.original(source) or source
                 kept, kept_key, label = first.setdefault(original, (member, key, original.label))
                 if kept is not member and label == original.label and not siblings(kept.path, member.path):
                     pairs.append(Tie(kept, kept_key, member, key))
@@ -303,7 +307,7 @@ def _user(arg: Any) -> User:
     return node, tuple(i for i, v in enumerate(node.inputs) if v is arg.value) if index is None else (index,)
 
 
-def _known(made: list[tuple[Path, Member]], scope: Path) -> Member | None:
+def _known(made: list[tuple[ModulePath, Member]], scope: ModulePath) -> Member | None:
     """The member that was made for a scope, or for any but a sibling of it."""
     return next((member for other, member in made if not siblings(other, scope)), None)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import ROOT, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.trainable import stored_values
-from onnxgen.scopes.origin import Scope as Path
 from onnxgen.scopes.origin import param_path, seen_from
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
@@ -19,7 +19,7 @@ PASSING = {*VIEWS, "FakeQuantize"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # what exporters call tensors that have no name
 
 
-class Homes:
+class ParameterPaths:
     """The module paths that the names and the users of stored tensors tell.
 
     Attributes:
@@ -32,7 +32,7 @@ class Homes:
         self._folded = {folded_from(v) for v in values}
         self.shared = {v.name or "" for v in values if len(v.uses()) > 1} | self._folded
         self._roots = {v.name for v in values if ROOT.has(v)}
-        self.crowd: dict[Path, set[frozenset[ir.Value]]] = {}
+        self.crowd: dict[ModulePath, set[frozenset[ir.Value]]] = {}
         self._sets: dict[str, set[frozenset[ir.Value]]] = {}
         for node in all_nodes(graph):
             scope = SCOPE.get(node)
@@ -42,7 +42,7 @@ class Homes:
             for value in weights:
                 self._sets.setdefault(value.name or "", set()).add(weights)
 
-    def is_alone(self, scope: Path) -> bool:
+    def is_alone(self, scope: ModulePath) -> bool:
         """Whether the nodes of a scope have one set of weights between them: the scope is one layer."""
         return len(self.crowd.get(scope, ())) <= 1
 
@@ -50,7 +50,7 @@ class Homes:
         """Whether a name does not tell where a tensor belongs: layers with different weights take it (equal biases)."""
         return not source.label and len(source.names) == 1 and len(self._sets.get(source.names[0], ())) > 1
 
-    def path(self, name: str, label: str, scope: Path) -> Path | None:
+    def path(self, name: str, label: str, scope: ModulePath) -> ModulePath | None:
         """The module path of a tensor of this name for a node of this scope; None if the name does not tell it.
 
         `label`: a further name that the file gives to it: the legacy exporter stores equal tensors once, and names the
@@ -66,7 +66,7 @@ class Homes:
         """Whether a further name is the tensor's very own, as those by Identity are."""
         return bool(label) and label not in self._folded
 
-    def source_path(self, source: Source, scope: Path) -> Path | None:
+    def source_path(self, source: Source, scope: ModulePath) -> ModulePath | None:
         """The module path of a state-dict tensor, if it is made of one tensor of the file."""
         return self.path(source.names[0], source.label, scope) if len(source.names) == 1 else None
 

@@ -17,7 +17,7 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.strided import Array
 
 
-class Twins:
+class TiedTensors:
     """Matrices without a name that hold, element by element, what a named one holds."""
 
     def __init__(self, sources: Iterable[Source]) -> None:

@@ -26,7 +26,7 @@ FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(frozen=True)
-class Layer:
+class QuantizedLayer:
     """What a layer is built of whose weight is stored, perhaps to be fake-quantised.
 
     Attributes:
@@ -41,7 +41,7 @@ class Layer:
     keys: dict[str, Source]
 
 
-def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> Layer:
+def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> QuantizedLayer:
     """The layer of torch's with this weight; `turned`: the layer has the matrix the other way round."""
     value, flips = weight.value, turned
     node = None if value is None else value.producer()
@@ -50,13 +50,17 @@ def layer(b: Builder, weight: Arg, name: str, turned: bool = False) -> Layer:
         node = None if value is None else value.producer()
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:
         source = weight.source
-        return Layer(f"nn.{name}", source.transpose((1, 0)) if source is not None and turned else source, {}, {})
+        return QuantizedLayer(
+            f"nn.{name}", source.transpose((1, 0)) if source is not None and turned else source, {}, {}
+        )
     source = b.source(node.inputs[0])
     made = None if source is None else _quantizer(b, node, len(source.shape), flips)
     if source is None or made is None:
-        return Layer(f"nn.{name}", None, {}, {})
+        return QuantizedLayer(f"nn.{name}", None, {}, {})
     keys = {f"quantize.{key}": found for key, found in made[1].items()}
-    return Layer(f"Quantized{name}", source.transpose((1, 0)) if flips else source, {"quantize": made[0]}, keys)
+    return QuantizedLayer(
+        f"Quantized{name}", source.transpose((1, 0)) if flips else source, {"quantize": made[0]}, keys
+    )
 
 
 def _is_turn(node: ir.Node) -> bool:

@@ -11,7 +11,7 @@ from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
-from onnxgen.ops.fake_quant import Layer, layer
+from onnxgen.ops.fake_quant import QuantizedLayer, layer
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.dequantised import DequantisedTensor
@@ -21,7 +21,7 @@ from onnxgen.weights.stored import viewed_from
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
-PLAIN = Layer("nn.Linear", None, {}, {})
+PLAIN = QuantizedLayer("nn.Linear", None, {}, {})
 
 
 @op("MatMul", matrix="B")
@@ -65,7 +65,9 @@ def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> M
     return linear_module(b, made.weight, bias, made)
 
 
-def linear_module(b: Builder, weight: Source | None, bias: Source | None, made: Layer = PLAIN) -> MemberRef | None:
+def linear_module(
+    b: Builder, weight: Source | None, bias: Source | None, made: QuantizedLayer = PLAIN
+) -> MemberRef | None:
     """`nn.Linear`, or what `made` says instead, for a stored weight [out, in].
 
     A parameter whose dotted name the file still knows keeps the orientation that its author gave it: one that is

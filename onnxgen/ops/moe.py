@@ -21,7 +21,7 @@ from onnxgen.shapes.info import Info
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
 
-Layer = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
+ExpertLinear = Callable[[ast.expr, Ref], ast.expr]  # rows of tokens, and the expert's number: what a linear layer makes
 ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "silu": "F.silu(x)", "identity": "x"}
 
 
@@ -49,7 +49,7 @@ def moe(
     return mixture(b, input, chosen, count, gate, outer)
 
 
-def _layer(b: Builder, weight: Arg, bias: Arg | None) -> Layer:
+def _layer(b: Builder, weight: Arg, bias: Arg | None) -> ExpertLinear:
     def linear(x: ast.expr, i: Ref) -> ast.expr:
         return b.call("F.linear", x, b("w[i]", w=weight, i=i), OMIT if bias is None else b("v[i]", v=bias, i=i))
 
@@ -67,8 +67,8 @@ class Gate:
     """The first half of an expert: a linear layer and its activation, or two layers, one of which gates the other."""
 
     def __init__(
-        self, b: Builder, kind: str, fusion: int, alpha: float, beta: float, limit: float, inner: Layer,
-        other: Layer | None,
+        self, b: Builder, kind: str, fusion: int, alpha: float, beta: float, limit: float, inner: ExpertLinear,
+        other: ExpertLinear | None,
     ) -> None:  # fmt: skip
         """Raises a problem where the layers and the activation do not go together."""
         if kind != "swiglu" and kind not in ACTIVATIONS:
@@ -133,7 +133,13 @@ def sent(
 
 
 def mixture(
-    b: Builder, input: Arg, route: tuple[ast.expr, ast.expr], count: int, gate: Layer, outer: Layer, wide: bool = False
+    b: Builder,
+    input: Arg,
+    route: tuple[ast.expr, ast.expr],
+    count: int,
+    gate: ExpertLinear,
+    outer: ExpertLinear,
+    wide: bool = False,
 ) -> ast.expr:
     """The sum of what the chosen experts make of each token, each by its weight; `wide`: summed up in float32."""
     chosen, share = route
@@ -235,7 +241,7 @@ def qmoe(
 
 def _packed_layer(
     b: Builder, block: int, bits: int, weight: Arg, scales: Arg | None, zeros: Arg | None, bias: Arg | None
-) -> Layer:
+) -> ExpertLinear:
     """Blocks of a row have a scale and a zero point each; without blocks, the row has them."""
     shape = weight.shape
     if scales is None or shape is None or len(shape) != 3 or not isinstance(shape[2], int) or not shape[2]:

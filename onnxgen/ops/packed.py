@@ -13,7 +13,7 @@ from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.ops.moe import Gate, Layer, experts, mixture, pair
+from onnxgen.ops.moe import ExpertLinear, Gate, experts, mixture, pair
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
@@ -106,7 +106,7 @@ def moe_packed(
     if not 1 <= k <= count:
         raise b.error(f"attribute 'k' is {k}, but there are {count} experts", WRITER)
 
-    def layer(data: Arg, packed_type: int) -> Layer:
+    def layer(data: Arg, packed_type: int) -> ExpertLinear:
         def linear(x: ast.expr, i: Ref) -> ast.expr:
             return b.call("F.linear", x, _weight(b, b("w[i]", w=data, i=i), input, packed_type, data))
 

@@ -47,7 +47,7 @@ from onnxgen.passes.text import text
 from onnxgen.passes.trainable import trainable
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.views import views
-from onnxgen.scopes.between import place_silent
+from onnxgen.scopes.between import infer_missing_scopes
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
@@ -98,7 +98,7 @@ PASSES: list[Pass] = [
     shared_nodes,  # chains are as short as they get
     added_bias,  # a convolution's bias that is added to its result
     linear,  # MatMul + Add: one nn.Linear
-    place_silent,  # for what is left; idioms are single nodes now
+    infer_missing_scopes,  # for what is left; idioms are single nodes now
     restore_batchnorm,  # last: no idiom has a norm of ours in it
 ]
 

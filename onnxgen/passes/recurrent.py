@@ -20,7 +20,7 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import MOVES
 from onnxgen.options import Options
-from onnxgen.passes.recurrent_stack import SWAP, Layer, layer_above, make_batch_first, merged
+from onnxgen.passes.recurrent_stack import SWAP, RecurrentLayer, layer_above, make_batch_first, merged
 from onnxgen.passes.rewrite import beside, drop
 from onnxgen.passes.steps import constant, input_at, insert, name_after, permuted, replace_uses, transposed
 from onnxgen.scopes.origin import param_path
@@ -33,7 +33,7 @@ GATES = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN":
 
 def recurrent(model: ir.Model, options: Options) -> None:
     """Rewrite every node that a layer of torch computes, then merge the layers of one module."""
-    layers: dict[ir.Value, Layer] = {}
+    layers: dict[ir.Value, RecurrentLayer] = {}
     views = Views(model, options)
     for node in all_nodes(model.graph):
         if node.op_type in GATES and node.domain == "":
@@ -61,7 +61,7 @@ def recurrent(model: ir.Model, options: Options) -> None:
 # ---------------------------------------------------------------------------------------------- is it one of torch's?
 
 
-def _layer(node: ir.Node, views: Views) -> Layer | None:
+def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
     direction = _text(node, "direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
     activations = _activations(node)[: directions * len(GATES[node.op_type])]
@@ -78,7 +78,7 @@ def _layer(node: ir.Node, views: Views) -> Layer | None:
         return None
     if len(sources) < 2 or any(len(s.shape) != 3 for s in sources[:2]):
         return None
-    layer = Layer(node, sources, sources[1].shape[2], directions, relu)
+    layer = RecurrentLayer(node, sources, sources[1].shape[2], directions, relu)
     return layer if _home(layer) else None
 
 
@@ -98,7 +98,7 @@ def _number(node: ir.Node, name: str) -> int:
 _KEY = re.compile(r"(?:weight|bias)_[ih]h_l(\d+)(?:_reverse)?$")
 
 
-def _home(layer: Layer) -> bool:
+def _home(layer: RecurrentLayer) -> bool:
     """Note which module and layer the names of its tensors tell; False if they tell that it is no such module."""
     places = set()
     for name in {n for s in layer.sources for n in s.names}:
@@ -117,7 +117,7 @@ def _home(layer: Layer) -> bool:
 # ------------------------------------------------------------------------------------------------------ one node
 
 
-def _rewrite(layer: Layer) -> None:
+def _rewrite(layer: RecurrentLayer) -> None:
     """Put `onnxgen.LSTM` (GRU, RNN) in the node's place: it makes torch's `y`, `h` and `c`."""
     node, batched = layer.node, _number(layer.node, "layout") == 1
     states = [_state(node, i, batched) for i in range(5, 7 if node.op_type == "LSTM" else 6)]
@@ -172,7 +172,7 @@ def _is_zero(value: ir.Value | None, depth: int = 0) -> bool:
     return all(_is_zero(v, depth + 1) for i, v in enumerate(node.inputs) if i in data and v is not None)
 
 
-def _plain_output(layer: Layer, old: ir.Value, y: ir.Value, batched: bool) -> None:
+def _plain_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: bool) -> None:
     """Let those that use Y, [seq, directions, batch, hidden], use torch's y, [seq, batch, directions * hidden].
 
     Whatever moves Y's axes to just that is dropped; for all else the axis is put back.
@@ -260,7 +260,7 @@ def _squeezed(node: ir.Node) -> list[int] | None:
     return [a % 4 for a in axes]
 
 
-def _put_back(layer: Layer, y: ir.Value, batched: bool, facts: Info) -> ir.Value:
+def _put_back(layer: RecurrentLayer, y: ir.Value, batched: bool, facts: Info) -> ir.Value:
     """Y as ONNX has it, made of torch's y."""
     d, before = layer.directions, layer.node
     if d == 1:

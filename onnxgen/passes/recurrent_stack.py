@@ -19,7 +19,7 @@ SWAP = (1, 0, 2)
 
 
 @dataclass
-class Layer:
+class RecurrentLayer:
     """A node that torch's layer computes: its weights, and where their names say that they belong."""
 
     node: ir.Node
@@ -33,7 +33,7 @@ class Layer:
     dropout: float = 0.0  # between this layer and the next one of the module
 
 
-def layer_above(layer: Layer, layers: dict[ir.Value, Layer]) -> Layer | None:
+def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -> RecurrentLayer | None:
     """The next layer of the same module: it alone takes this one's output, and names or scope say that they are one.
 
     Between them may be Dropout, as there is in training exports, if the tensors' own names tell that they are one.
@@ -71,7 +71,7 @@ def _states(node: ir.Node) -> list[ir.Value | None]:
     return list(node.inputs[1:-3])
 
 
-def merged(chain: list[Layer]) -> ir.Node:
+def merged(chain: list[RecurrentLayer]) -> ir.Node:
     """One node for several layers."""
     first, last = chain[0].new, chain[-1].new
     states = [_joined(last, [layer.new.inputs[1 + i] for layer in chain]) for i in range(len(_states(first)))]
@@ -141,7 +141,7 @@ def _whole(parts: list[ir.Value]) -> ir.Value | None:
     return whole if whole is not None and (info(whole).shape or (None,))[0] == end else None
 
 
-def _split_states(chain: list[Layer], new: ir.Node, index: int) -> None:
+def _split_states(chain: list[RecurrentLayer], new: ir.Node, index: int) -> None:
     """Let the final states of single layers be slices of the module's, and their Concat the module's."""
     olds, d = [layer.new.outputs[index] for layer in chain], chain[0].directions
     state, facts = new.outputs[index], info(olds[0])

@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
@@ -23,7 +24,6 @@ from onnxgen.shapes.info import info, set_info
 ARITHMETIC = frozenset(
     "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where".split()
 )
-Path = tuple[str, ...]
 
 
 def shared_nodes(model: ir.Model, options: Options) -> None:
@@ -42,7 +42,7 @@ class _Layers:
         self.graph, self.given = graph, _given(graph)
         self.order = {node: place for place, node in enumerate(graph)}
         self.before: dict[int, list[ir.Node]] = {}  # the copies that stand before the node of that place, in order
-        self.own: dict[Path, list[ir.Node]] = defaultdict(list)  # what is computed with more than what is given
+        self.own: dict[ModulePath, list[ir.Node]] = defaultdict(list)  # what is computed with more than what is given
         for node in graph:
             scope = SCOPE.get(node)
             if node not in self.given:
@@ -53,7 +53,7 @@ class _Layers:
         value, scope = node.outputs[0], SCOPE.get(node)
         if value.is_graph_output() or info(value).data is not None:
             return
-        elsewhere: dict[Path, list[tuple[ir.Node, int]]] = {}
+        elsewhere: dict[ModulePath, list[tuple[ir.Node, int]]] = {}
         for user, index in value.uses():
             place = _layer(user, scope)
             if place == scope:
@@ -79,7 +79,7 @@ class _Layers:
         self.order[own] = place
         near.insert(near.index(first) if first in near else len(near), own)
 
-    def _counterpart(self, node: ir.Node, place: Path) -> list[ir.Node]:
+    def _counterpart(self, node: ir.Node, place: ModulePath) -> list[ir.Node]:
         """Before which node of a layer it does what another does at `node`: layers that are equal stay so."""
         if node not in self.given:
             return []
@@ -88,7 +88,7 @@ class _Layers:
         return [other for other in after if self.order[other] > self.order[node]]
 
 
-def _layer(user: ir.Node, scope: Path) -> Path:
+def _layer(user: ir.Node, scope: ModulePath) -> ModulePath:
     """The layer that uses a value of the layer `scope`: the user's own scope, or as much of it."""
     place = SCOPE.get(user)
     return place[: len(scope)]
@@ -114,11 +114,11 @@ def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() and not is_trained(value)
 
 
-def _role(scope: Path) -> str:
+def _role(scope: ModulePath) -> str:
     return re.sub(r"\d+", "#", ".".join(scope))
 
 
-def _copy(node: ir.Node, scope: Path) -> ir.Node:
+def _copy(node: ir.Node, scope: ModulePath) -> ir.Node:
     copy = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), version=node.version)
     copy.name = node.name
     copy_all(node, copy)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, made_by
@@ -18,12 +19,10 @@ from onnxgen.graph.traits import ACTIVATION
 from onnxgen.options import Options
 from onnxgen.weights.stored import stored
 
-Scope = tuple[str, ...]
-
 JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
 
 
-def place_silent(model: ir.Model, options: Options) -> None:
+def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     """Set the scope of every silent node.
 
     What the scopes before and after it have in common, in general; but a skip connection is added where it began,
@@ -49,12 +48,12 @@ class _Places:
     """
 
     def __init__(self, nodes: list[ir.Node]) -> None:
-        self.scope: dict[ir.Node, Scope] = {node: SCOPE.get(node) for node in nodes if SCOPE.has(node)}
+        self.scope: dict[ir.Node, ModulePath] = {node: SCOPE.get(node) for node in nodes if SCOPE.has(node)}
         known = set(self.scope.values())
         homes = {self.scope[node] for node in self.scope if _takes_weights(node, 1)}
         self.lists = {s[:i] for s in known for i in range(len(s)) if s[i].isdigit()} - homes
         self.layers = homes - {scope[:i] for scope in known for i in range(len(scope))}
-        self.after: dict[ir.Node, Scope] = {}
+        self.after: dict[ir.Node, ModulePath] = {}
         for node in reversed(nodes):
             if node not in self.scope:
                 users = (self.scope.get(user, self.after.get(user)) for user in _users(node))
@@ -62,7 +61,7 @@ class _Places:
                 if common is not None:
                     self.after[node] = common
 
-    def of(self, node: ir.Node) -> Scope:
+    def of(self, node: ir.Node) -> ModulePath:
         """The place of a silent node whose producers have theirs."""
         producers = list(_producers(node))
         before = common_scope(self.scope[producer] for producer in producers if producer in self.scope)
@@ -75,14 +74,14 @@ class _Places:
         ends = [end for end in found if end is not None]
         return max([scope, *ends], key=len)
 
-    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> Scope | None:
+    def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath | None:
         """The innermost module that one operand of a sum comes from and all others go into."""
         if node.op_type not in JOINS or len(producers) < 2:
             return None
         found = [module for last in producers if (module := self._began(node, last)) is not None]
         return max(found, key=len, default=None)
 
-    def _joined(self, node: ir.Node, producers: list[ir.Node], before: Scope | None) -> Scope | None:
+    def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath | None) -> ModulePath | None:
         """The module that makes all operands of a sum for nothing but this sum: its branches meet inside of it."""
         if node.op_type not in JOINS or len(set(producers)) < 2 or not before or before in self.lists | self.layers:
             return None
@@ -92,7 +91,7 @@ class _Places:
         others = (use.node for v in operands for use in v.uses() if use.node is not node)
         return before if all(self._is_in(other, before) for other in others) else None
 
-    def _began(self, node: ir.Node, last: ir.Node) -> Scope | None:
+    def _began(self, node: ir.Node, last: ir.Node) -> ModulePath | None:
         """The innermost module of the operand that `last` makes in which all others are used, too."""
         others = [v for v in node.inputs if v is not None and v.producer() is not last and stored(v) is None]
         scope = self.scope.get(last, ())
@@ -103,7 +102,7 @@ class _Places:
                     return module
         return None
 
-    def _activation(self, node: ir.Node, before: Scope | None) -> Scope | None:
+    def _activation(self, node: ir.Node, before: ModulePath | None) -> ModulePath | None:
         """The numbered block that an activation ends."""
         if before is None or not (is_a(node, ACTIVATION) or node.op_type in ("Dropout", "Identity")):
             return None
@@ -112,11 +111,11 @@ class _Places:
                 return before[:end]
         return None
 
-    def _is_in(self, node: ir.Node, module: Scope) -> bool:
+    def _is_in(self, node: ir.Node, module: ModulePath) -> bool:
         scope = self.scope.get(node)
         return scope is not None and scope[: len(module)] == module
 
-    def _module(self, scope: Scope, is_layer: bool = False) -> Scope:
+    def _module(self, scope: ModulePath, is_layer: bool = False) -> ModulePath:
         """The innermost module around that has a forward of its own for this."""
         if is_layer and scope in self.layers:
             scope = scope[:-1]
@@ -143,7 +142,7 @@ def _users(node: ir.Node) -> Iterable[ir.Node]:
     return (use.node for output in node.outputs for use in output.uses())
 
 
-def common_scope(scopes: Iterable[Scope]) -> Scope | None:
+def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
     """The longest path that all have in common; None of nothing."""
     known = list(scopes)
     if not known:

@@ -11,28 +11,32 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 
-Scope = tuple[str, ...]
+from onnxgen.common.names import ModulePath
 
 
-def one_module(found: Mapping[Hashable, tuple[Scope, frozenset[str]]], known: set[Scope]) -> dict[Scope, Scope]:
+def one_module(
+    found: Mapping[Hashable, tuple[ModulePath, frozenset[str]]], known: set[ModulePath]
+) -> dict[ModulePath, ModulePath]:
     """Scopes as recorded, each to the scope of the module's first call.
 
     Args:
         found: for each node, its recorded scope and the weights that it takes.
         known: modules that certainly exist, by parameter names.
     """
-    weights: dict[Scope, set[str]] = defaultdict(set)  # of all nodes at or under a scope
+    weights: dict[ModulePath, set[str]] = defaultdict(set)  # of all nodes at or under a scope
     for scope, names in found.values():
         for i in range(len(scope) + 1):
             weights[scope[:i]] |= names
-    first: dict[Scope, Scope] = {(): ()}  # parents come before children: sorted by length
+    first: dict[ModulePath, ModulePath] = {(): ()}  # parents come before children: sorted by length
     for scope in sorted(weights, key=lambda s: (len(s), s)):
         if scope:
             first[scope] = _first_call(scope, first[scope[:-1]], weights, known)
     return first
 
 
-def _first_call(scope: Scope, parent: Scope, weights: Mapping[Scope, set[str]], known: set[Scope]) -> Scope:
+def _first_call(
+    scope: ModulePath, parent: ModulePath, weights: Mapping[ModulePath, set[str]], known: set[ModulePath]
+) -> ModulePath:
     """The scope of the first call of the module at `scope`, whose parent's first call is `parent`."""
     match = re.fullmatch(r"(.+)_[1-9][0-9]*", scope[-1])
     if match and scope not in known:

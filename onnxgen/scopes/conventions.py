@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-Scope = tuple[str, ...]
+from onnxgen.common.names import ModulePath
 
 _WEIGHT = re.compile(
     r"(?P<layer>[^A-Za-z]*[A-Za-z].*?)[_/.]"
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"[A-Za-z0-9_\-/]+")
 _MAX_LENGTH = 200
 
 
-def layer_of(name: str, op_type: str) -> Scope | None:
+def layer_of(name: str, op_type: str) -> ModulePath | None:
     """The layer that a weight's name tells, for a node of a type: `("fc_1",)` of `fc_1_MatMul_W`; None if none."""
     found = _WEIGHT.fullmatch(name.split(";")[0].split(":")[0]) if len(name) <= _MAX_LENGTH else None
     if found is None or not _LAYER.fullmatch(found["layer"]):
@@ -30,7 +30,7 @@ def layer_of(name: str, op_type: str) -> Scope | None:
     return tuple(parts) or None
 
 
-def regrouped(scopes: Iterable[Scope]) -> dict[Scope, Scope]:
+def regrouped(scopes: Iterable[ModulePath]) -> dict[ModulePath, ModulePath]:
     """New scopes for those of one file: without a root that all share, and with groups by the numbers in names.
 
     `model/block_1_expand` and its like become `("block_1", "expand")` where at least two such groups, different only in
@@ -38,7 +38,7 @@ def regrouped(scopes: Iterable[Scope]) -> dict[Scope, Scope]:
     """
     known = {scope for scope in scopes if scope}
     shared = 1 if len(known) > 1 and len({scope[0] for scope in known}) == 1 else 0
-    children: dict[Scope, set[str]] = {}
+    children: dict[ModulePath, set[str]] = {}
     for scope in known:
         for i in range(shared, len(scope)):
             children.setdefault(scope[:i], set()).add(scope[i])
@@ -48,7 +48,7 @@ def regrouped(scopes: Iterable[Scope]) -> dict[Scope, Scope]:
     }
 
 
-def _groups(names: set[str]) -> dict[str, Scope]:
+def _groups(names: set[str]) -> dict[str, ModulePath]:
     """The names of siblings, each as the path that its numbered beginnings make of it."""
     members: dict[str, set[str]] = {}
     for name in names:
@@ -60,7 +60,7 @@ def _groups(names: set[str]) -> dict[str, Scope]:
             alike.setdefault(re.sub(r"\d+$", "#", group), []).append(group)
     groups = {group for found in alike.values() if len(found) > 1 for group in found}
     inner = {group: _groups(members[group]) for group in groups}
-    made: dict[str, Scope] = {}
+    made: dict[str, ModulePath] = {}
     for name in names:
         ends = (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
         within = next((beginning for beginning in ends if beginning in groups), "")

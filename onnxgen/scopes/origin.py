@@ -23,6 +23,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
@@ -30,8 +31,6 @@ from onnxgen.graph.traits import VIEW
 from onnxgen.scopes.callnames import one_module
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
-
-Scope = tuple[str, ...]
 
 _MAX_PARTS = 64  # deeper paths are no module paths
 _TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
@@ -54,7 +53,7 @@ def param_path(name: str) -> tuple[str, ...] | None:
     return parts
 
 
-def siblings(a: Scope, b: Scope) -> bool:
+def siblings(a: ModulePath, b: ModulePath) -> bool:
     """Whether two paths differ in numbers only (`layers.0.attn`, `layers.1.attn`).
 
     What such modules share was merged by the exporter, as are the equal weights of copied layers before training: tied
@@ -63,7 +62,7 @@ def siblings(a: Scope, b: Scope) -> bool:
     return a != b and len(a) == len(b) and all(x == y or (x.isdigit() and y.isdigit()) for x, y in zip(a, b))
 
 
-def seen_from(scope: Scope, home: Scope) -> Scope:
+def seen_from(scope: ModulePath, home: ModulePath) -> ModulePath:
     """A sibling's path as its own: `layers.0.attn.out.weight` is `layers.1.attn.out.weight` in `layers.1.attn`."""
     n = min(len(scope), len(home) - 1)
     return (*scope[:n], *home[n:]) if siblings(scope[:n], home[:n]) else home
@@ -75,8 +74,8 @@ def note_origin(model: ir.Model) -> None:
     docs/ARCHITECTURE.md has what they mean.
     """
     nodes = all_nodes(model.graph)
-    classes: dict[Scope, str] = {}
-    recorded: dict[ir.Node, Scope | None] = {}
+    classes: dict[ModulePath, str] = {}
+    recorded: dict[ir.Node, ModulePath | None] = {}
     params = {node: _params(node) for node in nodes}
     homes = {path[:-1] for paths in params.values() for path in paths}
     known = {home[:i] for home in homes for i in range(len(home) + 1)}  # modules that certainly exist
@@ -108,7 +107,7 @@ def note_origin(model: ir.Model) -> None:
     CLASSES.set(model, classes)
 
 
-def _by_other_conventions(recorded: dict[ir.Node, Scope | None]) -> dict[ir.Node, Scope | None]:
+def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir.Node, ModulePath | None]:
     """The scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
     layers = dict(recorded)
     for node, scope in recorded.items():
@@ -119,7 +118,9 @@ def _by_other_conventions(recorded: dict[ir.Node, Scope | None]) -> dict[ir.Node
     return {node: groups.get(scope, scope) if scope else scope for node, scope in layers.items()}
 
 
-def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scope, Scope | None]]) -> Scope:
+def _choose(
+    recorded: ModulePath | None, params: list[ModulePath], at_home: set[tuple[ModulePath, ModulePath | None]]
+) -> ModulePath:
     """The scope of a node, from what its name or metadata says and the parameters it takes."""
     if recorded is not None:
         # A parameter that some node uses in its own module is only borrowed by nodes of other modules.
@@ -134,7 +135,7 @@ def _choose(recorded: Scope | None, params: list[Scope], at_home: set[tuple[Scop
     return shortest[:shared]
 
 
-def is_alias(recorded: Scope, home: Scope) -> bool:
+def is_alias(recorded: ModulePath, home: ModulePath) -> bool:
     """Whether the module that was called is not the one whose name its weight has: T5's `encoder.embed_tokens` takes
     `shared.weight`, since PyTorch's TorchScript exporter calls a tensor by the first of its names.
 
@@ -163,7 +164,7 @@ def _constants(node: ir.Node) -> list[list[str]]:
     return found
 
 
-def _params(node: ir.Node) -> list[Scope]:
+def _params(node: ir.Node) -> list[ModulePath]:
     """Paths of the parameters that a node takes; the name nearest to the node counts (an exporter shares equal
     tensors through an Identity that has the other parameter's name)."""
     paths = ((param_path(name) for name in names) for names in _constants(node))
@@ -175,7 +176,7 @@ def _roots(node: ir.Node) -> list[str]:
     return [next((n for n in names if param_path(n)), names[-2]) for names in _constants(node)]
 
 
-def torch_path(name: str, known: set[Scope]) -> Scope | None:
+def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:
     """The scope in a node name of PyTorch's TorchScript exporter: of `/enc/layer.0/conv/Conv` it is enc.layer.0.conv.
 
     A component is a module's attribute name, with the name of the container before a number (`layer.0`). The
@@ -188,7 +189,7 @@ def torch_path(name: str, known: set[Scope]) -> Scope | None:
     components = name.split("/")[1:-1]
     if not all(components) or len(components) > _MAX_PARTS:
         return None
-    scope: Scope = ()
+    scope: ModulePath = ()
     previous: str | None = None
     for component in components:
         inside = scope + tuple(component.split("."))
@@ -201,7 +202,7 @@ def torch_path(name: str, known: set[Scope]) -> Scope | None:
     return scope if all(scope) and len(scope) <= _MAX_PARTS else None
 
 
-def _slash_path(name: str) -> Scope | None:
+def _slash_path(name: str) -> ModulePath | None:
     """The scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None if it is no such name."""
     parts = name.split(";")[0].split("/")[:-1]
     while parts and re.fullmatch(r"(Stateful)?PartitionedCall(_\d+)?(:\d+)?", parts[0]):
@@ -211,19 +212,19 @@ def _slash_path(name: str) -> Scope | None:
     return tuple(parts)
 
 
-def _call_scope(name: str, known: set[Scope]) -> Scope:
+def _call_scope(name: str, known: set[ModulePath]) -> ModulePath:
     """The module that a call of a local function is, by the call's name."""
     if name.startswith("/"):
         return torch_path(name + "/", known) or ()
     return _slash_path(name + "/") or ()
 
 
-def recorded_scope(node: ir.Node) -> Scope | None:
+def recorded_scope(node: ir.Node) -> ModulePath | None:
     """The scope that PyTorch's dynamo exporter recorded on a node, whatever else its name or parameters say."""
     return _metadata_scope(node, {})
 
 
-def _metadata_scope(node: ir.Node, classes: dict[Scope, str]) -> Scope | None:
+def _metadata_scope(node: ir.Node, classes: dict[ModulePath, str]) -> ModulePath | None:
     """The scope that PyTorch's dynamo exporter recorded on a node; notes the classes on the way."""
     paths = _strings(node.metadata_props.get(_SCOPES))
     if not paths:

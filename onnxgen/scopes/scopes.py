@@ -6,6 +6,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import FOUND, SCOPE
 from onnxgen.graph.nodes import subgraphs
 from onnxgen.scopes.flow import Flow
@@ -15,7 +16,6 @@ from onnxgen.scopes.roles import base_name, class_of, gates, part_name, projecti
 from onnxgen.scopes.tokens import Token
 from onnxgen.shapes.info import info
 
-Path = tuple[str, ...]
 _PARTS = {"mlp": "Mlp", "conv_module": "ConvModule", "cross_attn": "CrossAttention"}
 _PARTS |= {"attn": "Attention", "self_attn": "Attention", "dense": "DenseBlock"}
 _ALONE = {"conv": "conv", "point": "conv", "depth": "conv", "deconv": "deconv", "linear": "fc", "recurrent": "rnn"}
@@ -31,9 +31,9 @@ class Writer:
 
     def __init__(self, flow: Flow, arranger: Arranger, taken: set[str]) -> None:
         self.flow, self.arranger, self.taken = flow, arranger, taken
-        self.classes: dict[Path, str] = {}
+        self.classes: dict[ModulePath, str] = {}
 
-    def sequence(self, tokens: list[Token], path: Path) -> None:
+    def sequence(self, tokens: list[Token], path: ModulePath) -> None:
         """Write the paths of the runs and blocks in a sequence that lies at `path`."""
         groups = [
             group for token in tokens if token.kind in ("run", "block") for group in self._groups(token, not path)
@@ -111,7 +111,7 @@ class Writer:
         shape = info(self.flow.nodes[last[0]].outputs[0]).shape if last else None
         return tuple(map(str, shape[1:])) if shape is not None and len(shape) > 3 else None
 
-    def block(self, block: Token, path: Path) -> None:
+    def block(self, block: Token, path: ModulePath) -> None:
         """Write the paths of a block's parts."""
         self._write(block.nodes, path)
         parts = [p for p in block.parts if p.is_layer]
@@ -131,14 +131,14 @@ class Writer:
                 self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
 
-    def _body(self, region: Token, path: Path) -> None:
+    def _body(self, region: Token, path: ModulePath) -> None:
         """A block that is one region: its layers are the block's own."""
         own = [p for p in region.parts if p not in region.skip]
         self._gates(own, path)
         self._downsample(region.skip, path)
         self.sequence(self.arranger.arrange(own, top=False), path)
 
-    def _part(self, region: Token, path: Path) -> None:
+    def _part(self, region: Token, path: ModulePath) -> None:
         """A part of a block: without the norm before it and the addition, which are the block's own."""
         inner = _without_ends(list(region.parts[:-1]) if region.kind in ("add", "mul") else list(region.parts))
         nodes = sorted(i for p in inner for i in p.nodes)
@@ -151,7 +151,7 @@ class Writer:
             self._gates(inner, path)
             self.sequence(self.arranger.arrange(inner, top=False), path)
 
-    def _gates(self, parts: list[Token], path: Path) -> None:
+    def _gates(self, parts: list[Token], path: ModulePath) -> None:
         for part in parts:
             if part.kind == "gate":
                 self._write(part.nodes, (*path, "se"))
@@ -159,13 +159,13 @@ class Writer:
             elif part.is_region:
                 self._gates(part.parts, path)
 
-    def _downsample(self, tokens: list[Token], path: Path) -> None:
+    def _downsample(self, tokens: list[Token], path: ModulePath) -> None:
         if len(tokens) == 1:
             self._write(tokens[0].nodes, (*path, "downsample"))
         for n, token in enumerate(tokens if len(tokens) > 1 else ()):
             self._write(token.nodes, (*path, "downsample", str(n)))
 
-    def _write(self, nodes: list[int], path: Path) -> None:
+    def _write(self, nodes: list[int], path: ModulePath) -> None:
         for i in nodes:
             set_scope(self.flow.nodes[i], path)
 
@@ -189,7 +189,7 @@ def _attention(part: Token) -> str:
     return "cross_attn" if part.crosses else "self_attn"
 
 
-def set_scope(node: ir.Node, path: Path) -> None:
+def set_scope(node: ir.Node, path: ModulePath) -> None:
     """Say where a node was written, and with it what its subgraphs hold, unless the file says."""
     if SCOPE.get(node) and not FOUND.get(node):
         return

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxgen.code.class_tree import ClassTree, refuse_others
-from onnxgen.code.module_def import ModuleDef, Path
+from onnxgen.code.module_def import ModuleDef
+from onnxgen.common.names import ModulePath
 from onnxgen.options import Options
 from onnxgen.structure.classes import write_classes
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
 
-Plain = frozenset[Path]  # modules of which nothing is made: their statements stay one by one, in a class of their own
+Plain = frozenset[
+    ModulePath
+]  # modules of which nothing is made: their statements stay one by one, in a class of their own
 
 
 def structure(module: ModuleDef, options: Options, plain: Plain = frozenset()) -> list[ClassTree]:

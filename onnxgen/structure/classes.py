@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from onnxgen.code.annotations import note_twins
+from onnxgen.code.annotations import note_merged
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.module_def import Assign, ModuleDef, Path, Statement, blocks
+from onnxgen.code.module_def import Assign, ModuleDef, Statement, blocks
 from onnxgen.code.quote import MemberRef, SizeOf, walk
-from onnxgen.common.names import printable
+from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
 from onnxgen.structure.classnames import ClassNames
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, values
@@ -27,7 +27,7 @@ MOST_ACROSS = 3  # parameters of a class for several roles
 MOST_VARIANTS = 8  # of one role; more are no variants of one thing
 
 
-def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> list[ClassTree]:
+def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[ModulePath]) -> list[ClassTree]:
     """Every class once, children before the classes that use them; those of `plain` as they are, for one use each."""
     callers = _callers(scopes)
     order = _bottom_up(scopes)
@@ -54,7 +54,7 @@ def write_classes(module: ModuleDef, root: Scope, scopes: list[Scope], plain: fr
 class Classes:
     """The classes of a file, made level by level: those that use no others first."""
 
-    def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[Path]) -> None:
+    def __init__(self, module: ModuleDef, root: Scope, scopes: list[Scope], plain: frozenset[ModulePath]) -> None:
         self.module, self.root, self.plain = module, root, plain
         self.names = ClassNames(module, scopes, module.reserved | {module.name})
         self.made: list[ClassTree] = []
@@ -90,7 +90,7 @@ class Classes:
             alone = f"{scope.path} " if scope.path in self.plain else ""
             same = equal.setdefault(alone + self.forms.make(scope, 0).exact, [])
             same.append(scope)
-            note_twins(same[0].nodes, scope.nodes)
+            note_merged(same[0].nodes, scope.nodes)
             _note_twins(same[0].body, scope.body)
         roles: dict[object, list[list[Scope]]] = {}
         for scopes in equal.values():
@@ -281,6 +281,6 @@ def _bottom_up(scopes: list[Scope]) -> list[Scope]:
 def _note_twins(body: list[Statement], other: list[Statement]) -> None:
     """Two equal scopes become one class: its statements do the work of the nodes of both."""
     for mine, its in zip(body, other):
-        note_twins(mine.nodes, its.nodes)
+        note_merged(mine.nodes, its.nodes)
         for inner, twin in zip(blocks(mine), blocks(its)):
             _note_twins(inner, twin)

@@ -15,10 +15,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from onnxgen.code.module_def import ModuleDef, Path, expressions
+from onnxgen.code.module_def import ModuleDef, expressions
 from onnxgen.code.quote import Ref, walk
 from onnxgen.code.torch_api import CONVOLUTIONS, TRANSPOSED, function_of
-from onnxgen.common.names import RESERVED, Namer, class_name, singular
+from onnxgen.common.names import RESERVED, ModulePath, Namer, class_name, singular
 from onnxgen.structure.literals import is_number
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.sublayers import sublayer, wrapped
@@ -64,12 +64,12 @@ class ClassNames:
     def __init__(self, module: ModuleDef, scopes: Iterable[Scope], reserved: Iterable[str]) -> None:
         self.module = module
         self.namer = Namer(reserved)
-        self.parts: dict[str, set[Path]] = defaultdict(set)  # short name: the roles that would have it
+        self.parts: dict[str, set[ModulePath]] = defaultdict(set)  # short name: the roles that would have it
         self.known: dict[int, str] = {}  # what layers are known as together, by scope
         self.does: dict[int, str] = {}  # by scope, where only what it does says what it is
         self.inside: dict[int, str] = {}  # by scope: what does the work below a wrapper, and below the wrappers in it
-        self.same: dict[Path, Path] = {}  # roles of which some are known as the same thing
-        first: dict[str, Path] = {}
+        self.same: dict[ModulePath, ModulePath] = {}  # roles of which some are known as the same thing
+        first: dict[str, ModulePath] = {}
         for scope in scopes:
             if scope.path and scope.path not in module.classes:
                 self.parts[_short(module, scope)].add(role_path(scope.path))
@@ -144,13 +144,13 @@ class ClassNames:
         return self.namer.take(free)
 
 
-def role_path(path: Path) -> Path:
+def role_path(path: ModulePath) -> ModulePath:
     """A path without numbers: what scopes of one role have in common."""
     words = (re.sub(r"\d+", "", part).strip("_") for part in path)
     return tuple(word for word in words if word)
 
 
-def _word(path: Path) -> str:
+def _word(path: ModulePath) -> str:
     """The attribute that a scope is known by: items of a list are what its name says one of them is."""
     words = [part for part in path if not part.isdigit()]
     if path[-1].isdigit() and path[-2:-1] and path[-2].isdigit():
@@ -159,13 +159,13 @@ def _word(path: Path) -> str:
     return singular(word) if path[-1].isdigit() else word
 
 
-def _says_nothing(path: Path) -> bool:
+def _says_nothing(path: ModulePath) -> bool:
     """`layers.0.1.fn`, and `layers.0.1`: what a wrapper holds, and an item of a list in a list."""
     in_list = path[-1].isdigit() and len(path) > 1 and path[-2].isdigit()
     return in_list or _word(path) in WRAPPED
 
 
-def _is_numbered(path: Path) -> bool:
+def _is_numbered(path: ModulePath) -> bool:
     """`layer1.0`: an item of a list that itself is one of several."""
     words = [part for part in path if not part.isdigit()]
     return path[-1].isdigit() and bool(words) and words[-1][-1].isdigit()

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxgen.code.annotations import note_twins
-from onnxgen.code.module_def import Assign, If, Member, Path, Statement, With, assigned
+from onnxgen.code.annotations import note_merged
+from onnxgen.code.module_def import Assign, If, Member, Statement, With, assigned
 from onnxgen.code.quote import MemberRef, Ref, rewrite, walk
 from onnxgen.code.torch_api import function_of
+from onnxgen.common.names import ModulePath
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
 from onnxgen.structure.scopes import ClassRef, Scope
 from onnxgen.structure.tree import Place, tree
@@ -236,7 +237,7 @@ class FormMaker:
 class _Tokens:
     """The text of what a statement refers to: values from outside are operands, its own ones are numbered."""
 
-    def __init__(self, path: Path, env: Mapping[str, Def], inner: list[str]) -> None:
+    def __init__(self, path: ModulePath, env: Mapping[str, Def], inner: list[str]) -> None:
         self.path, self.env = path, env
         self.inner = {name: f"%{i}" for i, name in enumerate(inner)}
         self.operands: list[Def] = []
@@ -269,7 +270,7 @@ def add(form: Form, other: Form) -> None:
         node.slots.add(twin.slots)
         node.only |= twin.only
         if node.statement is not None and twin.statement is not None:
-            note_twins(node.statement.nodes, twin.statement.nodes)
+            note_merged(node.statement.nodes, twin.statement.nodes)
     first = form.names[form.instances[0]]
     for instance in other.instances:
         theirs = other.names[instance]

@@ -15,9 +15,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from onnxgen.code.module_def import Assign, Member, ModuleDef, Path, Statement, blocks, expressions, used
+from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, expressions, used
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
 from onnxgen.code.torch_api import LAYER_OF, function_of
+from onnxgen.common.names import ModulePath
 from onnxgen.structure.literals import is_number
 from onnxgen.structure.loops import make_loop
 from onnxgen.structure.scopes import Scope, count_uses
@@ -91,11 +92,11 @@ def _again(scope: Scope) -> list[Member]:
     return [members[0] for members in found.values() if len(members) > 2]
 
 
-def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
+def _parts(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
     """What each container below a class holds, by number: a submodule, or None for a container in it."""
     level = len(scope.path)
     own = {member.path: member for member in scope.members}  # a layer that has layers below it is no container
-    below: dict[Path, dict[str, Member | None]] = {}
+    below: dict[ModulePath, dict[str, Member | None]] = {}
     for member in scope.members:
         for n in range(level, len(member.path)):
             part = own.get(member.path[: n + 1])
@@ -104,7 +105,7 @@ def _parts(scope: Scope) -> dict[Path, dict[str, Member | None]]:
     return {path: parts for path, parts in below.items() if path not in own and all(name.isdigit() for name in parts)}
 
 
-def _items(parts: dict[Path, dict[str, Member | None]], path: Path) -> Items | None:
+def _items(parts: dict[ModulePath, dict[str, Member | None]], path: ModulePath) -> Items | None:
     """What there is to loop over in a list: submodules, or lists of the same number of them; None for anything else."""
     found: list[dict[int, Member]] = []
     for name in sorted(parts[path], key=int):
@@ -189,7 +190,7 @@ class _Flow:
 class _Sequence:
     """Follows a chain of calls through a body, from one item of a container to the next."""
 
-    def __init__(self, flow: _Flow, path: Path, items: dict[int, Member]) -> None:
+    def __init__(self, flow: _Flow, path: ModulePath, items: dict[int, Member]) -> None:
         self.path, self.items = path, items
         self.uses, self.makers, self.users, self.calls = flow.uses, flow.makers, flow.users, flow.calls
 
@@ -275,7 +276,7 @@ class _Sequence:
         return True
 
 
-def _sequence(flow: _Flow, path: Path, items: dict[int, Member]) -> Member | None:
+def _sequence(flow: _Flow, path: ModulePath, items: dict[int, Member]) -> Member | None:
     """Replace a chain over these items by one call of an `nn.Sequential`; returns that, or None."""
     found, scope = _Sequence(flow, path, items).run(), flow.scope
     if found is None or not fillable([index for index, _, _ in found]):

@@ -18,7 +18,6 @@ from onnxgen.code.module_def import (
     Input,
     Member,
     ModuleDef,
-    Path,
     Statement,
     assigned,
     blocks,
@@ -28,7 +27,7 @@ from onnxgen.code.module_def import (
 from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.shown import makers as size_makers
 from onnxgen.code.shown import named_dims, needed_dims, shown
-from onnxgen.common.names import FileText, module_part
+from onnxgen.common.names import FileText, ModulePath, module_part
 from onnxgen.lowering.roles import BESIDE
 from onnxgen.structure.order import components, topological
 from onnxgen.structure.repeated import Repeated, repeated
@@ -58,12 +57,12 @@ class Scope:
         varies: it is called with values of several shapes.
     """
 
-    path: Path
+    path: ModulePath
     body: list[Statement] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     outputs: list[ast.expr] = field(default_factory=list)
-    containers: dict[Path, Member] = field(default_factory=dict)
+    containers: dict[ModulePath, Member] = field(default_factory=dict)
     nodes: tuple[FileText, ...] = ()
     varies: bool = False
 
@@ -71,18 +70,18 @@ class Scope:
 class Splitter:
     """Splits the statements of a `ModuleDef` by scope, from the root down; `plain`: scopes that are not split."""
 
-    def __init__(self, module: ModuleDef, plain: frozenset[Path]) -> None:
+    def __init__(self, module: ModuleDef, plain: frozenset[ModulePath]) -> None:
         self.module, self.plain = module, plain
         self.leaves = {m.path for m in module.members if m.kind == "module"}
         self.worthy = {m.path[:n] for m in module.members for n in range(len(m.path))}
         self.containers = _containers(module.members)
-        self.scopes: dict[int, Path] = {}
-        self.owners: dict[Path, Scope] = {}
+        self.scopes: dict[int, ModulePath] = {}
+        self.owners: dict[ModulePath, Scope] = {}
         self.shown = shown(module.inputs, module.body, module.infos)
-        self.dissolved: set[Path] = set()
-        self.claimed: set[Path] = {()}  # those that have an owner, or will have one
-        self.built: dict[Path, Member] = {}
-        self.repeated: dict[Path, Repeated | None] = {}  # what is called several times
+        self.dissolved: set[ModulePath] = set()
+        self.claimed: set[ModulePath] = {()}  # those that have an owner, or will have one
+        self.built: dict[ModulePath, Member] = {}
+        self.repeated: dict[ModulePath, Repeated | None] = {}  # what is called several times
 
     def root(self, flat: bool) -> Scope:
         """The whole network as a tree of scopes (a single one if `flat`)."""
@@ -95,12 +94,12 @@ class Splitter:
             _in_order_of_use(owner)
         return scope
 
-    def _owner(self, path: Path) -> Scope:
+    def _owner(self, path: ModulePath) -> Scope:
         while path not in self.owners:
             path = path[:-1]
         return self.owners[path]
 
-    def _scope_of(self, statement: Statement) -> Path:
+    def _scope_of(self, statement: Statement) -> ModulePath:
         """The class in which a statement belongs: its own scope, cut to what exists and to what it can reach."""
         if id(statement) not in self.scopes:
             path = tuple(module_part(p) for p in statement.scope)
@@ -163,7 +162,7 @@ class Splitter:
             results = [name for name in made if name in wanted.values or name in makers]
         return results
 
-    def _key(self, statement: Statement, level: int) -> Path | None:
+    def _key(self, statement: Statement, level: int) -> ModulePath | None:
         """The submodule of the scope at this level that a statement goes to; what is no class is looked through."""
         path = self._scope_of(statement)
         n = level + 1
@@ -172,11 +171,11 @@ class Splitter:
         free = n <= len(path) and not self._is_no_class(path[:n]) and path[:n] not in self.claimed
         return path[:n] if free else None
 
-    def _is_no_class(self, path: Path) -> bool:
+    def _is_no_class(self, path: ModulePath) -> bool:
         """A scope that was dissolved, or all of whose parts are numbered: an nn.ModuleList or nn.Sequential."""
         return path in self.containers or path in self.dissolved
 
-    def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[Path | None]) -> None:
+    def _dissolve(self, unit: Unit, statements: list[Statement], keys: list[ModulePath | None]) -> None:
         if unit.key is None:
             return
         self.dissolved.add(unit.key)
@@ -184,7 +183,7 @@ class Splitter:
             if keys[i] == unit.key:
                 keys[i] = self._key(statement, len(unit.key))
 
-    def _units(self, statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
+    def _units(self, statements: list[Statement], keys: list[ModulePath | None]) -> list[Unit]:
         """The statements of each submodule together, of one that is called several times those of each call."""
         made: list[Unit] = []
         for unit in _units(statements, keys):
@@ -252,14 +251,14 @@ class _Wanted:
 class Unit:
     """Statements that stand together: those of one `call` of a submodule (`key`), or a single one."""
 
-    key: Path | None
+    key: ModulePath | None
     statements: list[Statement]
     call: int = 0
 
 
-def same_results(units: list[Unit], results: dict[int, list[str]], several: dict[Path, Repeated | None]) -> None:
+def same_results(units: list[Unit], results: dict[int, list[str]], several: dict[ModulePath, Repeated | None]) -> None:
     """A submodule that is called several times returns each time whatever is used of any call."""
-    by_key: dict[Path, list[int]] = {}
+    by_key: dict[ModulePath, list[int]] = {}
     for index, unit in enumerate(units):
         if unit.key is not None and several[unit.key] is not None:
             by_key.setdefault(unit.key, []).append(index)
@@ -280,8 +279,8 @@ def _in_order_of_use(scope: Scope) -> None:
     scope.members.sort(key=lambda m: first.get(id(m), len(first)))
 
 
-def _containers(members: list[Member]) -> set[Path]:
-    below: dict[Path, bool] = {}
+def _containers(members: list[Member]) -> set[ModulePath]:
+    below: dict[ModulePath, bool] = {}
     for member in members:
         for n in range(1, len(member.path)):
             numbered = member.path[n].isdigit() and (n + 1 < len(member.path) or member.kind == "module")
@@ -293,16 +292,16 @@ def _members(statement: Statement) -> list[Member]:
     return [n.member for e in expressions(statement) for n in walk(e) if isinstance(n, MemberRef)]
 
 
-def _common(a: Path, b: Path) -> Path:
+def _common(a: ModulePath, b: ModulePath) -> ModulePath:
     n = 0
     while n < min(len(a), len(b)) and a[n] == b[n]:
         n += 1
     return a[:n]
 
 
-def _units(statements: list[Statement], keys: list[Path | None]) -> list[Unit]:
+def _units(statements: list[Statement], keys: list[ModulePath | None]) -> list[Unit]:
     units: list[Unit] = []
-    by_key: dict[Path, Unit] = {}
+    by_key: dict[ModulePath, Unit] = {}
     for statement, key in zip(statements, keys):
         if key is None:
             units.append(Unit(None, [statement]))

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Member, Path
+from onnxgen.code.module_def import Assign, Member
 from onnxgen.code.quote import MemberRef, Ref, refs
 from onnxgen.code.torch_api import NORMS, function_of
-from onnxgen.common.names import identifier
+from onnxgen.common.names import ModulePath, identifier
 from onnxgen.lowering.roles import called, seen_through
 from onnxgen.structure.literals import APPLIED
 from onnxgen.structure.scopes import ClassRef, Scope
@@ -56,7 +56,7 @@ def sublayer(scope: Scope) -> str:
     return ""
 
 
-def work(member: Member, scope: Scope, recorded: Mapping[Path, str]) -> str:
+def work(member: Member, scope: Scope, recorded: Mapping[ModulePath, str]) -> str:
     """What a submodule of a scope does, below all that only wraps it; "" if that is not certain.
 
     `recorded`: the class names that the exporter recorded, by path.

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onnxgen.code.module_def import Member, Path
+from onnxgen.code.module_def import Member
 from onnxgen.code.quote import quote
+from onnxgen.common.names import ModulePath
 
 
 @dataclass(eq=False)
@@ -47,21 +48,21 @@ class Place:
     def is_gapless(self) -> bool:
         return list(self.below) == [str(i) for i in range(len(self.below))]
 
-    def at(self, path: Path) -> Place | None:
+    def at(self, path: ModulePath) -> Place | None:
         """The place that a path leads to from here."""
         place: Place | None = self
         for part in path:
             place = place.below.get(part) if place is not None else None
         return place
 
-    def walk(self, path: Path = ()) -> Iterator[tuple[Path, Place]]:
+    def walk(self, path: ModulePath = ()) -> Iterator[tuple[ModulePath, Place]]:
         """This place and all below it, with the paths that lead there."""
         yield path, self
         for name, place in self.below.items():
             yield from place.walk((*path, name))
 
 
-def tree(path: Path, members: list[Member], containers: Mapping[Path, Member]) -> Place:
+def tree(path: ModulePath, members: list[Member], containers: Mapping[ModulePath, Member]) -> Place:
     """The members of the class at `path`; `containers` are the lists that the code uses as a whole."""
     root = Place()
     for member in members:
@@ -77,7 +78,7 @@ def tree(path: Path, members: list[Member], containers: Mapping[Path, Member]) -
     return root
 
 
-def _sort(place: Place, path: Path) -> None:
+def _sort(place: Place, path: ModulePath) -> None:
     """Numbered parts come in the order of their numbers, whatever the order in which they were used.
 
     Those that are missing are filled with `nn.Identity`: an exporter drops what does nothing.

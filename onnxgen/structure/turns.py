@@ -15,8 +15,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Member, Path, Statement, assigned, used
+from onnxgen.code.module_def import Assign, Member, Statement, assigned, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
+from onnxgen.common.names import ModulePath
 
 MOST_CUTS = 8  # statements between two turns, of which any may be the last one of a turn
 
@@ -30,7 +31,7 @@ class Items:
         parts: the submodules of each item by number, of one that is a submodule itself by -1.
     """
 
-    path: Path | None
+    path: ModulePath | None
     parts: list[dict[int, Member]]
 
     def __post_init__(self) -> None:

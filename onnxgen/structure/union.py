@@ -13,9 +13,10 @@ import ast
 from collections import deque
 from collections.abc import Callable
 
-from onnxgen.code.annotations import note_twins
-from onnxgen.code.module_def import Assign, Member, Path, is_statistic
+from onnxgen.code.annotations import note_merged
+from onnxgen.code.module_def import Assign, Member, is_statistic
 from onnxgen.code.quote import MemberRef, rewrite
+from onnxgen.common.names import ModulePath
 from onnxgen.structure.forms import Def, Differ, Form, Node, Part, inner_members, outline, parts, reachable
 
 FAR = 12  # how many statements an optional part's value may be away from what it replaces
@@ -151,7 +152,7 @@ class _Match:
             a.slots.add(b.slots)
             a.only |= b.only
             if a.statement is not None and b.statement is not None:
-                note_twins(a.statement.nodes, b.statement.nodes)
+                note_merged(a.statement.nodes, b.statement.nodes)
         for consumer, operand, value in self.rewired:
             consumer.operands[operand] = self._translated(value)
 
@@ -205,7 +206,7 @@ def _nearest(start: Def, is_it: Callable[[Def], bool]) -> list[int]:
 class _Trees:
     """Unites what two forms register. `members` gets, for each member of the other form, the one that it became."""
 
-    def __init__(self, members: dict[int, Member], fixed: set[Path]) -> None:
+    def __init__(self, members: dict[int, Member], fixed: set[ModulePath]) -> None:
         self.members, self.fixed = members, fixed
 
     def unite(self, a: Part, b: Part) -> None:

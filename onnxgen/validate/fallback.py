@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from onnxgen.common.names import ModulePath
 from onnxgen.errors import WrongTranslation, counted
 from onnxgen.output.compose import Generated, Report
 from onnxgen.validate.check import Difference
 
 STRICT = "ONNXGEN_STRICT"  # environment variable: a difference is an error at once
-Path = tuple[str, ...]
 
 
 def translated(
-    made: Callable[[frozenset[Path]], Generated], differs: Callable[[Generated], Difference | None], report: Report
+    made: Callable[[frozenset[ModulePath]], Generated],
+    differs: Callable[[Generated], Difference | None],
+    report: Report,
 ) -> Generated:
     """Return the first text that matches its specification.
 
@@ -26,7 +28,7 @@ def translated(
     Raises:
         WrongTranslation: even the plain text differs; or any does, where `ONNXGEN_STRICT=1`.
     """
-    plain: frozenset[Path] = frozenset()
+    plain: frozenset[ModulePath] = frozenset()
     notes = list(report.notes)
     while True:
         generated = made(plain)

@@ -53,7 +53,7 @@ def test_the_new_file_computes_what_the_trained_module_does(mnist: Path) -> None
         expected = model(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(new, expected, 1e-3, 1e-5)
     assert np.abs(new - old).max() > 1e-3, "training did change something"
-    assert report.road == BACK and report.verified is not None and report.verified.agrees
+    assert report.method == BACK and report.verified is not None and report.verified.agrees
     assert len(report.changed) == report.tensors == 18 and report.wrote == [mnist / "tuned.onnx"]
 
 
@@ -86,7 +86,7 @@ def test_a_constant_that_is_there_twice(tmp_path: Path) -> None:
         for parameter in model.parameters():
             parameter *= 3
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
-    assert report.road == BACK
+    assert report.method == BACK
     got = ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": np.ones((1, 2), np.float32)})[0]
     np.testing.assert_array_equal(got, [[3, 6]])
 

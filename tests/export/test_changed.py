@@ -56,7 +56,7 @@ def test_another_head(folder: Path, rows: int) -> None:
     model = imported(folder / "model.py").Model.from_pretrained()
     model.fc2 = nn.Linear(8, 11)
     report = onnxgen.export(folder / "model.py", weights=model.train(), out=folder / "out.onnx")
-    assert report.road == ANEW and "fc2.weight [11, 8] instead of [3, 8]" in report.why and model.training
+    assert report.method == ANEW and "fc2.weight [11, 8] instead of [3, 8]" in report.why and model.training
     got, x = ran(folder / "out.onnx", rows)
     with torch.no_grad():
         np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
@@ -80,7 +80,7 @@ def test_inputs_that_nothing_uses_stay(tmp_path: Path, opset: int) -> None:
     changed = imported(tmp_path / "model.py").Model.from_pretrained()
     changed.fc2 = nn.Linear(8, 11)
     report = onnxgen.export(tmp_path / "model.py", weights=changed, out=tmp_path / "out.onnx")
-    assert report.road == ANEW
+    assert report.method == ANEW
     new = onnx.load(tmp_path / "out.onnx").graph
     assert [v.name for v in new.input] == ["mask.1", x.name, "old"]
     assert new.input[1].type.tensor_type.shape.dim[0].dim_param == "n"
@@ -119,21 +119,21 @@ def test_an_edited_file_with_other_keys(folder: Path) -> None:
     model.load_state_dict(state)
     with torch.no_grad():
         np.testing.assert_allclose(got, model.eval()(x).numpy(), 1e-4, 1e-6)
-    assert report.road == ANEW and report.verified is not None and report.verified.agrees
+    assert report.method == ANEW and report.verified is not None and report.verified.agrees
 
 
 def test_a_layer_more(folder: Path) -> None:
     model = imported(folder / "model.py").Model.from_pretrained()
     model.fc2 = nn.Sequential(model.fc2, nn.Linear(3, 3))
     report = onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx", verify=False)
-    assert report.road == ANEW and report.verified is None and "fc2.0.weight" in report.why
+    assert report.method == ANEW and report.verified is None and "fc2.0.weight" in report.why
 
 
 def test_an_edit_that_computes_something_else(folder: Path) -> None:
     """The keys are what they were, so that the original graph is tried first, and found wrong."""
     edit(folder, "relu(", "silu(")
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
-    assert report.road == ANEW and "no longer computes" in report.why
+    assert report.method == ANEW and "no longer computes" in report.why
     got, x = ran(folder / "out.onnx", 3)
     with torch.no_grad():
         np.testing.assert_allclose(
@@ -148,20 +148,20 @@ def test_nothing_is_left_of_the_road_not_taken(folder: Path) -> None:
     onnxgen.generate(folder / "m.onnx", folder / "model.py", force=True)
     edit(folder, "relu(", "silu(")
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
-    assert report.road == ANEW and report.wrote == [folder / "out.onnx"]
+    assert report.method == ANEW and report.wrote == [folder / "out.onnx"]
     assert not (folder / "out.onnx.data").exists() and ran(folder / "out.onnx", 2)
 
 
 def test_an_edit_without_verifying(folder: Path) -> None:
     edit(folder, "relu(", "silu(")
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx", verify=False)
-    assert report.road == BACK
+    assert report.method == BACK
     assert report.notes == ["the network was changed: the original graph may compute something else"]
 
 
 def test_an_edit_that_computes_the_same(folder: Path) -> None:
     edit(folder, "class ", "HELLO = 1\n\n\nclass ")
-    assert onnxgen.export(folder / "model.py", out=folder / "out.onnx").road == BACK
+    assert onnxgen.export(folder / "model.py", out=folder / "out.onnx").method == BACK
 
 
 def test_a_wrong_way_back_is_an_error_and_nothing_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,5 +200,7 @@ def test_an_edit_that_only_training_shows_is_said(folder: Path) -> None:
     text = (folder / "model.py").read_text()
     assert "0.25" in text
     report = onnxgen.export(folder / "model.py", out=folder / "out.onnx")
-    assert report.road == BACK and report.why == "the network was changed, and computes the same as the original graph"
+    assert (
+        report.method == BACK and report.why == "the network was changed, and computes the same as the original graph"
+    )
     assert any("training alone" in note for note in report.notes)

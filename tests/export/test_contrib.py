@@ -68,7 +68,7 @@ def test_a_fused_block(tmp_path: Path, attributes: dict[str, Any]) -> None:
     model.load_state_dict(perturbed(model))
     save_file(model.state_dict(), tmp_path / "best.safetensors")
     report = onnxgen.export(tmp_path / "model.py", weights=tmp_path / "best.safetensors", out=tmp_path / "tuned.onnx")
-    assert report.road == BACK and sorted(report.changed) == sorted(i.name for i in _initializers(tmp_path))
+    assert report.method == BACK and sorted(report.changed) == sorted(i.name for i in _initializers(tmp_path))
     x = floats(3, 5, 8, seed=9)
     (new,), (old,) = (_run(tmp_path / name, x) for name in ("tuned.onnx", "block.onnx"))
     with torch.no_grad():

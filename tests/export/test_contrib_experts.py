@@ -53,7 +53,7 @@ def test_experts_are_trained_and_go_back(tmp_path: Path) -> None:
     model.load_state_dict(perturbed(model))
     save_file(model.state_dict(), tmp_path / "best.safetensors")
     report = onnxgen.export(tmp_path / "model.py", weights=tmp_path / "best.safetensors", out=tmp_path / "tuned.onnx")
-    assert report.road == BACK and sorted(report.changed) == sorted(STORED)
+    assert report.method == BACK and sorted(report.changed) == sorted(STORED)
     session = ort.InferenceSession(tmp_path / "tuned.onnx", providers=["CPUExecutionProvider"])
     for shape in ((1, 5, 8), (3, 2, 8)):
         x = floats(*shape, seed=5)

@@ -96,7 +96,7 @@ def test_a_fused_block(tmp_path: Path, packed: bool) -> None:
     save_file(model.state_dict(), tmp_path / "best.safetensors")
     report = onnxgen.export(tmp_path / "model.py", weights=tmp_path / "best.safetensors", out=tmp_path / "tuned.onnx")
     stored = [i.name for i in onnx.load(tmp_path / "block.onnx").graph.initializer if i.name != "shape"]
-    assert report.road == BACK and sorted(report.changed) == sorted(stored)
+    assert report.method == BACK and sorted(report.changed) == sorted(stored)
     _assert_same(tmp_path / "tuned.onnx", model, inputs)
 
 

@@ -74,7 +74,7 @@ def test_trained_and_back(case: str, tmp_path: Path) -> None:
         _in_its_own_type(model, proto, tmp_path)
     how = {"weights": model, "out": tmp_path / "out.onnx", "same_graph": "dtype" in CASES[case]}
     report = onnxgen.export(tmp_path / "model.py", **how)
-    assert report.road == BACK and report.changed and len(report.added) == (8 if "restored" in case else 0)
+    assert report.method == BACK and report.changed and len(report.added) == (8 if "restored" in case else 0)
     assert bool(report.lossy) == (dtype in (torch.float16, torch.bfloat16))
     shape = [
         d.dim_param or d.dim_value for d in onnx.load(tmp_path / "out.onnx").graph.input[0].type.tensor_type.shape.dim
@@ -113,7 +113,7 @@ def _in_its_own_type(model: nn.Module, proto: onnx.ModelProto, folder: Path) -> 
     made = onnx.load(folder / "typed.onnx")
     onnx.checker.check_model(made, full_check=True)
     kind = onnx.helper.np_dtype_to_tensor_dtype(to_numpy(next(model.parameters())).dtype)
-    assert report.road == BACK and report.changed and not report.lossy
+    assert report.method == BACK and report.changed and not report.lossy
     assert {tensor.data_type for tensor in made.graph.initializer} == {kind}
     assert {v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)} == {kind}
     kept = [n.op_type for n in made.graph.node if n.op_type != "Cast"]
@@ -129,7 +129,7 @@ def test_external_data_in_another_type(tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py", Options(dtype="float16"))
     report = onnxgen.export(tmp_path / "model.py", out=tmp_path / "out.onnx")
-    assert report.road == BACK and report.wrote == [tmp_path / "out.onnx", tmp_path / "out.onnx.data"]
+    assert report.method == BACK and report.wrote == [tmp_path / "out.onnx", tmp_path / "out.onnx.data"]
     assert {tensor.data_type for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer} == {
         onnx.TensorProto.FLOAT16
     }
@@ -144,7 +144,7 @@ def test_sharded_weights_by_their_index(tmp_path: Path) -> None:
     for shard in tmp_path.glob("other-*.safetensors"):
         save_file({key: value + 0.01 for key, value in load_file(shard).items()}, shard)
     report = onnxgen.export(tmp_path / "model.py", weights=index, out=tmp_path / "out.onnx")
-    assert report.road == BACK and len(report.changed) == report.tensors == len(
+    assert report.method == BACK and len(report.changed) == report.tensors == len(
         load_file(tmp_path / "model.safetensors")
     )
 
@@ -155,7 +155,7 @@ def test_weights_that_were_saved_in_half_precision(tmp_path: Path) -> None:
     state = {key: value.half() for key, value in load_file(tmp_path / "model.safetensors").items()}
     save_file(state, tmp_path / "half.safetensors")
     report = onnxgen.export(tmp_path / "model.py", weights=tmp_path / "half.safetensors", out=tmp_path / "out.onnx")
-    assert report.road == BACK and set(report.changed) <= set(report.lossy) and len(report.lossy) == report.tensors
+    assert report.method == BACK and set(report.changed) <= set(report.lossy) and len(report.lossy) == report.tensors
     kinds = {t.name: t.data_type for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
     assert kinds == {t.name: t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
 
@@ -166,4 +166,4 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     onnxgen.generate(tmp_path / "m.onnx", tmp_path / "model.py")
     model = torch.compile(imported(tmp_path / "model.py").Model.from_pretrained(), backend="eager")
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "out.onnx")
-    assert report.road == BACK and not report.changed
+    assert report.method == BACK and not report.changed

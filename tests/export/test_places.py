@@ -202,11 +202,11 @@ def calls(*names: str) -> onnx.ModelProto:
 def test_a_tensor_of_a_local_function(tmp_path: Path) -> None:
     done = Trained(calls("one"), tmp_path)
     done.agrees()
-    assert done.report.road == BACK and done.report.changed == ["t"] and done.same_graph()
+    assert done.report.method == BACK and done.report.changed == ["t"] and done.same_graph()
 
 
 def test_a_tensor_of_a_local_function_for_two_calls(tmp_path: Path) -> None:
     """Called twice it has one tensor for both: where they differ now, the network is exported anew, and says why."""
     done = Trained(calls("one", "two"), tmp_path)
     done.agrees()
-    assert done.report.road == ANEW and "once for all calls" in done.report.why
+    assert done.report.method == ANEW and "once for all calls" in done.report.why

@@ -63,7 +63,7 @@ def test_written_back(entry: dict[str, Any], refs: ModuleType, tmp_path: Path) -
     save_model(model, str(tmp_path / "best.safetensors"))  # of tied tensors it keeps one
     runs = entry["ort"] == "ok"  # else onnxruntime refuses the original, too
     report = onnxgen.export(tmp_path / "model.py", path, tmp_path / "best.safetensors", out, verify=runs)
-    assert report.road == BACK and report.changed
+    assert report.method == BACK and report.changed
     assert_nothing_else_differs(out, path, report.added)
     assert_comes_back(out, model, before, tmp_path)
     if runs:

@@ -126,7 +126,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said[2] == "  1 of 18 tensors changed" and "verified against the module in 3 runs" in said[3]
     assert run([*command, "--json", "--runs", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["changed"] == ["fc2.bias"] and found["verified"]["agrees"] and found["road"] == "written back"
+    assert found["changed"] == ["fc2.bias"] and found["verified"]["agrees"] and found["method"] == "written back"
     assert run([*command, "-q", "--no-verify"]) == 0 and capsys.readouterr() == ("", "")
     assert run([*command, "-v", "--no-verify"]) == 0 and "changed: fc2.bias" in capsys.readouterr().out
     assert run(["export", str(folder / "nothing.py"), "--json"]) == 2

@@ -65,7 +65,7 @@ def conv_and_norm(ir_version: int = 8) -> onnx.ModelProto:
 def test_a_bias_shared_with_a_norms_bias_and_mean(ir_version: int, tmp_path: Path) -> None:
     x = RANDOM.standard_normal((3, 2, 5, 5)).astype(np.float32)
     report, _ = back(conv_and_norm(ir_version), tmp_path, [x])
-    assert report.road == BACK and report.changed == ["conv.weight", "zeros", "ones"]
+    assert report.method == BACK and report.changed == ["conv.weight", "zeros", "ones"]
     assert report.added == ["zeros_2", "zeros_3", "ones_2"]
     new = onnx.load(tmp_path / "out.onnx")
     taken = {name: users(tmp_path / "out.onnx", name) for name in ("zeros", *report.added, "ones")}
@@ -107,6 +107,6 @@ def test_what_torch_stores_once(case: str, tmp_path: Path) -> None:
     spelled out, too)."""
     x = RANDOM.standard_normal((2, 6)).astype(np.float32)
     report, model = back(exported(Stacked(), [torch.from_numpy(x)], case), tmp_path, [x])
-    assert report.road == BACK
+    assert report.method == BACK
     if case.startswith("legacy"):  # the other one shares nothing, and drops the addition of zeros
         assert report.added and sum(1 for _ in model.parameters()) == 12

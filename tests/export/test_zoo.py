@@ -54,7 +54,7 @@ def test_trained_and_back(name: str, case: Case, tmp_path: Path) -> None:
         torch.manual_seed(0)
         stepped(model, *entry.inputs(4))
     report = onnxgen.export(tmp_path / "model.py", weights=model, out=out)
-    assert report.road == BACK and report.changed
+    assert report.method == BACK and report.changed
     assert report.verified is not None and report.verified.mode == ("training" if _trains(path) else "eval")
     assert all(run.oracle == "onnxruntime" for run in report.verified.runs)
     assert bool(report.added) <= (name in SHARING)

@@ -172,7 +172,7 @@ def test_blocks_of_channels(tmp_path: Path) -> None:
     trained.load_state_dict(perturbed(trained))
     save_file(trained.state_dict(), tmp_path / "best.safetensors")
     report = onnxgen.export(module, weights=tmp_path / "best.safetensors", out=tmp_path / "tuned.onnx")
-    assert report.road == BACK
+    assert report.method == BACK
     (tuned,) = run_onnxruntime(onnx.load(tmp_path / "tuned.onnx"), {"i0": x.numpy()})
     assert np.abs(tuned - expected).max() > 1e-3
     with torch.no_grad():

@@ -68,7 +68,7 @@ def assert_stacked(got: Any, parts: list[Any], size: int, count: int) -> None:
 def assert_written_back(path: Path, module: Path, drawn: list[dict[str, Any]], model: Any) -> None:
     """The exported file has the free batch, and computes with it what the module does."""
     report = export_back(module, out=path.with_name("out.onnx"))
-    assert report.road == BACK and report.notes == ["the batch is free, as in the module"]
+    assert report.method == BACK and report.notes == ["the batch is free, as in the module"]
     assert report.verified is not None and not report.verified.differs
     session = onnxruntime.InferenceSession(path.with_name("out.onnx"))
     names = [value.name for value in session.get_inputs()]

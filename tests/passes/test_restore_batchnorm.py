@@ -117,7 +117,7 @@ def _assert_apart(path: Path, model: nn.Module, inputs: tuple[torch.Tensor, ...]
         sum(node.op_type == "BatchNormalization" for node in onnx.load(file).graph.node)
         for file in (path, path.with_name("apart.onnx"))
     )
-    assert report.road == "written back" and len(report.added) == 4 * (len(norms(model)) - kept) and found == count
+    assert report.method == "written back" and len(report.added) == 4 * (len(norms(model)) - kept) and found == count
     got = outputs(path.with_name("apart.onnx"), inputs)[0]
     np.testing.assert_allclose(got, expected, 1e-4, 1e-5 * np.abs(expected).max())
 

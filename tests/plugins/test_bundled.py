@@ -87,5 +87,5 @@ def test_a_table_of_a_users_plugin_is_written_back(compared: bool, tmp_path: Pat
     how = {"out": tmp_path / "out.onnx", "plugins": [str(plugin)], "verify": compared}
     report = onnxgen.export(tmp_path / "m.py", weights=tmp_path / "t.safetensors", **how)
     (written,) = onnx.load(tmp_path / "out.onnx").graph.node
-    assert report.road == BACK
+    assert report.method == BACK
     assert onnx.helper.get_attribute_value(written.attribute[0]) == [2 * gain for gain in gains]

@@ -41,7 +41,7 @@ def untrained_is_the_same(path: Path, mode: str) -> nn.Module:
     module = path.with_suffix(".py")
     generate(path, module, Options(quantized=mode))
     report = export(module, path, out=path.with_name("same.onnx"), verify=False)
-    assert report.road == "written back", report.why
+    assert report.method == "written back", report.why
     assert path.with_name("same.onnx").read_bytes() == path.read_bytes()
     return pretrained(module).eval()
 
@@ -88,7 +88,7 @@ def test_a_tied_weight_has_a_tied_quantiser(mode: str, tmp_path: Path) -> None:
         weight *= 0.4
     model = model.double().float()
     report = export(path.with_suffix(".py"), path, model, tmp_path / "tuned.onnx")
-    assert (report.road, report.changed) == ("written back", ["e"])
+    assert (report.method, report.changed) == ("written back", ["e"])
     got, expected = outputs(tmp_path / "tuned.onnx", model, ids)
     assert np.allclose(got, expected, atol=1e-5) or mode == "float"
 

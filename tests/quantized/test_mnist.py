@@ -87,7 +87,7 @@ def test_a_quantised_file_gets_better(tmp_path: Path) -> None:
         model = pretrained(module)
         train(model, images, labels, 5e-4, 200)
         report = export(module, path, model.eval(), tmp_path / f"{mode}.onnx")
-        assert report.road == "written back" and len(report.changed) == 6
+        assert report.method == "written back" and len(report.changed) == 6
         reached[mode] = accuracy(tmp_path / f"{mode}.onnx", others, answers)
         with torch.no_grad():
             alike = float((model(others).argmax(1) == answers).float().mean())

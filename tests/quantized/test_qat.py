@@ -64,7 +64,7 @@ def test_it_learns_and_goes_back(case: str, options: Options, files: Path, tmp_p
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     report = export(module, path, model.eval(), tmp_path / "tuned.onnx")
-    assert report.road == "written back" and report.verified is not None
+    assert report.method == "written back" and report.verified is not None
     old, new = tensors(path), tensors(tmp_path / "tuned.onnx")
     moved = {name for name in report.changed if old[name].size == 1 and old[name].dtype == np.float32}
     assert bool(moved) == (options is LEARNED) or "channels" in case or "nbits" in case

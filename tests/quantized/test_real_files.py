@@ -39,7 +39,7 @@ def test_of_a_real_file(name: str, mode: str, tmp_path: Path) -> None:
     assert not found.differs and bool(found.untold) == (mode != "keep" and name in SATURATED)
     out = tmp_path / "back.onnx"
     report = export(module, path, out=out, verify=False)
-    assert report.road == "written back" and not report.changed
+    assert report.method == "written back" and not report.changed
     assert onnx.load(out) == onnx.load(path)
     model = pretrained(module)
     parameters = [p for n, p in model.named_parameters() if not n.endswith("scale")]
@@ -48,7 +48,7 @@ def test_of_a_real_file(name: str, mode: str, tmp_path: Path) -> None:
         assert len(parameters) >= FILES[name]
         _train(model, parameters, path)
         report = export(module, path, model.eval(), out)
-        assert report.road == "written back" and len(integers & set(report.changed)) >= 1
+        assert report.method == "written back" and len(integers & set(report.changed)) >= 1
         onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
 
 

@@ -40,7 +40,7 @@ def test_untrained_it_is_the_same_file(second: str, mode: str, tmp_path: Path) -
     path, module = file(tmp_path / "m.onnx", second), tmp_path / "m.py"
     generate(path, module, Options(quantized=mode))
     report = export(module, path, out=tmp_path / "same.onnx")
-    assert report.road == "written back" and (tmp_path / "same.onnx").read_bytes() == path.read_bytes()
+    assert report.method == "written back" and (tmp_path / "same.onnx").read_bytes() == path.read_bytes()
 
 
 def test_of_one_scale_they_are_one_parameter(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_of_two_scales_they_may_move_together_but_not_apart(tmp_path: Path) -> N
         first *= 0.4
         second *= 0.4
     report = export(module, path, model, tmp_path / "together.onnx", verify=False)
-    assert report.road == "written back" and report.changed == ["w"]
+    assert report.method == "written back" and report.changed == ["w"]
     with torch.no_grad():
         second *= 0.4
     report = export(module, path, model, tmp_path / "apart.onnx", verify=False)
-    assert report.road != "written back" and "stores w once for tensors with several scales" in report.why
+    assert report.method != "written back" and "stores w once for tensors with several scales" in report.why

@@ -206,7 +206,7 @@ def test_a_changed_module_is_exported_anew(mode: str, tmp_path: Path) -> None:
         module = path.with_suffix(".py")
         generate(path, module, Options(quantized=mode))
         report = export(edited(module, "larger"), path, out=tmp_path / "tuned.onnx")
-        assert report.road == "exported anew" and report.verified is not None and report.verified.agrees
+        assert report.method == "exported anew" and report.verified is not None and report.verified.agrees
 
 
 @pytest.mark.parametrize("mode", MODES)

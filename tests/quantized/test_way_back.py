@@ -34,7 +34,7 @@ def test_untrained_it_is_the_same_file(case: str, files: Path, tmp_path: Path) -
     path, module = quantised(case, files), tmp_path / "m.py"
     generate(path, module, FLOAT)
     report = export(module, path, out=tmp_path / "back.onnx", verify=False)
-    assert report.road == "written back" and not report.changed and report.tensors
+    assert report.method == "written back" and not report.changed and report.tensors
     assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
 
 

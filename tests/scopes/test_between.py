@@ -11,7 +11,7 @@ import pytest
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.scopes.between import place_silent
+from onnxgen.scopes.between import infer_missing_scopes
 from tests.support.reader_models import Write, model, node, weight, write
 from tests.zoo import ZOO
 from tests.zoo.export import Case, export
@@ -23,7 +23,7 @@ __all__ = ["write"]  # a fixture
 def placed(write: Write, nodes: Sequence[onnx.NodeProto], weights: Sequence[str]) -> dict[str, str]:
     """Dotted scopes by node name."""
     read_model = read(write(model(nodes, [weight(name, 4, 4) for name in weights])), Options())
-    place_silent(read_model, Options())
+    infer_missing_scopes(read_model, Options())
     return {n.name or "": ".".join(SCOPE.get(n)) for n in read_model.graph}
 
 

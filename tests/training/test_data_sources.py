@@ -24,7 +24,7 @@ from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import _FILES
 from onnxgen.training.data.samples import Batch, Samples
-from onnxgen.training.data.source import Source
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
 from tests.conftest import ROOT
 from tests.training.small import network
@@ -429,7 +429,7 @@ def test_the_split_is_the_same_everywhere() -> None:
     keys = [mixed(mixed(mixed((mixed(7) + 0) & M) + i)) for i in range(10)]
     assert bits(7, range(10), 1)[:, 0].tolist() == keys
     data = from_object((np.arange(10), np.zeros(10)), "ten")
-    assert isinstance(data, Source)
+    assert isinstance(data, DataSource)
     split(data, "", Settings(val=0.3, seed=7))
     assert sorted(all_of(data.parts["val"])["0"].tolist()) == sorted(sorted(range(10), key=keys.__getitem__)[:3])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.lowering.tied import Twins
+from onnxgen.lowering.tied import TiedTensors
 from onnxgen.scopes.origin import seen_from, siblings
 from onnxgen.weights.provenance import Source
 from tests.zoo import ZOO, Entry
@@ -191,8 +191,8 @@ def test_twins_are_equal_to_the_last_element() -> None:
     other = matrix.copy()
     other[2, 3] += 1
     named = source("embed.weight", matrix)
-    twins = Twins([named, source("zeros.weight", np.zeros((3, 4), np.float32))])
-    assert twins.original(source("onnx::MatMul_3", np.ascontiguousarray(matrix.T)).transpose()) is named
-    assert twins.original(source("val_4", other)) is None
-    assert twins.original(source("head.weight", matrix)) is None, "it has a name of its own"
-    assert twins.original(source("val_5", np.zeros((3, 4), np.float32))) is None, "zeros are equal by chance"
+    tied = TiedTensors([named, source("zeros.weight", np.zeros((3, 4), np.float32))])
+    assert tied.original(source("onnx::MatMul_3", np.ascontiguousarray(matrix.T)).transpose()) is named
+    assert tied.original(source("val_4", other)) is None
+    assert tied.original(source("head.weight", matrix)) is None, "it has a name of its own"
+    assert tied.original(source("val_5", np.zeros((3, 4), np.float32))) is None, "zeros are equal by chance"

@@ -11,10 +11,10 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples
-from onnxgen.training.data.source import PARTS, Source, listed
+from onnxgen.training.data.source import PARTS, DataSource, listed
 
 
-def order(source: Source, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
+def order(source: DataSource, feeding: Feeding, classes: tuple[str, ...]) -> frozenset[str]:
     """Number the targets that are names by their place in `classes`; without those they keep that among the sorted.
 
     Returns:

@@ -15,7 +15,7 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import Source, listed, one_table, part_called, target_called
+from onnxgen.training.data.source import DataSource, listed, one_table, part_called, target_called
 
 MOST_CLASSES = 100_000
 
@@ -46,7 +46,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="save it again") from None
 
 
-def open_digits() -> Source:
+def open_digits() -> DataSource:
     """The 1,797 handwritten digits that scikit-learn brings, 8x8 with values from 0 to 16: "image" and "label"."""
     try:
         from sklearn.datasets import load_digits
@@ -57,10 +57,10 @@ def open_digits() -> Source:
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
     classes = {"label": tuple(map(str, range(10)))}
-    return Source({"train": Arrays(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
+    return DataSource({"train": Arrays(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
 
 
-def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> Source:
+def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> DataSource:
     """Arrays, tensors or lists by name; names like `x_train` or `test_images` make parts.
 
     Text becomes class indices, the classes in sorted order.
@@ -89,7 +89,7 @@ def _divided(key: str) -> tuple[str, str] | None:
     return None
 
 
-def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> Source:
+def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
     """As `from_columns`, with the parts told apart. A `Problem` instead of a column says why it can't be used."""
     unfit = {n: c for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)}
     made = {
@@ -112,7 +112,7 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
         classes |= {target: counted} if counted else {}
     samples = {part: Arrays(columns, classes) for part, columns in made.items()}
     one_table(samples, name)
-    return Source(dict(samples), name, target, text=text, table=table, unfit=unfit)
+    return DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit)
 
 
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:

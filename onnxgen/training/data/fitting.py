@@ -28,7 +28,7 @@ from onnxgen.training.data.images import (
     scale_text,
 )
 from onnxgen.training.data.samples import Batch, Data, Field, Samples
-from onnxgen.training.data.source import PARTS, Source
+from onnxgen.training.data.source import PARTS, DataSource
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stack, text_input
 from onnxgen.training.model import fixed_batch, scale_of
@@ -74,7 +74,7 @@ class Prepared:
         return column_of(self.samples, name)
 
 
-def fit_to_model(source: Source, model: nn.Module, settings: Settings, targets: bool) -> Data:
+def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
     """Split what was read, and let its columns go through the steps that the model's inputs need.
 
     Raises:
@@ -135,7 +135,7 @@ def _fields(samples: Samples, steps: Mapping[str, Step]) -> dict[str, Field]:
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 
-def _white(source: Source, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
+def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
     """The value of white where a column holds images for this input; 0 where it holds none."""
     if column in source.whites:
         return source.whites[column]
@@ -164,7 +164,7 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
     return sizes.get("C", 1), sizes["H"], sizes["W"]
 
 
-def _image_step(source: Source, column: str, port: Port, white: float) -> ToInput:
+def _image_step(source: DataSource, column: str, port: Port, white: float) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
     wanted = frame(port, _size(shape, port))
@@ -184,7 +184,7 @@ def _image_step(source: Source, column: str, port: Port, white: float) -> ToInpu
 
 
 def _normalised(
-    source: Source, images: Mapping[str, ToInput], columns: Mapping[str, str], asked: Mapping[str, str], known: str
+    source: DataSource, images: Mapping[str, ToInput], columns: Mapping[str, str], asked: Mapping[str, str], known: str
 ) -> tuple[dict[str, ToInput], str]:
     """The steps with their scales, by column, and these as `Settings.normalize` takes them.
 
@@ -200,7 +200,7 @@ def _normalised(
     return steps, of_inputs(scales, [*asked])
 
 
-def _scaled(source: Source, column: str, step: ToInput, asked: str, known: str) -> ToInput:
+def _scaled(source: DataSource, column: str, step: ToInput, asked: str, known: str) -> ToInput:
     """The step with the mean and deviation that are asked for, of which a note tells."""
     if not step.dtype.is_floating_point or "none" in (asked, known if asked == "auto" else ""):
         source.notes.append(f"{column} is fed as it is stored, from 0 to {step.white:g}")
@@ -221,7 +221,7 @@ def _scaled(source: Source, column: str, step: ToInput, asked: str, known: str) 
     return replace(step, scale=scale)
 
 
-def _augment(source: Source, settings: Settings, data: Data, images: bool) -> Augment | None:
+def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -> Augment | None:
     names = recipes(settings.augment, source.glyphs)
     if not names:
         return None

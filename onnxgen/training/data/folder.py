@@ -18,7 +18,7 @@ from onnxgen.common.names import printable
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.source import Source, listed, part_called
+from onnxgen.training.data.source import DataSource, listed, part_called
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -103,7 +103,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
 
 
-def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
+def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     """`folder/class/*.png`, or `folder/train/class/*.png` with `val`, `valid`, `validation` and `test` beside it.
 
     All files are decoded once, to know which can be read; of large folders that is remembered in the user's cache.
@@ -133,7 +133,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> Source:
     left = [p.name for p in inner if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     text = frozenset({"label"} if classes else ())
-    return Source(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
+    return DataSource(dict(made), folder.name, "label" if classes else "", {"image": 255.0}, text=text, notes=notes)
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import Source, listed, part_called
+from onnxgen.training.data.source import DataSource, listed, part_called
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAME = re.compile(r"(?P<set>.*?)(?P<part>train|t10k|test|val)?[-_.](?P<what>images|labels)[-_.]idx\d(-ubyte)?(\.gz)?")
@@ -53,7 +53,7 @@ def read_idx(path: Path) -> NDArray[np.generic]:
     return found.astype(found.dtype.newbyteorder("="))
 
 
-def open_idx(path: Path) -> Source:
+def open_idx(path: Path) -> DataSource:
     """A folder of idx files, or the file of images beside its labels: columns "image" and "label".
 
     Raises:
@@ -81,7 +81,7 @@ def open_idx(path: Path) -> Source:
     for part, (x, y) in read.items() if len(read) > 1 else ():
         parts[part_called(part) or "train"] = _arrays(x, y, classes)
     white = {"image": 255.0} if all(x.dtype == np.uint8 for x, _ in read.values()) else {}
-    return Source(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
+    return DataSource(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
 
 
 def _pair(folder: Path, images: Path | None, labels: Path | None) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

@@ -16,7 +16,7 @@ from onnxgen.errors import OnnxgenError, typed
 from onnxgen.training.data.columns import from_columns, from_parts
 from onnxgen.training.data.items import TARGET, items
 from onnxgen.training.data.samples import Data, Samples
-from onnxgen.training.data.source import PARTS, Source, one_table, part_called, target_called
+from onnxgen.training.data.source import PARTS, DataSource, one_table, part_called, target_called
 from onnxgen.training.data.table import frame_columns
 
 
@@ -44,7 +44,7 @@ def call(spec: str) -> Any:
             sys.path.remove(here)
 
 
-def from_object(given: Any, name: str) -> Source | Data:
+def from_object(given: Any, name: str) -> DataSource | Data:
     """A Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts; `Data` stays as it is.
 
     Raises:
@@ -64,7 +64,7 @@ def from_object(given: Any, name: str) -> Source | Data:
     return _parts({"train": given}, name)
 
 
-def _parts(given: Mapping[str, Any], name: str) -> Source:
+def _parts(given: Mapping[str, Any], name: str) -> DataSource:
     if "train" not in given and len(given) > 1:
         raise OnnxgenError(f"{name} has parts {', '.join(given)}, but no train")
     columns = {part: _columns(value) for part, value in given.items()}
@@ -72,7 +72,7 @@ def _parts(given: Mapping[str, Any], name: str) -> Source:
         return from_parts({part: value for part, value in columns.items() if value is not None}, name)
     samples = {part: _samples(value, f"{name}, {part}") for part, value in given.items() if value is not None}
     one_table(samples, name)
-    return Source(samples, name, target_called(samples[next(iter(samples))].fields))
+    return DataSource(samples, name, target_called(samples[next(iter(samples))].fields))
 
 
 def _columns(given: Any) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.source import Source, part_called
+from onnxgen.training.data.source import DataSource, part_called
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
 
@@ -50,13 +50,13 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        found: Source | Data = open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
+        found: DataSource | Data = open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets)
     else:
         found = from_object(spec, name)
     return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
 
 
-def _open_path(path: Path, settings: Settings, targets: bool) -> Source:
+def _open_path(path: Path, settings: Settings, targets: bool) -> DataSource:
     if not path.exists():
         raise OnnxgenError(f"no file or folder {path}", help=KINDS)
     if is_idx(path):

@@ -16,7 +16,7 @@ TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # w
 
 
 @dataclass
-class Source:
+class DataSource:
     """What one kind of data gives.
 
     Attributes:

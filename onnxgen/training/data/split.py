@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
-from onnxgen.training.data.source import PARTS, Source
+from onnxgen.training.data.source import PARTS, DataSource
 from onnxgen.training.settings import Settings
 
 
-def split(source: Source, target: str, settings: Settings, batch: int = 1) -> None:
+def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -> None:
     """Take what is missing of "val" and "test" out of "train", by `settings.val` and `settings.test`.
 
     Each class gives its share, where `target` holds class indices. Which samples are taken depends on `settings.seed`
@@ -38,7 +38,7 @@ def split(source: Source, target: str, settings: Settings, batch: int = 1) -> No
     source.notes.append(f"samples: {counts}{how}")
 
 
-def _groups(source: Source, target: str) -> list[NDArray[np.int64]]:
+def _groups(source: DataSource, target: str) -> list[NDArray[np.int64]]:
     """The indices of each class; all in one group where there are no classes."""
     train = source.parts["train"]
     labels = column_of(train, target) if target and train.fields[target].classes else None

@@ -11,11 +11,11 @@ from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
-from onnxgen.training.data.source import Source, listed, target_called
+from onnxgen.training.data.source import DataSource, listed, target_called
 from onnxgen.training.settings import Settings
 
 
-def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -> None:
+def stack(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> None:
     """Add a column [n, k] for each input that is fed by k columns, in their order.
 
     An input is fed by several where the settings say so, or where it is the only one that no column of a table is
@@ -49,7 +49,7 @@ def stack(source: Source, ports: Signature, settings: Settings, targets: bool) -
         source.notes.append(f"{', '.join(inputs)} gets {len(members)} columns: {listed(members)}")
 
 
-def _aims(source: Source, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
+def _aims(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
     """The columns that are targets."""
     if settings.target:
         return [settings.target] if isinstance(settings.target, str) else list(settings.target.values())
@@ -58,7 +58,7 @@ def _aims(source: Source, ports: Signature, settings: Settings, columns: Sequenc
     return named or ([known] if known else [])
 
 
-def _join(source: Source, name: str, members: Sequence[str], problems: Problems) -> None:
+def _join(source: DataSource, name: str, members: Sequence[str], problems: Problems) -> None:
     fields = next(iter(source.parts.values())).fields
     for member in members:
         if member in source.unfit:

@@ -53,7 +53,7 @@ class Verification:
         """Compare the file at `made`, which reports call `done.out`. Raises `OnnxgenError` if no oracle can run it."""
         try:
             check = Check(made, replace(_options(origin), plugins=self.plugins), rtol=self.rtol, atol=self.atol)
-            how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.road == ANEW}
+            how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.method == ANEW}
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
             way_out = "write the file unchecked with --no-verify"
@@ -124,7 +124,7 @@ class ExportJob:
         for path in made.parent.iterdir():  # files that writing back left
             path.unlink()
         report.forget()
-        report.road, report.why = ANEW, why
+        report.method, report.why = ANEW, why
         anew.export_anew(network, origin, made, _options(origin), report)
         report.verified = None if wanted is None else wanted.compare(made, network, origin, report)
         if report.verified is not None and report.verified.differs:
@@ -149,7 +149,7 @@ class ExportJob:
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if self.same_graph else choices():
             report.forget()
-            report.road, report.why = BACK, "the network has not changed since it was generated"
+            report.method, report.why = BACK, "the network has not changed since it was generated"
             try:
                 done = changed.write(made, report, changes)
             except CannotWriteBack as reason:
