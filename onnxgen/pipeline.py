@@ -17,7 +17,7 @@ from onnxgen.code.copied import helper_names
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.common.names import network_name
 from onnxgen.common.timing import recorded, stage, uncollected
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import CHECKED, CLASSES
 from onnxgen.lowering.dropout import add_dropout
 from onnxgen.lowering.lower import lower
@@ -155,7 +155,7 @@ def default_out(path: Path | str, out: Path | str | None) -> Path:
     if out is None:
         return path.with_name(identifier(path.stem, "model") + ".py") if path.name else Path("model.py")
     if not Path(out).name or Path(out).is_dir():
-        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file for the module"))
+        raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file for the module")
     return python_file(Path(out))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.atomic import replacing
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 
 
@@ -23,9 +23,9 @@ def view_command(
 
     out = output or model.with_suffix(".html")
     if out.is_dir():
-        raise OnnxgenError(Problem(f"cannot write {out}: it is a folder", help="name a file for the page"))
+        raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file for the page")
     if out.exists() and not force and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise OnnxgenError(Problem(f"{out} is no page of onnxgen's", help="name another file, or add --force"))
+        raise OnnxgenError(f"{out} is no page of onnxgen's", help="name another file, or add --force")
     with progress(f"drawing {out.name}", quiet or as_json):
         page = view(model, options, default_out(model, None))
     with replacing([out.absolute().parent]) as files, files.file(out) as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from onnxgen.code.copied import helper_names
 from onnxgen.common.names import RESERVED
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.plugins.finding import files_of
 from onnxgen.plugins.loading import Plugin
 
@@ -222,4 +222,4 @@ def _is_operator(node: ast.stmt) -> bool:
 
 
 def _error(plugin: Plugin, what: str, help: str = "") -> OnnxgenError:
-    return OnnxgenError(Problem(f"plugin {plugin.name}: {what}", help=help))
+    return OnnxgenError(f"plugin {plugin.name}: {what}", help=help)

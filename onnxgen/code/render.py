@@ -26,7 +26,7 @@ from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
 from onnxgen.code.settled import LONGEST, Settled
 from onnxgen.common.paths import templates_dir
 from onnxgen.common.timing import FORMAT, IMPORTS, stage
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 SUFFIX = ".jinja"
 MAIN_TEMPLATE = "module.py.jinja"
@@ -161,7 +161,7 @@ def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
         if templates is None:
             raise
         what = f"the templates in {templates} change text that they may only add to: {error}"
-        raise OnnxgenError(Problem(what, help="docs/TEMPLATES.md has the blocks for code of your own")) from error
+        raise OnnxgenError(what, help="docs/TEMPLATES.md has the blocks for code of your own") from error
 
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:
@@ -179,7 +179,7 @@ def _rendered(values: dict[str, Any], templates: Path | None) -> str:
         left_out += ["the summary's Build line"] if build - set(text.splitlines()) else []
         if left_out:
             what = f"the templates in {templates} leave out {' and '.join(left_out)}"
-            raise OnnxgenError(Problem(what, help="keep them: onnxgen recognises its own files by them"))
+            raise OnnxgenError(what, help="keep them: onnxgen recognises its own files by them")
     return text
 
 
@@ -203,7 +203,7 @@ def _environment(templates: Path | None) -> Any:
     known = set(ours.list_templates())
     if not {name for name in own.list_templates() if name in known and name.endswith(SUFFIX)}:
         names = ", ".join(name for name in sorted(known) if name.endswith(SUFFIX))
-        raise OnnxgenError(Problem(f"no template in {templates} overrides one of onnxgen's", help=f"they are {names}"))
+        raise OnnxgenError(f"no template in {templates} overrides one of onnxgen's", help=f"they are {names}")
     return _loading(jinja2.PrefixLoader({"onnxgen": ours}), own, ours)
 
 

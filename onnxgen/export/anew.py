@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import Origin
 from onnxgen.export.report import ExportReport
 from onnxgen.options import Options
@@ -56,7 +56,7 @@ def export_anew(network: nn.Module, origin: Origin, out: Path, options: Options,
         for module, mode in modes.items():
             module.training = mode
     what = f"the changed module can't be exported ({'; '.join(reasons)})"
-    raise OnnxgenError(Problem(what, help="keep the architecture, or call torch.onnx.export yourself"))
+    raise OnnxgenError(what, help="keep the architecture, or call torch.onnx.export yourself")
 
 
 _Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]

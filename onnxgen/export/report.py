@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.verify.report import VerifyReport
 
 BACK, ANEW = "written back", "exported anew"
@@ -74,4 +74,4 @@ class DiffersError(OnnxgenError):
         way_out = (
             "please report this as a bug in onnxgen" if report.method == BACK else "call torch.onnx.export yourself"
         )
-        super().__init__(Problem(what, help=f"{way_out}; or write the file unchecked with --no-verify"))
+        super().__init__(what, help=f"{way_out}; or write the file unchecked with --no-verify")

@@ -19,7 +19,7 @@ from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable
-from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problem, Problems, WrongTranslation, counted, failed
+from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
 from onnxgen.graph.annotations import CLASSES, KEPT, REFUSED, is_trained
 from onnxgen.graph.nodes import all_nodes
@@ -61,10 +61,8 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     name = options.class_name or class_name(name)
     if name in state.own.names:
         raise OnnxgenError(
-            Problem(
-                f"the network and a name of a plugin are both called {name}",
-                help="give the class another name with --class-name",
-            )
+            f"the network and a name of a plugin are both called {name}",
+            help="give the class another name with --class-name",
         )
     return ModuleDef(
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,

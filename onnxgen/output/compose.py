@@ -22,7 +22,7 @@ from onnxgen.code.printer import is_quotable
 from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.render import Frame, aligned, render, tree_digest, with_fingerprint
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
 from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
@@ -283,7 +283,7 @@ def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: P
     relative = "" if weights is None else _relative(weights, out.parent).as_posix()
     if not is_quotable(relative):
         what = f"the name of the weights file, {printable(relative)}, can't be written into a Python file"
-        raise OnnxgenError(Problem(what, help="name another --weights FILE"))
+        raise OnnxgenError(what, help="name another --weights FILE")
     opset = model.graph.opset_imports.get("", 1)
     return Frame(
         module.name,

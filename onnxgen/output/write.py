@@ -11,7 +11,7 @@ from pathlib import Path
 
 from onnxgen.code.render import code_digest
 from onnxgen.common.atomic import is_same_file, tidy
-from onnxgen.errors import EditedError, OnnxgenError, Problem
+from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import BUILD_LINE, DATA, Generated
 from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
@@ -45,7 +45,7 @@ class Output:
         """Whatever is forced, a folder or a pipe is no place for a module."""
         if os.path.exists(self.out) and not os.path.isfile(self.out):
             what = "a folder" if os.path.isdir(self.out) else "not a regular file"
-            raise OnnxgenError(Problem(f"cannot write {self.out}: it is {what}", help="name a file for the module"))
+            raise OnnxgenError(f"cannot write {self.out}: it is {what}", help="name a file for the module")
 
     def is_edited(self, text: str) -> bool:
         """Whether a person changed what the module does: its AST without docstrings is not what was generated."""
@@ -187,7 +187,7 @@ class Output:
         for target in targets:
             if any(is_same_file(target, source) for source in generated.reads):
                 what = f"{target} is the ONNX model or holds its data"
-                raise OnnxgenError(Problem(f"cannot write there: {what}", help="name another output or --weights FILE"))
+                raise OnnxgenError(f"cannot write there: {what}", help="name another output or --weights FILE")
 
     def refusal(self, generated: Generated, new: str = "") -> EditedError:
         """Why a module that is "edited" stays as it is, and the ways out; `new` is what was written beside it."""
@@ -206,9 +206,8 @@ class Output:
         overwrite = "--force" if new else "`onnxgen build --force`"
         if not new and way_out == "merge the two":
             way_out = "`onnxgen build` writes the new one beside it: merge the two"
-        return EditedError(
-            Problem(f"{self.out} {why}; {kept}", help=f"{way_out}, or overwrite it with {overwrite}\n{head}".rstrip())
-        )
+        help = f"{way_out}, or overwrite it with {overwrite}\n{head}".rstrip()
+        return EditedError(f"{self.out} {why}; {kept}", help=help)
 
 
 def _plain(line: str) -> str:

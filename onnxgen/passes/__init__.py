@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxgen.errors import FIX_SHAPE, OnnxgenError, Problem
+from onnxgen.errors import FIX_SHAPE, OnnxgenError
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.options import Options
 from onnxgen.passes.activations import activations
@@ -115,7 +115,7 @@ def simplify(model: ir.Model, options: Options) -> None:
         try:
             run(step, model, options)
         except TooComplex as error:
-            raise OnnxgenError(Problem(str(error), help=FIX_SHAPE)) from error
+            raise OnnxgenError(str(error), help=FIX_SHAPE) from error
     if options.dtype:
         retype(model, DTYPES[options.dtype])
 

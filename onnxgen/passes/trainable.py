@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import BLOCKED, KEEPS_STATE, KEPT, PRODUCER, RECORDED, ROOT, STILL, TRAINABLE, is_trained
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import is_foreign
@@ -64,7 +64,7 @@ def trainable(model: ir.Model, options: Options) -> None:
     for option, pattern in (("trainable", options.trainable), ("frozen", options.frozen)):
         if pattern and not any(re.search(pattern, name) for name in names):
             what = f"--{option} {pattern!r} matches the name of no floating-point initializer"
-            raise OnnxgenError(Problem(what, help="onnxgen inspect lists the names"))
+            raise OnnxgenError(what, help="onnxgen inspect lists the names")
 
 
 def _note_kept(graph: ir.Graph) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 INIT = "__init__.py"
 
@@ -100,4 +100,4 @@ def searching_here() -> Iterator[None]:
 
 
 def _error(name: str, what: str, help: str = "") -> OnnxgenError:
-    return OnnxgenError(Problem(f"--plugin {name}: {what}", help=help))
+    return OnnxgenError(f"--plugin {name}: {what}", help=help)

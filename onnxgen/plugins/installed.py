@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 if TYPE_CHECKING:
     from onnxgen.graph.operators import OperatorTable
@@ -38,5 +38,5 @@ def installed() -> OperatorTable:
             brought = f"entry point {entry.name} of {entry.dist.name if entry.dist is not None else 'a package'}"
             (problem,) = error.problems
             what = problem.what.removeprefix(f"--plugin {entry.module}: ")
-            raise OnnxgenError(Problem(f"{brought}: {what}", help=problem.help)) from error
+            raise OnnxgenError(f"{brought}: {what}", help=problem.help) from error
     return together(plugins.values())

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onnxgen.common.names import identifier, printable
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.graph.operators import OperatorTable, layer, noted_in
 from onnxgen.plugins.finding import INIT, files_of, is_path, place_of, searching_here
 from onnxgen.plugins.inferring import inferred
@@ -75,13 +75,11 @@ def plugin(name: str) -> Plugin:
     noted = [operator for module in modules for operator in noted_in(module)]
     if not noted:
         way_out = 'decorate a function in it: @onnxgen.op("Name", domain="com.acme")'
-        raise OnnxgenError(Problem(f"--plugin {name}: the plugin registers no operator", help=way_out))
+        raise OnnxgenError(f"--plugin {name}: the plugin registers no operator", help=way_out)
     for operator in noted:
         if not inspect.signature(operator.function).parameters:
             what = f"the function of {printable(operator.name)} takes no arguments"
-            raise OnnxgenError(
-                Problem(f"--plugin {name}: {what}", help="it must take a Builder, the inputs and the attributes")
-            )
+            raise OnnxgenError(f"--plugin {name}: {what}", help="it must take a Builder, the inputs and the attributes")
     made = Plugin(name, place)
     made.operators.extend(replace(o, plugin=made, infer=o.infer and partial(inferred, made, o.infer)) for o in noted)
     return made
@@ -97,7 +95,7 @@ def together(plugins: Iterable[Plugin]) -> OperatorTable:
             names = dict.fromkeys(o.plugin.name for o in (other, operator) if o.plugin is not None)
             what = f"{printable(domain + operator.name)} is registered twice from opset {operator.since} on"
             way_out = "remove one of them, or give it another since="
-            raise OnnxgenError(Problem(f"--plugin {' and '.join(names)}: {what}", help=way_out))
+            raise OnnxgenError(f"--plugin {' and '.join(names)}: {what}", help=way_out)
     return layer(first.values())
 
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import Problems
 from onnxgen.options import Options
 from onnxgen.reader.taken import taken
 
@@ -89,7 +89,7 @@ def _check(graph: onnx.GraphProto, cut: Cut) -> None:
                 near = ", ".join(map(printable, difflib.get_close_matches(name, computed, 3, 0.4)))
                 what = "is stored in the file, not computed" if name in stored else "is not a value of the graph"
                 way_out = f"did you mean {near}?" if near else "a viewer such as Netron shows the names of values"
-                problems.add(Problem(f"{option}: {printable(name)} {what}", help=way_out))
+                problems.add(f"{option}: {printable(name)} {what}", help=way_out)
             elif names.count(name) > 1 or (name in cut[0] and name in cut[1]):
                 problems.add(f"{option}: {printable(name)} is named twice")
     problems.raise_if_any()

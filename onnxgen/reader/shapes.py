@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import Problem, Problems
+from onnxgen.errors import Problems
 from onnxgen.graph.nodes import all_nodes
 
 
@@ -29,9 +29,7 @@ def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:
         value = inputs.get(name)
         if value is None:
             known = ", ".join(printable(str(known)) for known in inputs) or "none"
-            problems.add(
-                Problem(f"--input-shape: the model has no input {printable(name)}", help=f"its inputs are: {known}")
-            )
+            problems.add(f"--input-shape: the model has no input {printable(name)}", help=f"its inputs are: {known}")
         elif problem := _fix(value, dims, sizes):
             problems.add(f"--input-shape of {printable(name)}: {problem}")
     problems.raise_if_any()

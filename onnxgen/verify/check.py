@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
@@ -271,10 +271,8 @@ class Check:
         if self.unsaid:
             way_out = f"give a reference for {', '.join(self.unsaid)} in a --plugin: @onnxgen.op(..., reference=...)"
         raise OnnxgenError(
-            Problem(
-                f"could not verify {self.path}: onnxruntime and onnx.reference run it on no input tried ({reasons})",
-                help=way_out,
-            )
+            f"could not verify {self.path}: onnxruntime and onnx.reference run it on no input tried ({reasons})",
+            help=way_out,
         )
 
     def _drawn(self, run: int, seed: int, used: list[sizing.Sizes]) -> Iterator[_Input]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError, Problem, counted
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.output.signature import METADATA, file_sha256, recorded
 from onnxgen.passes.trainable import stored_values
@@ -80,7 +80,7 @@ def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) 
         " and ".join(", ".join(map(printable, s)) or "none" for s in sides) for sides in (of_module, of_file)
     )
     what = f"{module} was generated from {source}, not from {path}: its inputs and outputs are {has}, not {wanted}"
-    raise OnnxgenError(Problem(what, help=f"verify it with {source}, or generate it from {path} again"))
+    raise OnnxgenError(what, help=f"verify it with {source}, or generate it from {path} again")
 
 
 def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

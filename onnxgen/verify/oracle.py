@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.reader.cut import Cut, cut_graph
 
 # Without it, sums of products of uint8 and int8 saturate at 16 bits on processors that have AVX2, but no VNNI. It is a
@@ -238,7 +238,7 @@ def proto(path: Path, *, without_dropout: bool, part: ModelPart | None = None) -
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:
-        raise OnnxgenError(Problem(f"{path}: {_line(error)}")) from None
+        raise OnnxgenError(f"{path}: {_line(error)}") from None
     if part is not None:
         cut_graph(model.graph, part.cut, part.types)
     for node in proto_nodes(model):

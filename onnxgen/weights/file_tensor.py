@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.common.timing import WEIGHTS, stage
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 
 Array = NDArray[Any]
 
@@ -57,7 +57,7 @@ class SourceFile:
     def changed(self) -> None:
         """Raise the error for a file that has changed."""
         what = f"{printable(str(self.path), 200)} changed while it was read"
-        raise OnnxgenError(Problem(what, help="run it again when the file is complete"))
+        raise OnnxgenError(what, help="run it again when the file is complete")
 
     def check(self) -> None:
         """Raise `OnnxgenError` if the file has changed since it was parsed."""

@@ -17,7 +17,7 @@ import numpy as np
 from onnxgen.common.atomic import SUFFIX, replacing
 from onnxgen.common.json_text import json_object
 from onnxgen.common.timing import WEIGHTS, stage
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.weights.streamed import (
     BY_NAME,
@@ -65,7 +65,7 @@ def write_pair(
     targets = [file.path for file in files]
     if out in targets:
         what = f"the module and the weights would both be written to {out}"
-        raise OnnxgenError(Problem(what, help="name another --weights FILE"))
+        raise OnnxgenError(what, help="name another --weights FILE")
     if not force:
         _refuse_foreign(targets, broken=out.is_file())
     with _clear_errors(out), replacing(path.parent for path in (out, *targets)) as replacements:
@@ -273,7 +273,7 @@ def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
     for target in targets:
         if target.is_file() and not _ours(target, broken):
             way_out = "move that file, name another --weights FILE, or overwrite it with --force"
-            raise OnnxgenError(Problem(f"{target} exists, and onnxgen did not write it", help=way_out))
+            raise OnnxgenError(f"{target} exists, and onnxgen did not write it", help=way_out)
 
 
 def _stale(path: Path, targets: list[Path]) -> list[Path]:

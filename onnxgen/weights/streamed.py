@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.common.timing import WEIGHTS, stage
-from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.errors import OnnxgenError
 from onnxgen.weights.file_tensor import FileTensor, SourceFile
 from onnxgen.weights.provenance import WIDER, Source
 from onnxgen.weights.strided import merged
@@ -166,7 +166,7 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
         value = tensors[key]
         dtype = stored_dtype(value)
         if dtype not in DTYPES or key == "__metadata__":
-            raise OnnxgenError(Problem(f"weight {key!r} of type {dtype.name} cannot be stored as safetensors"))
+            raise OnnxgenError(f"weight {key!r} of type {dtype.name} cannot be stored as safetensors")
         begin, end = end, end + stored_size(value)
         header[key] = {"dtype": DTYPES[dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -89,9 +89,7 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
     for name in options.batch_axes:
         if name not in values:
             known = ", ".join(map(printable, values))
-            problems.add(
-                Problem(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
-            )
+            problems.add(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
     shapes = {name: info(v).shape or () for name, v in values.items() if info(v).kind == "tensor"}
     usual = None if any(shape and not isinstance(shape[0], int) for shape in shapes.values()) else 0
     found: dict[str, int] = {}
@@ -119,11 +117,11 @@ def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
         stack = batch.stacks.get(value)
         name = printable(value.name or "")
         if stack is not None and stack.outer != 1:
-            problems.add(Problem(f"output {name} does not have the samples along one axis", help=WAY_OUT))
+            problems.add(f"output {name} does not have the samples along one axis", help=WAY_OUT)
         elif stack is not None:
             found[value.name or ""] = stack.axis
     if not found and not problems.found:
-        problems.add(Problem("no output depends on the batch", help=WAY_OUT))
+        problems.add("no output depends on the batch", help=WAY_OUT)
     problems.raise_if_any()
     return found
 
