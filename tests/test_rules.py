@@ -280,16 +280,17 @@ def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
 
 
 def test_operators_see_a_builder_and_not_the_network() -> None:
-    """`Builder` is a protocol, and mypy holds functions to it; nobody but `lower` makes one that knows more."""
-    users = {name(path) for path in OURS if "onnxgen.lowering.node_builder" in imports(tree(path))}
-    assert users == {"onnxgen/lowering/lower.py"}
+    """The network's state is private to `Builder`, and only `lower` makes builders."""
+    calls = ((path, n) for path in OURS for n in ast.walk(tree(path)) if isinstance(n, ast.Call))
+    makers = {name(path) for path, n in calls if ast.unparse(n.func).rpartition(".")[2] == "Builder"}
+    assert makers == {"onnxgen/lowering/lower.py"}
     networks = {
         name(path)
         for path in OURS
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr in ("lowering", "_lowering")
     }
-    assert networks == {"onnxgen/lowering/node_builder.py"}
+    assert networks == {"onnxgen/lowering/builder.py"}
 
 
 def guesses(module: ast.Module) -> Iterator[str]:

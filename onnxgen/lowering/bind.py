@@ -25,7 +25,6 @@ from onnxgen.shapes.info import Info, info
 
 if TYPE_CHECKING:
     from onnxgen.lowering.builder import Builder
-    from onnxgen.lowering.node_builder import NodeBuilder
 
 MISSING = inspect.Parameter.empty
 MEANINGLESS = {"consumed_inputs"}  # opset 1 to 5: a hint which input's memory may be reused
@@ -86,7 +85,7 @@ def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
     return builder.error(what, "give the function another parameter, or *more")
 
 
-def bind(builder: NodeBuilder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
+def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any]]:
     """The positional and keyword arguments with which to call the operator's function for this node."""
     parameters = operator.parameters
     bound = _bind_inputs(builder, operator)
@@ -136,7 +135,7 @@ def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any)
 
 
 def _arguments(
-    builder: NodeBuilder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
+    builder: Builder, parameters: dict[str, inspect.Parameter], bound: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     keywords: dict[str, Any] = {}

@@ -1,32 +1,40 @@
-"""`Builder`, all that an operator's function sees of the network: one for each node.
+"""`Builder`: what an operator's function may ask for and add. There is one for each node.
 
     @op("Relu")
     def relu(b, X):
         return b("F.relu(x)", x=X)
 
 A function returns the expression of its output; a list of expressions (None where unused) for several outputs; or
-`b.unpack(expression)` where one expression yields a tuple of all of them.
+`b.unpack(expression)` if one expression yields a tuple of all outputs.
 """
 
 from __future__ import annotations
 
 import ast
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.module_def import Assign, Statement
-from onnxgen.code.quote import MemberRef, Ref, call
-from onnxgen.common.names import FileText, printable, sentence
+from onnxgen.code.module_def import Assign, Statement, User
+from onnxgen.code.quote import MemberRef, Ref, call, quote
+from onnxgen.common.names import FileText, local, printable, sentence
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.nodes import told
 from onnxgen.lowering.arg import Arg
+from onnxgen.lowering.plugged import check_text
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import Info, info
 from onnxgen.weights.provenance import Source
+from onnxgen.weights.stored import stored
+
+if TYPE_CHECKING:
+    from onnxgen.lowering.lower import Lowering
+    from onnxgen.plugins.loading import Plugin
 
 
 class Unpack:
@@ -36,147 +44,182 @@ class Unpack:
         self.value, self.count, self.form = value, count, form
 
 
-class Builder(Protocol):
-    """Everything an operator's function may ask for or add; `node_builder.py` has what touches the network's state.
+class Builder:
+    """Access to the generated code for an operator's function.
 
     Attributes:
         node: the ONNX node.
         opset: the opset whose schema the node follows.
         scope: the module path that the node was written in.
+        plugin: the plugin that the operator's function comes from, if any.
     """
 
-    node: ir.Node
-    opset: int
-    scope: tuple[str, ...]
+    def __init__(self, lowering: Lowering, node: ir.Node, opset: int) -> None:
+        self._lowering, self.node, self.opset = lowering, node, opset
+        self.scope = SCOPE.get(node)
+        self.plugin: Plugin | None = None
 
     @property
     def nodes(self) -> tuple[FileText, ...]:
-        """The nodes of the file that this one stands for, by name."""
+        """The names of the file's nodes that this node stands for."""
         return tuple(map(FileText, names_of(self.node)))
 
     def __call__(self, template: str, **values: Any) -> ast.expr:
-        """The expression that `template` spells; names that are in `values` stand for those values."""
-        ...
+        """Return the expression that `template` spells. Names that are in `values` stand for those values."""
+        if self.plugin is not None:
+            check_text(self, self.plugin, template, values)
+        return quote(template, **values)
 
     def call(self, function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
-        """`function(...)`, without the arguments that are `unless(value, default) -> OMIT`."""
+        """Return the call `function(...)`. Arguments that are `OMIT` are left out (see `code.quote.unless`)."""
         return call(function, *args, **kwargs)
 
     def out(self, index: int = 0) -> Info:
-        """The known facts of an output: dtype, shape, elements."""
+        """Return the known facts of an output: dtype, shape, elements."""
         return info(self.node.outputs[index]) if index < len(self.node.outputs) else Info()
 
     def wants(self, index: int) -> bool:
-        """Whether anything uses this output."""
-        ...
+        """Return True if anything uses this output."""
+        outputs = self.node.outputs[index : index + 1]
+        return any(bool(output.name) and self._lowering.is_wanted(output) for output in outputs)
 
     def at(self, scope: tuple[str, ...] | None) -> Builder:
-        """The builder of the same node as if it stood in another scope (None: where it does)."""
-        ...
+        """Return a builder for the same node that writes into another scope (None: the node's own)."""
+        made = copy(self)
+        made.scope = self.scope if scope is None else scope
+        return made
 
     @property
     def producer(self) -> str | None:
-        """What exported the file."""
-        ...
+        """The name of the tool that exported the file."""
+        return self._lowering.model.producer_name
 
     # values
 
     def fresh(self, hint: str, known: Info | None = None) -> str:
-        """The id of a new value, which is called by `hint` where it lies."""
-        ...
+        """Return the id of a new value. `hint`: its name, as the file might have it."""
+        return self._lowering.fresh(hint, known)
 
     def define(self, output: ir.Value) -> str:
-        """The id under which an output of the node is assigned."""
-        ...
+        """Return the id under which an output of the node is assigned."""
+        return self._lowering.define(output)
 
     def known(self, name: str) -> Info:
-        """What is known of a value, by its id."""
-        ...
+        """Return what is known of a value, by its id."""
+        return self._lowering.infos[name]
 
     def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
-        """The elements of a stored tensor that is not trained, whatever its size."""
-        ...
+        """Return the elements of a stored tensor that is not trained, whatever its size."""
+        tensor = stored(value)
+        return None if tensor is None or value is None or is_trained(value) else tensor.numpy()
 
     def source(self, value: ir.Value | None) -> Source | None:
-        """The way a value is made of stored tensors alone, or None."""
-        ...
+        """Return how a value is made of stored tensors alone, or None if it is not."""
+        return self._lowering.views(value)
 
     def tensor(self, arg: Arg) -> ast.expr:
-        """The expression of an input as a tensor."""
-        ...
+        """Return the expression of an input as a tensor."""
+        return self._lowering.tensor(arg)
 
     def local(self, hint: str = "", known: Info | None = None) -> str:
-        """A new local variable, which is called by `hint` where nothing else says what it is."""
-        ...
+        """Return the id of a new local variable, which is named `hint` unless its use suggests a better name."""
+        name = self.fresh(hint or "x", known)
+        if hint:
+            self._lowering.roles[name] = local(hint)
+        return name
 
     def let(self, value: ast.expr, hint: str = "", known: Info | None = None) -> Ref:
-        """Assign an intermediate value to a local variable and return its name."""
+        """Assign an intermediate value to a new local variable and return a reference to it."""
         name = self.local(hint, known)
         self.emit(Assign((name,), value, self.scope, self.nodes))
         return Ref(name)
 
     def role(self, arg: Arg | None, name: str) -> None:
-        """Call an input's local variable by the role it plays here ("mask"), unless it has one already."""
-        ...
+        """Name an input's local variable by its role here ("mask"), unless it already has a role."""
+        if arg is not None and isinstance(arg.expr, Ref):
+            self._lowering.roles.setdefault(arg.expr.value, name)
 
     def emit(self, statement: Statement) -> None:
-        """Append a statement to the block that is being written."""
-        ...
+        """Append a statement to the current block."""
+        self._lowering.block.append(statement)
 
     def writing(self, block: list[Statement]) -> AbstractContextManager[None]:
-        """Meanwhile statements go into this block."""
-        ...
+        """Inside the `with`, statements are appended to this block."""
+        return self._lowering.writing(block)
 
     def unpack(self, value: ast.expr, count: int | None = None, form: str = "") -> Unpack:
-        """One expression for all outputs; `count`: how many it yields (default: as many as the node has).
+        """Return one expression for all outputs. `count`: how many it yields (default: as many as the node has).
 
         `form`: how they are nested, `"{}, ({}, {})"`.
         """
         return Unpack(value, len(self.node.outputs) if count is None else count, form)
 
     def module(self, role: str, build: ast.expr, **keys: Source | Arg | None) -> MemberRef | None:
-        """A submodule such as `nn.Conv2d(...)`, whose state-dict tensors `keys` are made of stored tensors.
+        """Return a submodule such as `nn.Conv2d(...)`. `keys`: the stored tensors that its state-dict tensors are.
 
-        Returns None where the tensors can't be the module's own: one of them is computed, or is a parameter whose
-        name in the file says that it belongs elsewhere. The caller then writes the functional form.
+        Returns None if the tensors cannot belong to the module: one is computed, or is a parameter whose name in the
+        file places it elsewhere. The caller then writes the functional form.
         """
-        ...
+        sources: dict[str, Source] = {}
+        users: dict[str, User] = {}
+        for key, value in keys.items():
+            source = value.source if isinstance(value, Arg) else value
+            if source is None and value is not None:
+                return None
+            if source is not None:
+                sources[key] = source
+                users[key] = self.node, self._inputs(value, source)
+        return self._lowering.members.module(self.scope, role, build, sources, users)
+
+    def _inputs(self, value: Source | Arg | None, source: Source) -> tuple[int, ...]:
+        """Return the indices of the node's inputs that a stored tensor comes from."""
+        if isinstance(value, Arg) and value.index is not None:
+            return (value.index,)
+        known = [self.source(v) for v in self.node.inputs]
+        return tuple(i for i, s in enumerate(known) if s is not None and not {*s.names}.isdisjoint(source.names))
 
     def parameter(
         self, arg: Arg, label: str = "", transposed: bool = False, shape: tuple[int, ...] | None = None
     ) -> ast.expr:
-        """A stored tensor that is trained, as a parameter of its own that the original called `label`.
+        """Return a trained tensor as a parameter of its own. `label`: its name in the original network.
 
-        `transposed`: the parameter is the matrix turned back. `shape`: what it had before an axis of 1 was folded in.
+        `transposed`: the file stores the parameter transposed. `shape`: its shape before an axis of 1 was folded in.
         """
-        ...
+        return self._lowering.members.parameter(arg, label, transposed, shape)
 
     def buffer(self, array: NDArray[Any], hint: str = "constant", dtype: ir.DataType | None = None) -> ast.expr:
-        """A constant tensor: a non-persistent buffer, equal ones shared within one scope."""
-        ...
+        """Return a constant tensor: a non-persistent buffer. Equal constants in one scope share a buffer."""
+        if dtype == ir.DataType.STRING:
+            return self._lowering.members.texts(self.scope, array, hint)
+        return self._lowering.members.buffer(self.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
 
     def texts(self, items: list[str], hint: str = "words") -> ast.expr:
-        """A vector of strings: spelled out if they are few, else in the sidecar."""
+        """Return a vector of strings, written out if there are few, else read from the sidecar."""
         return self.buffer(np.array(items, dtype=object), hint, ir.DataType.STRING)
 
     def helper(self, name: str) -> ast.expr:
-        """A function or class of the plugin, whose source is copied into the generated file.
+        """Return a function or class of the plugin. Its source is copied into the generated file.
 
-        It is read as text from the top level of the plugin's file, or of one file of its package, with what it uses of
-        that file and its imports; so the file may import torch without this one doing so.
+        The source is read as text from the top level of the plugin's file, or of one file of its package, with what it
+        uses of that file and its imports. So that file may import torch, and generating does not.
         """
-        ...
+        return self._lowering.own.copy(self._own_plugin(), name)
 
     def imported(self, module: str, name: str) -> ast.expr:
         """Import `name` from a module in the generated file, which then needs that module."""
-        ...
+        return self._lowering.own.take_import(self._own_plugin(), module, name)
+
+    def _own_plugin(self) -> Plugin:
+        if self.plugin is None:
+            raise TypeError("only a plugin's function has code of its own")
+        return self.plugin
 
     def block(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
-        """The statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
-        ...
+        """Return the statements of a subgraph whose inputs are the given expressions, and its outputs' expressions."""
+        return self._lowering.subgraph(graph, inputs)
 
     def numbers(self, *args: Arg) -> list[Any]:
-        """Operands of an elementwise operator: one-element constants as Python numbers where that changes nothing.
+        """Return operands of an elementwise operator, with one-element constants as Python numbers if that is the same.
 
         At least one operand stays a tensor, and a number never lowers the rank of the result.
         """
@@ -193,19 +236,14 @@ class Builder(Protocol):
         return operands
 
     def note(self, text: str) -> None:
-        """Something a person should know about the result; shown in the summary."""
-        ...
+        """Add a note about the result to the summary."""
+        if text not in self._lowering.notes:
+            self._lowering.notes.append(text)
 
     def error(self, what: str, help: str = "") -> OnnxgenError:
-        """A problem with this node, to be raised; all nodes' problems are reported together."""
+        """Return an error about this node, to be raised. The errors of all nodes are reported together."""
         return OnnxgenError(self.problem(what, help))
 
     def problem(self, what: str, help: str = "") -> Problem:
         domain = f"{self.node.domain}." if self.node.domain else ""
-        return Problem(
-            sentence(what),
-            told(self.node),
-            printable(domain + self.node.op_type),
-            self.opset,
-            help,
-        )
+        return Problem(sentence(what), told(self.node), printable(domain + self.node.op_type), self.opset, help)

@@ -1,22 +1,22 @@
-"""From an ONNX graph to one flat `ModuleDef`: walks the nodes, calls each operator's function, keeps the books.
+"""Lower an ONNX graph to one flat `ModuleDef`, by calling the operator's function for each node.
 
-What operators may ask for is in `lowering.builder`; this module knows no operator.
+`lowering.builder` has what these functions may ask for. This module knows no operator.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.own_code import OwnCode
-from onnxgen.code.quote import MemberRef, Ref, literal, quote, refs
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import FileText, class_name, printable
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
@@ -27,22 +27,20 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.bind import bind
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.members import Members, is_named_buffer
-from onnxgen.lowering.node_builder import NodeBuilder
 from onnxgen.lowering.plugged import lowered
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
 from onnxgen.options import Options
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.info import Info, info, named_dims, shown_dims
-from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import Views, folded_from, stored
 
 
 def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
-    """One flat class that computes what the graph computes.
+    """Return one flat class that computes what the graph computes.
 
     Raises:
-        OnnxgenError: with every node that cannot be lowered, all at once.
+        OnnxgenError: some nodes cannot be lowered. It reports all of them.
     """
     state = Lowering(model, options)
     graph = model.graph
@@ -75,9 +73,10 @@ class Lowering:
     """The state of one network while it is lowered.
 
     Attributes:
-        block: the statements being written (the innermost block).
+        block: the current (innermost) block of statements.
         infos, hints: what is known of each value, and its name in the file.
         members: what `__init__` will register.
+        views: how values are made of stored tensors.
     """
 
     def __init__(self, model: ir.Model, options: Options) -> None:
@@ -92,28 +91,27 @@ class Lowering:
         self.roles: dict[str, str] = {}
         self.own = OwnCode()
         self.open = Open()
-        self._counts: dict[str, int] = {}  # how many values a hint has named: no search through all of them for each
+        self._counts: dict[str, int] = {}  # number of values by hint, so that `fresh` need not try all names
         self._exprs: dict[ir.Value, ast.expr] = {}
-        self._views = Views(model, options)
-        self._sizes: set[str] | None = None  # the named dims that used values have, once somebody asks
+        self.views = Views(model, options)
+        self._sizes: set[str] | None = None  # named dims of used values; computed on demand
 
     # values
 
-    def fresh(self, hint: str) -> str:
-        """A new value id."""
+    def fresh(self, hint: str, known: Info | None = None) -> str:
+        """Return a new value id."""
         name, n = hint, self._counts.get(hint, 1)
         while name in self.infos:
             n += 1
             name = f"{hint}%{n}"
         self._counts[hint] = n
-        self.infos[name] = Info()
+        self.infos[name] = known or Info()
         self.hints[name] = FileText(hint)
         return name
 
     def define(self, value: ir.Value) -> str:
-        """The id under which a graph value is assigned."""
-        name = self.fresh(value.name or "x")
-        self.infos[name] = info(value)
+        """Return the id under which a graph value is assigned."""
+        name = self.fresh(value.name or "x", info(value))
         self._exprs[value] = Ref(name)
         return name
 
@@ -123,43 +121,25 @@ class Lowering:
         return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
 
     def result(self, value: ir.Value) -> ast.expr:
-        builder = NodeBuilder(self, ir.Node("", "Output", [value]), 0)
-        return Arg(builder, info(value), value).expr
-
-    def bind_value(self, value: ir.Value, expression: ast.expr) -> None:
-        """Let a subgraph's input stand for an expression."""
-        self._exprs[value] = expression
-
-    def constant(self, value: ir.Value | None) -> NDArray[Any] | None:
-        """The elements of a stored tensor that is not trained, whatever its size."""
-        tensor = stored(value)
-        return None if tensor is None or value is None or is_trained(value) else tensor.numpy()
-
-    def source(self, value: ir.Value | None) -> Source | None:
-        """The way a value is made of stored tensors alone, or None."""
-        return self._views(value)
+        builder = Builder(self, ir.Node("", "Output", [value]), 0)
+        return self.tensor(Arg(builder, info(value), value))
 
     def tensor(self, arg: Arg) -> ast.expr:
-        """The expression of a value as a tensor: a local, a parameter, a buffer, or sizes made into a tensor."""
+        """Return the expression of a value as a tensor: a local, a parameter, a buffer, or a tensor of sizes."""
         if arg.value is not None and arg.value in self._exprs:
             return self._exprs[arg.value]
         if arg.value is not None and is_trained(arg.value):
             return self.members.parameter(arg)
         if arg.info.data is not None and arg.info.data.dtype == object and arg.info.constant is None:
             sizes = np.asarray(arg.info.data).tolist()
-            return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=_device())
+            return quote("torch.tensor(v, dtype=d, device=dev)", v=literal(sizes), d=arg.dtype, dev=DeviceOf())
         if arg.value is not None and is_named_buffer(arg.value):
             return self.members.named_buffer(arg)
         array = arg.constant
         if array is None:
             raise arg.builder.error(f"input {printable(arg.name)} was never computed", BUG)
         hint = folded_from(arg.value) if arg.value is not None else ""
-        return self.buffer(arg.builder, array, hint or arg.name, arg.dtype)
-
-    def buffer(self, b: Builder, array: NDArray[Any], hint: str, dtype: ir.DataType | None) -> ast.expr:
-        if dtype == ir.DataType.STRING:
-            return self.members.texts(b.scope, array, hint)
-        return self.members.buffer(b.scope, array, hint, dtype or ir.DataType.from_numpy(array.dtype))
+        return arg.builder.buffer(array, hint or arg.name, arg.dtype)
 
     # nodes
 
@@ -168,30 +148,29 @@ class Lowering:
         for node in graph:
             if all(self._known(output) for output in node.outputs):
                 continue
+            opset = node.version or self.model.graph.opset_imports.get(node.domain, 1)
+            builder = Builder(self, node, opset)
             try:
-                self._node(node)
+                self._node(builder)
+                continue
             except TooComplex as error:
-                self.problems.add(NodeBuilder(self, node, 0).problem(str(error), FIX_SHAPE))
-                for output in node.outputs:
-                    self.define(output)
+                self.problems.add(builder.problem(str(error), FIX_SHAPE))
             except OnnxgenError as error:
-                wanted = any(map(_is_used, node.outputs))  # else only its shape may be, by somebody
-                for problem in error.problems if wanted else ():
+                is_used = any(map(_is_used, node.outputs))  # otherwise at most its shape is used
+                for problem in error.problems if is_used else ():
                     self.problems.add(problem)
-                for output in node.outputs:
-                    self.define(output)
             except WrongTranslation:
                 raise
             except Exception as error:  # functions take for granted that a node makes sense
-                self.problems.add(NodeBuilder(self, node, self._opset(node)).problem(failed(error), BUG))
-                for output in node.outputs:
-                    self.define(output)
-
-    def _opset(self, node: ir.Node) -> int:
-        return node.version or self.model.graph.opset_imports.get(node.domain, 1)
+                self.problems.add(builder.problem(failed(error), BUG))
+            for output in node.outputs:  # later nodes may use them
+                self.define(output)
 
     def _known(self, output: ir.Value) -> bool:
-        """Nothing to compute: unused, stored, or its elements are known and no buffer of the state dict's."""
+        """Return True if there is nothing to compute: the output is unused or stored, or its elements are known.
+
+        An output that the original's state dict has as a buffer is computed all the same.
+        """
         if not output.name or not self.is_wanted(output):
             return True
         if KEPT.get(output) and output.producer() is not None and stored(output) is None:
@@ -199,7 +178,7 @@ class Lowering:
         return info(output).data is not None or stored(output) is not None
 
     def is_wanted(self, output: ir.Value) -> bool:
-        """Whether anything uses a node's output, or only asks for its size (that was found out without its node)."""
+        """Return True if anything uses a node's output, or a dim that it has."""
         if _is_used(output):
             return True
         names = shown_dims(output)
@@ -208,10 +187,8 @@ class Lowering:
             self._sizes = {name for v in (*values, *self.model.graph.outputs) for name in named_dims(v)}
         return bool(self._sizes and self._sizes.intersection(names))
 
-    def _node(self, node: ir.Node) -> None:
-        opset = self._opset(node)
-        builder = NodeBuilder(self, node, opset)
-        operator = registry.find(node.domain, node.op_type, opset)
+    def _node(self, builder: Builder) -> None:
+        operator = registry.find(builder.node.domain, builder.node.op_type, builder.opset)
         if operator is None:
             self._without_function(builder)
             return
@@ -225,7 +202,7 @@ class Lowering:
         self._assign(builder, made)
 
     def _without_function(self, b: Builder) -> None:
-        """A method that is left open, if that is wanted; else a problem that all nodes of the operator share."""
+        """Call a stub method (`--allow-unsupported`), or record a problem that all nodes of the operator share."""
         if self.options.allow_unsupported:
             self._assign(b, self.open.call(b))
             return
@@ -244,12 +221,12 @@ class Lowering:
             b.emit(Assign(tuple(targets), made.value, b.scope, b.nodes, made.form))
             return
         values = made if isinstance(made, list) else [made]
-        if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may give fewer than its node has
+        if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may have fewer than its node
             raise b.error(f"the node has {counted(len(node.outputs), 'output')}, but {len(values)} are computed", BUG)
         for output, value in zip(node.outputs, values):
             if value is None or not output.name:
                 continue
-            if isinstance(value, (Ref, MemberRef)):  # no copy of a name: the output is that value
+            if isinstance(value, (Ref, MemberRef)):  # the output is that value: no assignment
                 self._exprs[output] = value
                 if isinstance(value, Ref):
                     self._adopt(value.value, output)
@@ -257,20 +234,25 @@ class Lowering:
                 b.emit(Assign((self.define(output),), value, b.scope, b.nodes))
 
     def _adopt(self, name: str, output: ir.Value) -> None:
-        """A value that was assigned under a made-up name gets the output's facts and name."""
+        """Give the output's facts and name to a value that an operator's function named."""
         if self.infos[name] == Info():
             self.infos[name] = info(output)
             self.hints[name] = FileText(output.name or name)
 
     def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
-        """Lower a subgraph; its inputs stand for the given expressions."""
-        for value, expression in zip(graph.inputs, inputs):
-            self.bind_value(value, expression)
-        outer, self.block = self.block, []
-        try:
+        """Lower a subgraph, whose inputs stand for the given expressions. Returns its statements and outputs."""
+        self._exprs.update(zip(graph.inputs, inputs))
+        block: list[Statement] = []
+        with self.writing(block):
             self.run(graph)
-            outputs = [self.result(value) for value in graph.outputs]
-            return self.block, outputs
+            return block, [self.result(value) for value in graph.outputs]
+
+    @contextmanager
+    def writing(self, block: list[Statement]) -> Iterator[None]:
+        """Let this be the current block inside the `with`."""
+        outer, self.block = self.block, block
+        try:
+            yield
         finally:
             self.block = outer
 
@@ -279,14 +261,8 @@ def _is_used(output: ir.Value) -> bool:
     return bool(output.uses()) or output.is_graph_output()
 
 
-def _device() -> ast.expr:
-    from onnxgen.code.quote import DeviceOf
-
-    return DeviceOf()
-
-
 def live(block: list[Statement], wanted: list[str], where: Mapping[str, str]) -> list[Statement]:
-    """The statements that the wanted values need, nested blocks included, in order (`where`: see `shown`)."""
+    """Return the statements that the wanted values need, nested blocks included, in order (`where`: see `shown`)."""
     needed = set(wanted)
     kept: list[Statement] = []
     for statement in reversed(block):

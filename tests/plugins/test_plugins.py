@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
 from onnxgen.code.own_code import FRAME
-from onnxgen.lowering.node_builder import KNOWN
+from onnxgen.lowering.plugged import FILE_NAMES
 from onnxgen.pipeline import build, check, generate
 from tests.plugins.nets import SWISH, model, net, one, saved, written
 from tests.support.real import Run, assert_way_back, imported
@@ -218,7 +218,16 @@ def test_a_text_names_what_it_is_given(here: Path, text: str, says: str) -> None
 
 
 def test_a_text_may_name_what_every_generated_file_knows() -> None:
-    assert set(FRAME) < KNOWN and not KNOWN & {"eval", "exec", "open", "getattr", "vars", "print", "input", "type"}
+    assert set(FRAME) < FILE_NAMES and not FILE_NAMES & {
+        "eval",
+        "exec",
+        "open",
+        "getattr",
+        "vars",
+        "print",
+        "input",
+        "type",
+    }
 
 
 def test_a_plugin_wins(here: Path) -> None:
