@@ -1,8 +1,7 @@
-"""What a generated file may consist of: an allow-list of syntax, imports and names.
+"""The allow-list of generated files: syntax, imports and names.
 
-A name that is read must be bound in the file or be a harmless builtin; nothing reaches dunders, the import system,
-files or processes. A name that is bound is plain ASCII, no word of Python's, and hides nothing that the file uses.
-Helpers are onnxgen's own functions, copied: what is word for word one of them is not looked into.
+A name that is read must be bound in the file or be a harmless builtin. Nothing reaches dunders, the import system,
+files or processes. A name that is bound is plain ASCII, is not a Python keyword, and hides nothing that the file uses.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import builtins
 import keyword
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Set
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeGuard
 
-from onnxgen.code.copied import helper_trees
 from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import is_none, misfit
 
@@ -23,7 +21,7 @@ MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "
 MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
-# What modules and objects have that reads or writes files, runs code, or leads to what does.
+# Attributes that read or write files, run code, or lead to others that do.
 FORBIDDEN_ATTRIBUTES = set("""
     load save hub ops utils jit package serialization multiprocessing distributed library classes compiler
     fromfile tofile memmap loadtxt savetxt genfromtxt savez DataSource ctypeslib f2py distutils
@@ -43,40 +41,31 @@ EXPRESSIONS = (
     *(kind for group in (ast.operator, ast.unaryop, ast.boolop, ast.cmpop) for kind in group.__subclasses__()),
 )
 SYNTAX = frozenset((*STATEMENTS, *EXPRESSIONS))
-CALLABLE = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.arg)  # a class may be handed over
 DUNDERS = {"__init__", "__file__"}
 HANDED_OVER = {"cls", "layer"}  # locals that hold a class or a layer, which are called
 BUILTINS = frozenset(dir(builtins))
 
 
 class Refused(Exception):
-    """A tree that onnxgen made is none that it may write: a bug in onnxgen, and nothing is written."""
+    """A tree that onnxgen made is not allowed: a bug in onnxgen. Nothing is written."""
 
 
 @lru_cache(maxsize=1 << 14)
 def is_identifier(name: str, in_ascii: bool = True) -> bool:
-    """Whether Python reads this as one name, and as this very name: NFKC leaves it alone, and it is no keyword."""
+    """Return True if Python reads `name` as one identifier, unchanged by NFKC, and it is not a keyword."""
     if in_ascii and not name.isascii():
         return False
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
-def check_module(tree: ast.Module) -> None:
-    """A whole file is what the allow-list has.
-
-    Raises:
-        Refused: it is not.
-    """
-    functions = {n for node in walk(tree) if isinstance(node, CALLABLE) for n in bound(node)} | BUILTINS
-    rest = ast.Module([node for node in tree.body if not is_helper(node)], [])
-    check(rest, functions | {"__file__"}, functions | HANDED_OVER)
-
-
 def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | None = None) -> None:
-    """A tree is of the allow-list's syntax. It reads no names but those that are known and those that it binds, and
-    calls by name only what is in `called`, its arguments, and what its loops go through.
+    """Check a tree against the allow-list.
 
-    `taken`: what it may not bind, besides Python's own names; None: that does not matter.
+    Args:
+        tree: any part of a file.
+        known: names that it may read, besides those that it binds.
+        called: names that it may call, besides its arguments and loop variables.
+        taken: names that it may not bind, besides Python's builtins. None: it may bind any.
 
     Raises:
         Refused: it does anything else.
@@ -113,29 +102,21 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
 
 
 def check_bound(names: Iterable[str], taken: Set[str]) -> None:
-    """What a method binds hides nothing: none of Python's own names, and none that is taken.
-
-    Raises:
-        Refused: it does.
-    """
+    """Check that names which a method binds hide neither Python's builtins nor `taken`. Raises `Refused`."""
     for name in names:
         if name in BUILTINS or name in taken or name.startswith("__"):
             raise Refused(f"a local variable is called {name!a}, which means something else")
 
 
 def check_names(names: Iterable[str], in_ascii: bool = True) -> None:
-    """Each is one name to Python, and that very name.
-
-    Raises:
-        Refused: one is not.
-    """
+    """Check that each name is an identifier. Raises `Refused`."""
     for name in names:
         if not is_identifier(name, in_ascii):
-            raise Refused(f"{name!a} is no name")
+            raise Refused(f"{name!a} is not a name")
 
 
 def bound(node: ast.AST) -> tuple[str, ...]:
-    """The names that a node defines."""
+    """Return the names that a node defines."""
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
     read = _BOUND.get(type(node))
@@ -157,7 +138,7 @@ _BOUND: dict[type[ast.AST], Callable[[Any], tuple[str, ...]]] = {
 
 
 def _looped(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """What may hold a layer: arguments, and what a loop goes through."""
+    """Yield the variables that may hold a layer: arguments and loop variables."""
     for node in nodes:
         if isinstance(node, ast.arg):
             yield node.arg
@@ -186,7 +167,7 @@ def _attribute(node: ast.Attribute) -> None:
 
 
 def of_self(node: ast.Attribute) -> bool:
-    """Whether it is a member of the module itself: `self.layer.load`."""
+    """Return True for an attribute of the module itself: `self.layer.load`."""
     value: ast.expr = node
     while isinstance(value, (ast.Attribute, ast.Subscript)):
         value = value.value
@@ -194,18 +175,7 @@ def of_self(node: ast.Attribute) -> bool:
 
 
 def is_digit_attribute(node: ast.AST) -> TypeGuard[ast.Call]:
-    """`getattr(x, "0")`: Python has no other way to a submodule that is called like a number."""
+    """Return True for `getattr(x, "0")`, the only way to read a submodule whose name is a number."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"):
         return False
     return len(node.args) == 2 and isinstance(node.args[1], ast.Constant) and str(node.args[1].value).isdecimal()
-
-
-def is_helper(node: ast.stmt) -> bool:
-    """Whether it is a function or class of `onnxgen/helpers`, word for word."""
-    name = getattr(node, "name", None)
-    return name in helper_trees() and ast.dump(node) == _helper_dump(str(name))
-
-
-@cache
-def _helper_dump(name: str) -> str:
-    return ast.dump(helper_trees()[name])

@@ -1,4 +1,4 @@
-"""One class of a generated file as trees: what is meant, held against the allow-list, and printed for the templates."""
+"""A class of a generated file as syntax trees, which are checked against the allow-list and printed for templates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnxgen.code.class_source import ClassSource
 from onnxgen.code.copied import helper_names
 from onnxgen.code.quote import walk
 from onnxgen.code.stub import Stub
+from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import RESERVED
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _SELF = ast.Name("self", ast.Load())
 _NO_ARGUMENTS = ast.arguments([], [ast.arg("self")], None, [], [], None, [])
 _TIE = "tie_weights"
-_NOTHING: frozenset[str] = frozenset()
-_INIT = frozenset(("constant", "super"))  # what `__init__` calls
+_INIT = frozenset(("constant", "super"))  # functions that only `__init__` calls
 
 
 @dataclass
@@ -33,12 +33,12 @@ class ClassTree:
     Attributes:
         name: its final name.
         paths: the module paths of its instances ("" is the root).
-        setup, body: the statements of `__init__` after `super().__init__(...)`, and those of `forward`.
-        inputs, result: the arguments of `forward`, and the annotation of what it returns.
-        items: what the class consists of if it is an `nn.Sequential` itself.
-        ties: of the root, pairs of attributes that are to be one parameter: (kept, tied).
+        setup, body: the statements of `__init__` after `super().__init__(...)`, and of `forward`.
+        inputs, result: the arguments of `forward`, and the annotation of its result.
+        items: the layers, if the class is an `nn.Sequential`.
+        ties: of the root, pairs of attributes that share one parameter: (kept, tied).
         parameters: of the constructor.
-        stubs: the methods that are left open.
+        stubs: methods that are left open.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ClassTree:
 
     @cached_property
     def methods(self) -> list[ast.FunctionDef]:
-        """The methods, in their order; those that only templates know are not among them."""
+        """The methods in order, except those that only the templates have."""
         made = [self._init()]
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
@@ -66,6 +66,11 @@ class ClassTree:
         arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
         made.append(printer.function("forward", arguments, self.body, self.result))
         return [*made, *(stub.tree for stub in self.stubs)]
+
+    @cached_property
+    def called(self) -> frozenset[str]:
+        """The names of the functions and layers that `__init__` calls."""
+        return frozenset(function_of(node) for tree in (*self.setup, *self.items) for node in walk(tree))
 
     def _init(self) -> ast.FunctionDef:
         begin = ast.Attribute(ast.Call(ast.Name("super", ast.Load()), [], []), "__init__", ast.Load())
@@ -79,7 +84,7 @@ class ClassTree:
 
     @cached_property
     def source(self) -> ClassSource:
-        """Its text; asked for when the class has its final name."""
+        """The text of the class, once it has its final name."""
         return ClassSource(
             self.name,
             self.base,
@@ -96,12 +101,12 @@ class ClassTree:
 
 
 def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugins: bool) -> None:
-    """Hold classes against the allow-list. What plugins write is the user's own: of it only names are looked at.
+    """Check classes against the allow-list. Raises `Refused`.
 
-    `own`: the names of what is copied and imported for plugins.
-
-    Raises:
-        Refused: they hold anything else.
+    Args:
+        classes: of one file.
+        own: the names that are copied and imported for plugins.
+        with_plugins: a plugin wrote some of the code. Users may write what they like, so only names are checked.
     """
     names = {tree.name for tree in classes}
     functions = BUILTINS | helper_names() | own | names | RESERVED | _INIT
@@ -109,10 +114,10 @@ def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugin
     taken = (helper_names() | own | names | RESERVED) - {"self"}
     for tree in classes:
         check_names((tree.name, *(method.name for method in tree.methods)))
-        left_open = {stub.name for stub in tree.stubs}  # their arguments hide nothing that they use
+        left_open = {stub.name for stub in tree.stubs}  # they have no code that their arguments could hide names from
         for method in tree.methods:
             hidden = taken | _INIT if method.name == "__init__" else taken
-            hidden = _NOTHING if method.name in left_open else hidden
+            hidden = frozenset() if method.name in left_open else hidden
             if with_plugins:
                 check_bound(_names(method), hidden)
             else:
@@ -120,7 +125,7 @@ def refuse_others(classes: Sequence[ClassTree], own: frozenset[str], with_plugin
 
 
 def _names(method: ast.FunctionDef) -> set[str]:
-    """The names that the statements of a method bind; all that it has are names, perhaps not in ASCII."""
+    """Return the names that a method binds. Checks that all its names are identifiers, perhaps not in ASCII."""
     nodes = list(walk(method))
     texts = (getattr(node, field, None) for node in nodes for field in ("id", "attr", "arg"))
     check_names((text for text in texts if isinstance(text, str)), in_ascii=False)

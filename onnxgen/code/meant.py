@@ -1,23 +1,23 @@
-"""Reads a finished file again: what stands there must be the very trees that were meant.
+"""Compares a finished file with the trees that it was made of.
 
-A fault in printing, formatting or a template then costs a refusal, never code that nobody meant.
+A mistake in printing, formatting or a template is then an error instead of wrong code.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxgen.code.allowed import MODULES, Refused
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.copied import helper_trees
+from onnxgen.code.copied import Definition, defined_name
 
-# what the templates define themselves
+# names that the templates define
 FUNCTIONS = {"constant", "load_weights"}
 CONSTANTS = {"WEIGHTS", "FINGERPRINT", "Model"}
 METHODS = {"from_pretrained"}
-# what the templates and helpers take of these modules by name
+# names that the templates and helpers import from these modules
 PARTS = {
     "torch": {"Tensor", "nn"},
     "safetensors": {"SafetensorError", "safe_open"},
@@ -31,30 +31,30 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 @dataclass(frozen=True)
 class Meant:
-    """What a file is to hold.
+    """The expected content of a file.
 
     Attributes:
         classes: those of the network.
-        copied: helpers, and what is copied of plugins, by name, as Python reads their text.
-        modules: what plugins import from.
+        copied: helpers and definitions of plugins, by name.
+        modules: the modules that plugins import from.
     """
 
     classes: Sequence[ClassTree]
-    copied: Mapping[str, ast.stmt]
+    copied: Mapping[str, Definition]
     modules: frozenset[str] = frozenset()
 
 
 def hold(tree: ast.Module, meant: Meant, is_ours: bool) -> None:
-    """A file holds what was meant, and where its templates are onnxgen's own, nothing besides.
+    """Check that a file has what was meant and, if its templates are onnxgen's own (`is_ours`), nothing else.
 
     Raises:
-        Refused: it holds anything else; the message says where.
+        Refused: it has not. The message says where.
     """
     found: dict[str, list[ast.stmt]] = {}
     for node in tree.body:
-        found.setdefault(_name(node), []).append(node)
+        found.setdefault(defined_name(node), []).append(node)
     for name, copy in meant.copied.items():
-        if not any(same(copy, node) for node in found.get(name, ())):
+        if not any(same(copy.tree, node) for node in found.get(name, ())):
             raise Refused(f"{name} is not as it was copied")
     for each in meant.classes:
         nodes = found.get(each.name, [])
@@ -72,13 +72,13 @@ def _hold_class(node: ast.ClassDef, meant: ClassTree, is_ours: bool) -> None:
         if len(there) != 1 or not _same_method(method, there[0], is_ours):
             raise Refused(f"{meant.name}.{method.name} is not as it was meant")
     if is_ours:
-        names = [_name(n) for n in body if _name(n) not in METHODS]
+        names = [name for n in body if (name := defined_name(n)) not in METHODS]
         if names != [m.name for m in meant.methods] or list(map(ast.unparse, node.bases)) != [meant.base]:
             raise Refused(f"the class {meant.name} has what nobody meant")
 
 
 def _same_method(meant: ast.FunctionDef, found: ast.FunctionDef, is_ours: bool) -> bool:
-    """Whether a method is as it was meant, but for its docstring; a template of the user's may decorate it."""
+    """Compare methods, except docstrings. A user's template may decorate a method."""
     return (
         same(meant.args, found.args)
         and same(meant.returns, found.returns)
@@ -88,7 +88,7 @@ def _same_method(meant: ast.FunctionDef, found: ast.FunctionDef, is_ours: bool) 
 
 
 def _hold_frame(tree: ast.Module, meant: Meant) -> None:
-    """Beside the classes and what is copied there is a docstring, imports, and what the templates have by name."""
+    """Check that a file has, besides classes and copies, only a docstring, imports, and names of the templates."""
     names = {*meant.copied, *(each.name for each in meant.classes)}
     if not tree.body or not _is_docstring(tree.body[0]):
         raise Refused("the file does not begin with its docstring")
@@ -100,7 +100,7 @@ def _hold_frame(tree: ast.Module, meant: Meant) -> None:
             _hold_parts(node, meant)
             continue
         allowed = CONSTANTS if isinstance(node, ast.Assign) else FUNCTIONS if isinstance(node, ast.FunctionDef) else ()
-        if _name(node) not in names and _name(node) not in allowed:
+        if defined_name(node) not in {*names, *allowed}:
             raise Refused(f"the file has a statement that nobody meant, line {node.lineno}")
 
 
@@ -110,25 +110,17 @@ def _hold_parts(node: ast.Import | ast.ImportFrom, meant: Meant) -> None:
         raise Refused(f"the file has {ast.unparse(node)!a}, and the module has no such name")
 
 
-def _name(node: ast.stmt) -> str:
-    """What a statement defines; "" if that is not one name."""
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-        return node.name
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
-
-
 def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """A body without the docstring that it may begin with."""
+    """Return a body without its docstring, if any."""
     return list(body[1:] if body and _is_docstring(body[0]) else body)
 
 
 def same(meant: object, found: object) -> bool:
-    """Whether two trees are the same but for their places in a file; `found` is as Python's parser made it."""
+    """Return True if two trees are equal except for positions. `found` comes from Python's parser."""
     if isinstance(meant, ast.AST):
         kind = type(meant)
         if type(found) is not kind:
@@ -140,9 +132,3 @@ def same(meant: object, found: object) -> bool:
     if isinstance(meant, (list, tuple)):
         return isinstance(found, list) and len(meant) == len(found) and all(map(same, meant, found))
     return isinstance(meant, type(found)) and meant == found  # a `NiceFloat` is found as a float
-
-
-def copies(helpers: Iterable[str], own: Iterable[str]) -> dict[str, ast.stmt]:
-    """What is copied as Python reads it, by name: helpers that are named, and the texts of plugins."""
-    found = {name: helper_trees()[name] for name in helpers}
-    return found | {_name(node): node for text in own for node in ast.parse(text).body}

@@ -1,4 +1,4 @@
-"""The text of a generated file: Jinja for the frame, black last."""
+"""Makes the text of a generated file: Jinja fills the templates, then black formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,35 +19,34 @@ from onnxgen._version import __version__
 from onnxgen.code.allowed import Refused
 from onnxgen.code.class_source import code_of
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.copied import copied, imported
-from onnxgen.code.meant import Meant, copies, hold, without_docstring
-from onnxgen.code.own_code import Import, OwnCode
+from onnxgen.code.copied import Import, copied, imported
+from onnxgen.code.meant import Meant, hold, without_docstring
+from onnxgen.code.own_code import OwnCode
 from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
 from onnxgen.code.settled import LONGEST, Settled
+from onnxgen.code.torch_api import dotted
 from onnxgen.common.paths import templates_dir
 from onnxgen.common.timing import FORMAT, IMPORTS, stage
 from onnxgen.errors import OnnxgenError
 
 SUFFIX = ".jinja"
 MAIN_TEMPLATE = "module.py.jinja"
-# what tells a generated file from others, and whether it was edited: templates may move it, and not leave it out
-_NEEDED = {"FINGERPRINT": r'^FINGERPRINT = ""$'}
 
 
 @dataclass
 class Frame:
-    """What surrounds the classes of a file.
+    """The parts of a file around its classes.
 
     Attributes:
         name: the root class.
         source, opset: the ONNX file's name (printable) and the opset of ai.onnx.
         summary: lines of the header docstring (inputs, outputs, weights).
         weights: the sidecar's name, relative to the module's folder.
-        fingerprint: what the sidecar must carry.
-        constants: what the keys of constants that buffers read from the sidecar begin with; "" if there are none.
-        reads_constants: buffers are read from the sidecar when a module is made.
+        fingerprint: must be the sidecar's.
+        constants: prefix of the keys of constants in the sidecar; "" if there are none.
+        reads_constants: `__init__` reads buffers from the sidecar.
         ties: pairs (kept, tied) of state-dict keys.
-        embedded: the safetensors bytes, if they are to be in the file itself.
+        embedded: the safetensors bytes, if they are in the file itself.
         sharded: the sidecar is an index of several files.
         floats: the one dtype of all floating-point weights ("torch.float32"); "" if they differ.
     """
@@ -66,7 +65,7 @@ class Frame:
     floats: str = "torch.float32"
 
     def hold(self) -> None:
-        """Raises `Refused` where a text can't stand where the templates put it: between quotes, or in the docstring."""
+        """Raise `Refused` if a text cannot be where the templates put it: between quotes, or in the docstring."""
         for text in (self.weights, self.constants, *(key for keys in self.ties for key in keys)):
             between_quotes(text)
         for text in (self.name, self.source, *self.summary):
@@ -76,25 +75,31 @@ class Frame:
 def render(
     frame: Frame, trees: list[ClassTree], code: OwnCode, notes: list[str], templates: Path | None = None
 ) -> tuple[str, ast.Module]:
-    """The formatted source of a generated file, and what Python reads there: the very trees that were meant.
+    """Return the formatted source of a generated file, and its syntax tree.
 
-    Its `FINGERPRINT` is still to be put in by `with_fingerprint`. `code`: what it uses of plugins. `notes`: gets one
-    where the file is too long for black.
+    Its `FINGERPRINT` is empty; `with_fingerprint` fills it in.
+
+    Args:
+        frame: see `Frame`.
+        trees: the classes, the root last.
+        code: what it uses of plugins.
+        notes: gets one if the file is too long for black.
+        templates: the user's own, if any.
 
     Raises:
         OnnxgenError: the user's own templates do something wrong.
-        Refused: the file is not what was meant.
+        Refused: the file does not have the trees that it was made of.
     """
     classes = [tree.source for tree in trees]
     frame.hold()
     text = "\n".join(map(code_of, classes))
     own, own_imports = code.used_in(text)
     helpers = copied(text)
-    skips_init = "nn.Embedding" in "\n".join([text, *helpers.values(), *own])
+    copies = (node for found in (*helpers.values(), *own.values()) for node in ast.walk(found.tree))
+    skips_init = any("nn.Embedding" in tree.called for tree in trees) or "nn.Embedding" in map(dotted, copies)
     if skips_init:
         helpers = copied(f"{text}\nSkipInit()")
-    meant = Meant(trees, copies(helpers, own), frozenset(module for module, _ in own_imports.values()))
-    texts = {**helpers, **dict(zip(list(meant.copied)[len(helpers) :], own))}
+    meant = Meant(trees, {**helpers, **own}, frozenset(module for module, _ in own_imports.values()))
     first = _needed_first(meant)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
     values: dict[str, Any] = {
@@ -102,28 +107,28 @@ def render(
         "version": __version__,
         "classes": classes,
         "title": _title(frame),
-        "helpers": [text for name, text in texts.items() if name not in first],
-        "first_helpers": [text for name, text in texts.items() if name in first],
+        "helpers": [found.text for name, found in meant.copied.items() if name not in first],
+        "first_helpers": [found.text for name, found in meant.copied.items() if name in first],
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
-        "imports": _imports(frame, text + "\n".join(helpers.values()), "\n".join(own), own_imports),
+        "imports": _imports(
+            frame, "\n".join([text, *(h.text for h in helpers.values())]), [d.text for d in own.values()], own_imports
+        ),
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
         "skips_init": skips_init,
     }
     if templates is not None:  # they may do anything with the lines
-        source = _formatted(_rendered(values, templates), templates)
-        return source, _held(source, meant, templates)
+        return _finished(_rendered(values, templates), meant, templates)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
         notes.append(
             f"the file has over {LONGEST:,} lines to format: long lines are left long (run `black` to wrap them)"
         )
-    source = settled.restored(_formatted(_rendered({**values, "classes": settled.classes}, None), None))
-    return source, _held(source, meant, None)
+    return _finished(_rendered({**values, "classes": settled.classes}, None), meant, None, settled.restored)
 
 
 def _needed_first(meant: Meant) -> set[str]:
-    """What of the copied must stand before the classes: annotations and defaults are evaluated as these are read."""
+    """Return the copies that must be before the classes, whose annotations and defaults need them."""
     pending: list[ast.AST] = []
     for method in (method for tree in meant.classes for method in tree.methods):
         arguments = (*method.args.args, *method.args.kwonlyargs)
@@ -134,26 +139,29 @@ def _needed_first(meant: Meant) -> set[str]:
         names = {node.id for node in ast.walk(pending.pop()) if isinstance(node, ast.Name)}
         new = names & meant.copied.keys() - found
         found |= new
-        pending += [meant.copied[name] for name in new]
+        pending += [meant.copied[name].tree for name in new]
     return found
 
 
 def _title(frame: Frame) -> str:
-    """What a file is and comes from, as the lines that a docstring begins with; only a name is never broken."""
+    """Return the first lines of the file's docstring. Names are not broken into lines."""
     text = f"{frame.name}, generated by onnxgen {__version__} from {frame.source} (opset {frame.opset})."
     return "\n".join(textwrap.wrap(text, LINE_LENGTH - 3, break_long_words=False, break_on_hyphens=False))
 
 
-def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
-    """What Python reads in a finished file, which holds what was meant; the user's own templates only add to it."""
+def _finished(
+    text: str, meant: Meant, templates: Path | None, restored: Callable[[str], str] = str
+) -> tuple[str, ast.Module]:
+    """Format a file and check it. The user's own templates may only add to it. `restored`: see `Settled`."""
     try:
+        source = restored(_black(text))
         if templates is not None:  # a `return` outside of functions is found only here
             compile(source, "<generated>", "exec", dont_inherit=True)
         tree = ast.parse(source)
         hold(tree, meant, is_ours=templates is None)
-        return tree
+        return source, tree
     except SyntaxError as error:
-        said = f"{error.msg} (line {error.lineno})"
+        said = str(error) if error.lineno is None else f"{error.msg} (line {error.lineno})"
         if templates is None:
             raise Refused(f"the file is not Python: {said}") from error
         raise OnnxgenError(f"the templates in {templates} do not make a Python file: {said}") from error
@@ -165,7 +173,7 @@ def _held(source: str, meant: Meant, templates: Path | None) -> ast.Module:
 
 
 def _rendered(values: dict[str, Any], templates: Path | None) -> str:
-    """The text before formatting. Raises `OnnxgenError` for whatever the user's own templates do wrong."""
+    """Return the text before formatting. Raises `OnnxgenError` for mistakes in the user's own templates."""
     environment = _environment(templates)
     try:
         text: str = environment.get_template(MAIN_TEMPLATE).render(values)
@@ -174,9 +182,10 @@ def _rendered(values: dict[str, Any], templates: Path | None) -> str:
             raise
         raise OnnxgenError(f"a template in {templates} fails: {_line(error)}") from error
     if templates is not None:
-        left_out = [name for name, pattern in _NEEDED.items() if not re.search(pattern, text, re.MULTILINE)]
-        build = {line for line in values["summary"] if line.startswith("Build ")}  # what a build records there
-        left_out += ["the summary's Build line"] if build - set(text.splitlines()) else []
+        lines = set(text.splitlines())
+        left_out = [] if 'FINGERPRINT = ""' in lines else ["FINGERPRINT"]
+        build = {line for line in values["summary"] if line.startswith("Build ")}
+        left_out += ["the summary's Build line"] if build - lines else []
         if left_out:
             what = f"the templates in {templates} leave out {' and '.join(left_out)}"
             raise OnnxgenError(what, help="keep them: onnxgen recognises its own files by them")
@@ -184,7 +193,7 @@ def _rendered(values: dict[str, Any], templates: Path | None) -> str:
 
 
 def _line(error: Exception) -> str:
-    """An error of a template: its kind, what it says, and where (a Python error inside of one has no line itself)."""
+    """Describe an error of a template: type, message and line. A Python error in one has its line in the traceback."""
     name, line = getattr(error, "name", None), getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__) if line is None else ():
         if frame.filename.endswith(".jinja"):
@@ -194,7 +203,7 @@ def _line(error: Exception) -> str:
 
 
 def _environment(templates: Path | None) -> Any:
-    """Templates by name: the user's before ours, which are `onnxgen/...` too, so that the user's can extend them."""
+    """Load templates: the user's, then ours. Ours are also named `onnxgen/...`, so that the user's can extend them."""
     if templates is None:
         return _our_environment()
     import jinja2
@@ -209,7 +218,7 @@ def _environment(templates: Path | None) -> Any:
 
 @cache
 def _our_environment() -> Any:
-    """Where nobody adds templates: ours are compiled once a process, which takes as long as a small model."""
+    """Load our templates alone. They are compiled once a process, which takes as long as a small model."""
     with stage(IMPORTS):
         import jinja2
 
@@ -224,17 +233,8 @@ def _loading(*loaders: Any) -> Any:
     return jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
 
 
-def _formatted(source: str, templates: Path | None) -> str:
-    try:
-        return _black(source)
-    except SyntaxError as error:
-        if templates is None:
-            raise Refused(f"the file is not Python: {error}") from error
-        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {error}") from error
-
-
 def _black(source: str) -> str:
-    """The source as black has it. Raises `SyntaxError` if it is no Python to black."""
+    """Format the source. Raises `SyntaxError` if black cannot parse it."""
     with stage(IMPORTS):
         import black
         from black.parsing import InvalidInput
@@ -246,8 +246,8 @@ def _black(source: str) -> str:
         raise SyntaxError(_line(error)) from error
 
 
-# what the frame itself and the classes may use, by the name that it has in a generated file
-_KNOWN = {
+# imports of the templates and classes, by name
+_ON_DEMAND = {
     "Callable": ("collections.abc", "Callable"),
     "F": ("torch.nn.functional", ""),
     "base64": ("base64", ""),
@@ -258,13 +258,14 @@ _KNOWN = {
 }
 
 
-def _imports(frame: Frame, text: str, own: str, own_imports: Mapping[str, Import]) -> dict[str, list[str]]:
-    """The import lines, standard library and packages apart: exactly what the file uses.
+def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, Import]) -> dict[str, list[str]]:
+    """Return the import lines that the file needs, separately for the standard library and packages.
 
-    `text` is onnxgen's own, `own` what is copied of plugins, with its imports.
+    `text` is onnxgen's own, `own` is copied from plugins.
     """
     wanted = {"Path": ("pathlib", "Path"), "torch": ("torch", ""), "Tensor": ("torch", "Tensor"), "nn": ("torch", "nn")}
-    wanted |= {name: source for name, source in _KNOWN.items() if re.search(rf"(?<![\w.]){name}\b", text + own)}
+    everything = "\n".join([text, *own])
+    wanted |= {name: source for name, source in _ON_DEMAND.items() if re.search(rf"(?<![\w.]){name}\b", everything)}
     wanted |= imported(text) | dict(own_imports)
     wanted |= {"Any": ("typing", "Any"), "assert_close": ("torch.testing", "assert_close")}
     if frame.embedded is not None:
@@ -289,10 +290,10 @@ _FINGERPRINT = re.compile(r'^FINGERPRINT = "[0-9a-f]*"', re.MULTILINE)
 
 
 def with_fingerprint(source: str, fingerprint: str) -> str:
-    """The source with its `FINGERPRINT` set.
+    """Set the `FINGERPRINT` of a source.
 
     Raises:
-        Refused: it does not have the line: the weights would be refused as another file's.
+        Refused: there is no such line, so the file would not load its weights.
     """
     line = f'FINGERPRINT = "{fingerprint}"'
     made = _FINGERPRINT.sub(line, source, count=1)
@@ -302,36 +303,31 @@ def with_fingerprint(source: str, fingerprint: str) -> str:
 
 
 def code_digest(source: str) -> str:
-    """A digest of what a module does: of its AST without docstrings, and whatever its `FINGERPRINT` says.
+    """Return a digest of what a module does: of its AST without docstrings and `FINGERPRINT`.
 
-    Reformatting, comments and line ends do not change it; the same on every Python version (`ast.dump` is not).
+    Reformatting, comments and line ends do not change it. It is the same on every Python version, unlike `ast.dump`.
 
     Raises:
-        SyntaxError: the source is no Python.
+        SyntaxError: the source is not Python.
     """
     return tree_digest(ast.parse(_FINGERPRINT.sub('FINGERPRINT = ""', source.replace("\r\n", "\n"))))
 
 
 def tree_digest(tree: ast.Module) -> str:
-    """The same of a file as Python reads it, with an empty `FINGERPRINT`; takes the docstrings out of it."""
+    """Return the `code_digest` of a tree whose `FINGERPRINT` is empty. Removes the docstrings from the tree."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             node.body = without_docstring(node.body)
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 
-def aligned(rows: Mapping[str, list[tuple[str, ...]]]) -> list[str]:
-    """Header lines: a label, then rows of columns under each other."""
-    widths = (
-        [max(len(r[i]) for rs in rows.values() for r in rs if len(r) > i) for i in range(2)]
-        if any(rows.values())
-        else []
-    )
+def aligned(rows: Mapping[str, list[tuple[str, str, str]]]) -> list[str]:
+    """Return header lines: a label, then (name, dtype, dims) in columns. Dims that do not fit continue below."""
+    names, dtypes = (max((len(row[i]) for several in rows.values() for row in several), default=0) for i in (0, 1))
     lines = []
     for label, entries in rows.items():
-        for n, row in enumerate(entries):
-            cells = [cell.ljust(widths[i]) if i < 2 else cell for i, cell in enumerate(row)]
-            line = f"{label if n == 0 else '':<10}{'  '.join(cells)}"
-            indent = " " * (12 + len("  ".join(cells[:2])))  # the dims that did not fit stand under the others
-            lines += textwrap.wrap(line, LINE_LENGTH, subsequent_indent=indent, break_on_hyphens=False)
+        for n, (name, dtype, dims) in enumerate(entries):
+            start = f"{label if n == 0 else '':<10}{name:<{names}}  {dtype:<{dtypes}}  "
+            indent = " " * len(start)
+            lines += textwrap.wrap(start + dims, LINE_LENGTH, subsequent_indent=indent, break_on_hyphens=False)
     return lines

@@ -147,7 +147,7 @@ def compose(
     frame = _frame(model, module, path, out, shown, report)
     frame.summary += [f"{BUILD_LINE:<10}{key}"] if key else []
     frame.sharded, frame.floats = sharded, _floats(tensors, module)
-    frame.reads_constants = any(_reads_constants(tree) for tree in classes)
+    frame.reads_constants = any("constant" in tree.called for tree in classes)
     if options.embed:
         frame.embedded = embed_bytes(tensors, origin)
     _check_length(classes, options)
@@ -168,17 +168,6 @@ def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
         raise OnnxgenError(problem)
     if options.embed and total > EMBED_LIMIT:
         raise OnnxgenError(f"--embed is for small models, but the weights have {total >> 20} MiB: leave --embed out")
-
-
-def _reads_constants(tree: ClassTree) -> bool:
-    """Whether `__init__` calls `constant(key)`."""
-    calls = (
-        node.func
-        for statement in (*tree.setup, *tree.items)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
-    )
-    return any(isinstance(function, ast.Name) and function.id == "constant" for function in calls)
 
 
 def _check_length(classes: list[ClassTree], options: Options) -> None:
@@ -302,7 +291,7 @@ def _relative(path: Path, folder: Path) -> Path:
     return Path(os.path.relpath(path, folder))
 
 
-def _row(value: ir.Value) -> tuple[str, ...]:
+def _row(value: ir.Value) -> tuple[str, str, str]:
     facts = info(value)
     dims = "?" if facts.shape is None else ", ".join(printable(str(d), 24) for d in facts.shape)
     dtype = "?" if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "str")

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 
-from onnxgen.code.copied import helper_source
+from onnxgen.code.copied import helpers
 from onnxgen.code.own_code import FRAME
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.values import Unreadable
@@ -53,13 +54,12 @@ def module_names(tree: ast.Module) -> frozenset[str]:
 
 @cache
 def _helper_code(name: str) -> str | None:
-    original = helper_source(name)
-    return None if original is None else _code(ast.parse(original).body[0])
+    return _code(deepcopy(helpers()[name].tree)) if name in helpers() else None
 
 
 @cache
 def _helper_needs(name: str) -> frozenset[str]:
-    return _needs(ast.parse(helper_source(name) or ""))
+    return _needs(helpers()[name].tree)
 
 
 def _needs(tree: ast.AST) -> frozenset[str]:

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 
 from onnxgen.cli import run
 from onnxgen.code import printer, render
-from onnxgen.code.allowed import BUILTINS, Refused, check, check_module, is_identifier
+from onnxgen.code.allowed import BUILTINS, Refused, check, is_identifier
 from onnxgen.code.class_tree import ClassTree, refuse_others
-from onnxgen.code.copied import helper_names
+from onnxgen.code.copied import Definition, helper_names
 from onnxgen.code.meant import Meant, hold, same
 from onnxgen.code.quote import NiceFloat
 from onnxgen.common.names import RESERVED, FileText, LocalName, local
@@ -28,6 +28,7 @@ from onnxgen.structure import naming
 from tests.conftest import ROOT
 from tests.injection.holding import hold as hold_clean
 from tests.ops.harness import unformatted
+from tests.support.clean_source import check_module
 from tests.support.real import run as run_model
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -228,7 +229,7 @@ def test_a_file_that_is_not_what_was_meant(kind: str, tmp_path: Path, monkeypatc
 
 def test_a_helper_is_word_for_word(tmp_path: Path) -> None:
     name = sorted(helper_names())[0]
-    meant = Meant([], {name: ast.parse(f"def {name}(x):\n    return x").body[0]})
+    meant = Meant([], {name: Definition("", ast.parse(f"def {name}(x):\n    return x").body[0])})
     hold(ast.parse(f'"""Text."""\ndef {name}(x):\n    return x'), meant, is_ours=True)
     for text in (f'"""Text."""\ndef {name}(x):\n    return -x', '"""Text."""'):
         with pytest.raises(Refused):

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnxgen.code.allowed import Refused, check_module
+from onnxgen.code.allowed import Refused
 from onnxgen.code.meant import Meant, hold
 from onnxgen.code.torch_api import DEFAULTS, SIGNATURES
+from tests.support.clean_source import check_module
 
 RECURRENT = ("nn.RNN", "nn.GRU", "nn.LSTM")  # they take `*args`
 BUILTIN = {

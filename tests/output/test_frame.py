@@ -10,7 +10,7 @@ from pathlib import Path
 import black
 import pytest
 
-from onnxgen.code.copied import helper_names, helper_source
+from onnxgen.code.copied import helper_names, helpers
 from tests.whole.test_golden import FILES
 
 BESIDE = 15  # lines that load weights
@@ -61,7 +61,7 @@ def test_golden_files(path: Path) -> None:
 
 def test_helpers() -> None:
     """Whatever of them a file has."""
-    for name in sorted(helper_names()):
-        text = black.format_str(helper_source(name) or "", mode=black.Mode(line_length=88))
+    for name, helper in sorted(helpers().items()):
+        text = black.format_str(helper.text, mode=black.Mode(line_length=88))
         assert [line for line in text.splitlines() if len(line) > 88] == [], name
         assert untyped(ast.parse(text)) == [], name

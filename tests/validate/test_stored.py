@@ -137,10 +137,9 @@ def test_a_helper_that_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """
     onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
     build(tmp_path / "net.onnx")
-    given = copied._sources()
-    first_only = {name: source for name, source in given.items() if name in ("uint64_div",)}
-    assert "ordered(" in first_only["uint64_div"]
-    monkeypatch.setattr(copied, "_sources", lambda: first_only)
+    first_only = {"uint64_div": copied.helpers()["uint64_div"]}
+    assert "ordered(" in first_only["uint64_div"].text
+    monkeypatch.setattr(copied, "helpers", lambda: first_only)
     with pytest.raises(WrongTranslation, match="the file does not define"):
         build(tmp_path / "net.onnx")
 
