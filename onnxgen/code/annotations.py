@@ -1,4 +1,4 @@
-"""`--annotate`: comments that say which ONNX nodes a line comes from."""
+"""`--annotate`: comments that name the ONNX nodes a line comes from."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from dataclasses import dataclass, field
 
 from onnxgen.common.names import FileText
 
-MOST = 8  # nodes named of one line
-LINE = 88 - 8  # characters of a line of `forward`
+MAX_NODES = 8  # named in one comment
+LINE_LENGTH = 88 - 8  # of a line of `forward`, without its indentation
 ANNOTATION = "onnx: "
 
 
 @dataclass
 class Marks:
-    """The nodes of the lines of one generation, by the mark that stands in a comment for them.
+    """The nodes of each line of one generation. The comment on a line has a number, the mark, in place of them.
 
     Attributes:
         lines: the nodes of each mark.
-        merged: nodes of which one statement stands for both: two scopes have one class.
+        merged: pairs of groups of nodes that share a statement, since their scopes share a class.
     """
 
     lines: list[tuple[FileText, ...]] = field(default_factory=list)
     merged: list[tuple[tuple[FileText, ...], tuple[FileText, ...]]] = field(default_factory=list)
 
     def nodes(self, mark: int) -> list[FileText]:
-        """The nodes of a mark, and of all the scopes that share its line."""
+        """Return the nodes of a mark, and those of all scopes that share its line."""
         merged: dict[FileText, list[FileText]] = {}
         for own, other in self.merged:
             for name in own:
                 merged.setdefault(name, []).extend(other)
         found = list(dict.fromkeys(self.lines[mark]))
-        for name in found:  # which grows
+        for name in found:  # `found` grows meanwhile
             found += [one for one in dict.fromkeys(merged.get(name, ())) if one not in found]
         return found
 
@@ -45,7 +45,7 @@ _MARKS: ContextVar[Marks | None] = ContextVar("marks", default=None)
 
 @contextmanager
 def marked() -> Iterator[Marks]:
-    """Let `--annotate` write marks instead of names, and keep the names."""
+    """Inside the `with`, `--annotate` writes marks instead of names and collects the names."""
     token = _MARKS.set(marks := Marks())
     try:
         yield marks
@@ -54,31 +54,31 @@ def marked() -> Iterator[Marks]:
 
 
 def note_merged(own: tuple[FileText, ...], other: tuple[FileText, ...]) -> None:
-    """One statement does the work of two groups of nodes."""
+    """Record that one statement does the work of two groups of nodes."""
     if (marks := _MARKS.get()) is not None and own != other:
         marks.merged.append((own, other))
 
 
 def annotated(line: str, nodes: tuple[FileText, ...]) -> list[str]:
-    """A line of `forward` with the names of nodes: behind it, or above it where black would break it for a comment."""
-    nodes = tuple(dict.fromkeys(nodes))  # of one node there may be several statements
+    """Add the names of nodes to a line of `forward`: at its end or, if it would get too long, above it."""
+    nodes = tuple(dict.fromkeys(nodes))
     if not nodes:
         return [line]
     if (marks := _MARKS.get()) is not None:
         marks.lines.append(nodes)
         names = [f"@{len(marks.lines) - 1}"]
     else:
-        names = [_shown(name) for name in nodes[:MOST]]
-        if len(nodes) > MOST:
-            names[-1] += f" and {len(nodes) - MOST} more"
+        names = [_shown(name) for name in nodes[:MAX_NODES]]
+        if len(nodes) > MAX_NODES:
+            names[-1] += f" and {len(nodes) - MAX_NODES} more"
     whole = line + ("; " if "  # [" in line else "  # ") + ANNOTATION + ", ".join(names)
-    if len(whole) <= LINE:
+    if len(whole) <= LINE_LENGTH:
         return [whole]
     start = line[: len(line) - len(line.lstrip())] + "# " + ANNOTATION
-    above = textwrap.wrap(", ".join(names), LINE - len(start), break_long_words=False, break_on_hyphens=False)
+    above = textwrap.wrap(", ".join(names), LINE_LENGTH - len(start), break_long_words=False, break_on_hyphens=False)
     return [*(start + text for text in above), line]
 
 
 def _shown(name: FileText) -> str:
-    """A name as it may stand in a comment: with nothing that a tool takes there for its own (`# fmt: skip`)."""
+    """Return a name for a comment, without characters that could start a directive of a tool (`# fmt: skip`)."""
     return re.sub(r"[#;]", "?", name.printable(60)).strip() or "?"

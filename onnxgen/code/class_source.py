@@ -1,4 +1,4 @@
-"""One class of a generated file as the templates get it: text."""
+"""One class of a generated file as the templates get it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClassSource:
-    """One class, ready for the template.
-
-    Attributes:
-        name: its final name.
-        base: what it is derived from.
-        paths: the module paths of its instances ("" is the root).
-        init, forward: lines of code, indented relative to the method's body.
-        arguments: of `forward`, each `name: annotation`.
-        returns: the annotation of what `forward` returns.
-        ties: of the root, pairs of attributes that are to be one parameter.
-        parameters: of the constructor.
-        layers: what the class consists of if it is an `nn.Sequential` itself.
-        stubs: lines of each method that is left open.
-    """
+    """The text of a `ClassTree`; docs/TEMPLATES.md describes the attributes."""
 
     name: str
     base: str = "nn.Module"
@@ -44,7 +31,7 @@ class ClassSource:
 
     @property
     def doc(self) -> str:
-        """Which modules it is; "" for the root, and where that would only be a number."""
+        """The docstring: the paths of the modules; "" for the root, and if the path would only be a number."""
         if not self.paths or len(self.paths) == 1 and not re.search(r"[^\d.]", self.paths[0]):
             return ""
         several = f" to {self.paths[-1]} ({len(self.paths)} uses)" if len(self.paths) > 1 else ""
@@ -55,7 +42,7 @@ class ClassSource:
 
 
 def code_of(source: ClassSource) -> str:
-    """All code of a class, whose names say what the file imports and which helpers it has."""
+    """Return all code of a class, in which the names of helpers and imports are looked for."""
     opened = [line for stub in source.stubs for line in stub]
     values = [*map(str, source.parameters), *source.layers, *source.init, *source.arguments, *source.forward]
     return "\n".join([*values, *opened, source.returns])

@@ -1,6 +1,6 @@
-"""A module in PyTorch's words: what `__init__` registers and what `forward` does.
+"""A PyTorch module before it is text: the members that `__init__` registers and the statements of `forward`.
 
-Lowering makes one flat `ModuleDef`; `structure` splits it into a tree of classes; `render` writes it out.
+Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `render` writes them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Member:
         path: absolute module path and attribute name, e.g. `("layer1", "0", "conv1")`.
         build: the expression assigned to it.
         kind: "module", "parameter", "buffer" (a non-persistent constant) or "text" (strings, a plain attribute).
-        keys: how each of its state-dict tensors is made; the key is `""` for a parameter, else "weight", ...
+        keys: how each of its state-dict tensors is made, by "weight", ... (`""` for a parameter).
         frozen: the keys that are not trained.
-        extra: state-dict tensors that no ONNX tensor makes, such as a BatchNorm's counter.
-        users: for each key the nodes that asked for it, and the numbers of the inputs that it stands for.
-        named: the path is the file's own; otherwise its last part is a role, to be numbered among its like.
+        extra: state-dict tensors that are not made of ONNX tensors, such as a BatchNorm's counter.
+        users: by key, the nodes that use the tensor, and the indices of their inputs that it is.
+        named: the path is from the file; otherwise its last part is a role, and gets a number.
     """
 
     path: ModulePath
@@ -51,27 +51,31 @@ class Member:
 
     @property
     def layer(self) -> str:
-        """What makes it: "nn.Linear", "nn.Sequential", "nn.Parameter"; "" for classes of the file."""
+        """The type in `build`: "nn.Linear", "nn.Sequential", "nn.Parameter"; "" for classes of the file."""
         return dotted(self.build.func if isinstance(self.build, ast.Call) else self.build)
+
+    def state_key(self, key: str) -> str:
+        """Return the key of one of its tensors in the state dict of the whole network."""
+        return ".".join((*self.path, key) if key else self.path)
 
     def state_keys(self) -> Iterator[tuple[str, Source]]:
         for key, source in self.keys.items():
-            yield ".".join((*self.path, key) if key else self.path), source
+            yield self.state_key(key), source
 
 
 def is_statistic(key: str) -> bool:
-    """Whether a key of a layer is what it measures or rounds by, rather than a weight."""
+    """Return True if a key of a layer is a running statistic or a quantisation parameter, and not a weight."""
     return key.startswith("running_") or is_rounding(key)
 
 
 def is_rounding(key: str) -> bool:
-    """Whether a key of a layer is what it rounds by, rather than a weight or a statistic of its own."""
+    """Return True if a key of a layer is a quantisation parameter."""
     return key.rpartition(".")[2] in ("scale", "zero")
 
 
 @dataclass
 class Tie:
-    """One tensor that is a weight in two places: stored as `kept`, and `tied` is the very same parameter."""
+    """One tensor that is a weight in two places. It is stored as `kept`, and `tied` is the same parameter."""
 
     kept: Member
     kept_key: str
@@ -81,24 +85,21 @@ class Tie:
     @property
     def names(self) -> tuple[str, str]:
         """The two state-dict keys."""
-        kept, tied = (
-            (*m.path, k) if k else m.path for m, k in ((self.kept, self.kept_key), (self.tied, self.tied_key))
-        )
-        return ".".join(kept), ".".join(tied)
+        return self.kept.state_key(self.kept_key), self.tied.state_key(self.tied_key)
 
     @property
     def copy(self) -> Source | None:
-        """What `tied` is made of in the file, if that is a copy of its own."""
+        """How `tied` is made, if the file has a copy of the tensor for it."""
         kept, tied = self.kept.keys[self.kept_key], self.tied.keys[self.tied_key]
         return None if tied == kept else tied
 
 
 @dataclass
 class Assign:
-    """`targets = value`; several targets unpack a tuple. No target: a statement for its effect (`raise`, `assert`).
+    """`targets = value`; several targets unpack a tuple. Without targets: a statement for its effect (`raise`).
 
-    `form`: how the targets are written where the tuple is nested, `"{}, ({}, {})"`; `nodes`: the ONNX nodes whose work
-    it does, as the file calls them.
+    `form`: how the targets are written if the tuple is nested, `"{}, ({}, {})"`. `nodes`: the names of the ONNX nodes
+    that it computes.
     """
 
     targets: tuple[str, ...]
@@ -110,9 +111,9 @@ class Assign:
 
 @dataclass
 class If:
-    """A Python `if`; the values that both branches assign are its results.
+    """A Python `if`. `targets`: the values that both branches assign.
 
-    Without an `else`, they are variables that have been assigned before and may be assigned again.
+    Without an `else`, they are variables that were assigned before it.
     """
 
     test: ast.expr
@@ -125,11 +126,11 @@ class If:
 
 @dataclass
 class Loop:
-    """A Python loop: `for turn in iterable` or, where `iterable` is None, `while True`.
+    """A Python loop: `for turn in iterable` or, if `iterable` is None, `while True`.
 
-    `stop`, if given, is evaluated before each turn: the loop ends where it is false.
-    `targets` are the values carried around it: assigned before the loop and again in it (or lists that grow in it).
-    `form`: how the values of a turn are written where they are nested, `"({}, {}), {}"`.
+    `stop`, if given, is evaluated before each iteration: the loop ends when it is false.
+    `targets` are carried around the loop: assigned before it and again in it (or lists that grow in it).
+    `form`: how the values in `turn` are written if they are nested, `"({}, {}), {}"`.
     """
 
     turn: tuple[str, ...]
@@ -144,7 +145,7 @@ class Loop:
 
 @dataclass
 class With:
-    """`with context:`, and the values that its body makes for what comes after."""
+    """`with context:`. `targets`: the values of its body that later statements use."""
 
     context: ast.expr
     body: list[Statement]
@@ -154,49 +155,38 @@ class With:
 
 
 Statement = Assign | If | Loop | With
+_EXPRESSIONS = {Assign: ("value",), If: ("test",), Loop: ("iterable", "stop"), With: ("context",)}
 
 
 def blocks(statement: Statement) -> list[list[Statement]]:
-    """The nested blocks of a statement."""
+    """Return the nested blocks of a statement."""
     if isinstance(statement, If):
         return [statement.then, statement.orelse]
     return [] if isinstance(statement, Assign) else [statement.body]
 
 
 def expressions(statement: Statement) -> Iterator[ast.expr]:
-    """Every expression of a statement, nested blocks included, in order of evaluation."""
-    if isinstance(statement, Assign):
-        yield statement.value
-        return
-    if isinstance(statement, If):
-        yield statement.test
-    elif isinstance(statement, Loop):
-        if statement.iterable is not None:
-            yield statement.iterable
-        if statement.stop is not None:
-            yield statement.stop
-    else:
-        yield statement.context
+    """Yield every expression of a statement, nested blocks included, in order of evaluation."""
+    yield from own_expressions(statement)
     for block in blocks(statement):
         for inner in block:
             yield from expressions(inner)
 
 
+def own_expressions(statement: Statement) -> list[ast.expr]:
+    """Return a statement's own expressions, not those of its nested blocks."""
+    return [tree for name in _EXPRESSIONS[type(statement)] if (tree := getattr(statement, name)) is not None]
+
+
 def change_own(statement: Statement, change: Callable[[ast.AST], ast.expr | None]) -> None:
-    """Rewrite a statement's own expressions, not those of the blocks in it (see `quote.rewrite`)."""
-    if isinstance(statement, Assign):
-        statement.value = rewrite(statement.value, change)
-    elif isinstance(statement, If):
-        statement.test = rewrite(statement.test, change)
-    elif isinstance(statement, With):
-        statement.context = rewrite(statement.context, change)
-    else:
-        statement.iterable = None if statement.iterable is None else rewrite(statement.iterable, change)
-        statement.stop = None if statement.stop is None else rewrite(statement.stop, change)
+    """Rewrite a statement's own expressions, not those of its nested blocks (see `quote.rewrite`)."""
+    for name in _EXPRESSIONS[type(statement)]:
+        if (tree := getattr(statement, name)) is not None:
+            setattr(statement, name, rewrite(tree, change))
 
 
 def assigned(statement: Statement) -> Iterator[str]:
-    """Every value that a statement or its nested blocks assign."""
+    """Yield every value that a statement or its nested blocks assign."""
     yield from statement.targets
     if isinstance(statement, Loop):
         yield from statement.turn
@@ -206,7 +196,7 @@ def assigned(statement: Statement) -> Iterator[str]:
 
 
 def used(statement: Statement) -> list[str]:
-    """The values that a statement needs from outside itself, in order of first use."""
+    """Return the values that a statement needs from outside, in order of first use."""
     inside = set(assigned(statement)) if blocks(statement) else set()
     found: dict[str, None] = {}
     for expression in expressions(statement):
@@ -221,7 +211,7 @@ def used(statement: Statement) -> list[str]:
 
 @dataclass
 class Input:
-    """One argument of `forward`: a value, and the annotation that says what it is."""
+    """One argument of `forward`: a value and its annotation."""
 
     value: str
     annotation: str = "Tensor"
@@ -238,16 +228,16 @@ class ModuleDef:
         inputs, outputs: arguments of `forward`, and the expressions it returns.
         body: the statements of `forward`.
         infos: what is known of each value (dtype, dims), for names and comments.
-        hints: for each value the name it has in the file.
-        roles: for values that an operator named itself ("hidden"), that name.
-        constants: arrays too large for source, by the key that they have in the sidecar.
-        constants_prefix: what those keys begin with.
-        annotate: the code says which ONNX nodes each line comes from.
+        hints: the name of each value in the file.
+        constants: arrays too large for source, by their key in the sidecar.
         ties: tensors that are a weight in two places.
         classes: class names that the exporter recorded, by module path.
+        notes: for the report.
+        roles: names that operators gave to values ("hidden").
+        constants_prefix: prefix of the keys of `constants`.
+        annotate: comments name the ONNX nodes of each line.
         own: what the code uses of plugins.
         stubs: methods that are left open.
-        doc: lines of the header docstring about inputs, outputs and weights.
     """
 
     name: str
@@ -268,10 +258,10 @@ class ModuleDef:
     stubs: list[Stub] = field(default_factory=list)
 
     def hint(self, value: str) -> FileText:
-        """The name of a value in the file."""
+        """Return the name of a value in the file."""
         return self.hints.get(value) or FileText(value)
 
     @property
     def reserved(self) -> frozenset[str]:
-        """What no class, argument or local variable may be called."""
+        """Names that no class, argument or local variable may have."""
         return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs}

@@ -1,4 +1,4 @@
-"""A number that is written, `torch.finfo(torch.float32).min`, is the number that was meant."""
+"""Checks that a number written as an expression, such as `torch.finfo(torch.float32).min`, has the right value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ NAMED = {
 
 
 def hold_same(short: float, number: float) -> None:
-    """`short` is `number` in float32: exactly, or when rounded to it.
-
-    Raises:
-        WrongTranslation: it is another number, or none.
-    """
+    """Check that `short` equals `number`, exactly or rounded to float32. Raises `WrongTranslation`."""
     with np.errstate(over="ignore"):
         is_same = short is not None and (short == number or np.float32(short) == np.float32(number))
     if not is_same and not (number != number and short != short):
@@ -31,10 +27,10 @@ def hold_same(short: float, number: float) -> None:
 
 
 def held(tree: ast.expr, number: float) -> ast.expr:
-    """`tree`, which is `number`: of its type, and with its sign, where it is zero, too.
+    """Return `tree` after checking that its value is `number`, with the same type and sign (also of zero).
 
     Raises:
-        WrongTranslation: it is another number, or nobody knows which.
+        WrongTranslation: it is another number, or its value is unknown.
     """
     value: float | None
     negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub)

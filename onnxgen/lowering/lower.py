@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.kinds import annotation
+from onnxgen.code.kinds import argument_annotation
 from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statement, With, expressions, used
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, literal, quote, refs
@@ -116,9 +116,7 @@ class Lowering:
         return name
 
     def argument(self, value: ir.Value) -> Input:
-        facts = info(value)
-        is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
-        return Input(self.define(value), "np.ndarray" if is_text else annotation(facts))
+        return Input(self.define(value), argument_annotation(info(value)))
 
     def result(self, value: ir.Value) -> ast.expr:
         builder = Builder(self, ir.Node("", "Output", [value]), 0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, expressions
+from onnxgen.code.module_def import Assign, Member, Statement, assigned, blocks, own_expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
 from onnxgen.code.torch_api import VIEWS, function_of
 from onnxgen.shapes.info import Info
@@ -368,5 +368,4 @@ def _flattened(block: list[Statement]) -> Iterator[Statement]:
 
 def _own(statement: Statement) -> list[ast.expr]:
     """The expressions of a compound statement itself, and what it hands on under another name."""
-    inner = {id(e) for block in blocks(statement) for s in block for e in expressions(s)}
-    return [e for e in expressions(statement) if id(e) not in inner] + [Ref(t) for t in statement.targets]
+    return [*own_expressions(statement), *(Ref(t) for t in statement.targets)]

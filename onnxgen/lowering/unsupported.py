@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.kinds import annotation
+from onnxgen.code.kinds import argument_annotation
 from onnxgen.code.module_def import Member
 from onnxgen.code.printer import annotation as annotation_tree
 from onnxgen.code.quote import TORCH_DTYPES, literal, shortest
@@ -65,8 +65,8 @@ class Open:
         """
         inputs = [None if v is None else Arg(b, info(v), v, i) for i, v in enumerate(b.node.inputs)]
         keywords = _keywords(b)
-        kinds = tuple("Tensor | None" if arg is None else _kind(arg.info) for arg in inputs)
-        outputs = [_kind(b.out(i)) for i in range(len(b.node.outputs))]
+        kinds = tuple("Tensor | None" if arg is None else argument_annotation(arg.info) for arg in inputs)
+        outputs = [argument_annotation(b.out(i)) for i in range(len(b.node.outputs))]
         about = printable(f"{b.node.domain or 'ai.onnx'}.{b.node.op_type}-{b.opset}")
         key = (b.node.domain, b.node.op_type, b.opset, kinds, tuple(k[:2] for k in keywords), tuple(outputs))
         if key not in self.stubs:
@@ -96,11 +96,6 @@ class Open:
                 call.attr = stub.name
             notes.append(f"{stub.about} is left open: fill in the method {stub.name} ({named(stub.nodes)})")
         return list(self.stubs.values())
-
-
-def _kind(facts: Info) -> str:
-    is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
-    return "np.ndarray" if is_text else annotation(facts)
 
 
 def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:

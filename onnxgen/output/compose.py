@@ -202,7 +202,7 @@ def _tensors(module: ModuleDef, restored: list[Restored]) -> tuple[Tensors, dict
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
     tensors: Tensors = dict(sources)
     for member in module.members:
-        tensors.update({".".join((*member.path, key)): array for key, array in member.extra.items()})
+        tensors.update({member.state_key(key): array for key, array in member.extra.items()})
     tensors.update(module.constants)
     made = frozenset(name for norm in restored for name in norm.made)
     made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}

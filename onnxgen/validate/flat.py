@@ -91,7 +91,7 @@ def returns(outputs: list[ast.expr]) -> ast.Return:
 
 def _frozen(member: Member) -> list[str]:
     keys = sorted(member.frozen) if not all(map(is_statistic, member.frozen)) else []
-    return [".".join((*member.path, key)) if key else ".".join(member.path) for key in keys if not is_statistic(key)]
+    return [member.state_key(key) for key in keys if not is_statistic(key)]
 
 
 MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied

@@ -174,7 +174,7 @@ def hold(stored: Stored, module: ModuleDef, way_back: Collection[str], options: 
         for key, source in member.keys.items():
             is_trained = key not in member.frozen and member.kind != "buffer"
             if is_trained and source.dtype not in FLOATS:
-                raise WrongTranslation(f"{'.'.join((*member.path, key))} is trained, and is {source.dtype.name}")
+                raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
             (trained if is_trained else frozen).update(source.names)
     asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
     barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)}
