@@ -62,9 +62,9 @@ class ClassTree:
         made = [self._init()]
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
-            made.append(printer.function(_TIE, _NO_ARGUMENTS, ties, ast.Constant(None)))
+            made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], ast.Constant(None)))
         arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
-        made.append(printer.function("forward", arguments, self.body, self.result))
+        made.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
         return [*made, *(stub.tree for stub in self.stubs)]
 
     @cached_property
@@ -80,7 +80,7 @@ class ClassTree:
         given = [parameter.tree for parameter in self.parameters]
         defaults = [d for parameter in self.parameters if (d := parameter.default_tree) is not None]
         arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, defaults)
-        return printer.function("__init__", arguments, body, ast.Constant(None))
+        return ast.FunctionDef("__init__", arguments, body, [], ast.Constant(None))
 
     @cached_property
     def source(self) -> ClassSource:
@@ -92,10 +92,10 @@ class ClassTree:
             printer.lines(self.setup),
             printer.lines(self.body),
             list(map(printer.argument, self.inputs)),
-            printer.expression(self.result),
-            [(printer.expression(kept), printer.expression(tied)) for kept, tied in self.ties],
+            ast.unparse(self.result),
+            [(ast.unparse(kept), ast.unparse(tied)) for kept, tied in self.ties],
             self.parameters,
-            list(map(printer.expression, self.items)),
+            list(map(ast.unparse, self.items)),
             [stub.lines for stub in self.stubs],
         )
 

@@ -1,8 +1,8 @@
-"""Constant tensors as what they are: `torch.arange(n)`, a causal mask, a table repeated, or the numbers themselves.
+"""Writes constant tensors as short expressions: `torch.arange(n)`, a causal mask, a repeated table, or the numbers.
 
-Every form is bit for bit the array: what it computes is exact in every order of evaluation, or the array is compared
-with numpy's IEEE arithmetic of the same single operation. Where torch may round differently from device to device
-(`linspace`, sines, powers) there is no form, and the numbers stay data.
+Every form equals the array bit for bit: it is exact in every order of evaluation, or the array is compared with the
+same single operation in numpy's IEEE arithmetic. There are no forms for functions that torch may round differently on
+other devices (`linspace`, sines, powers).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, TORCH_DTYPES, call, literal, quote, shortest
 
-# types for which torch has neither arange nor tril
+# torch has neither arange nor tril for these types
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}
-# the largest integer up to which a type of floating point has all integers
+# a floating-point type has all integers up to this one
 WHOLE = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53, ir.DataType.FLOAT16: 1 << 11}
-INLINE_ELEMENTS = 32  # larger unrecognised tensors go to the sidecar
-INLINE_LETTERS = 2000  # and so do longer texts
+MAX_INLINE_ELEMENTS = 32  # larger tensors without a form go to the sidecar
+MAX_INLINE_CHARACTERS = 2000  # so do longer texts
 ANY: Any = slice(None)
 
 
 def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) -> ast.expr | None:
-    """The expression that makes this constant tensor, bit for bit, or None if it is large and has no form.
+    """Return an expression that makes this constant tensor bit for bit, or None if it is large and has no form.
 
     `device` is an expression for the tensor's device (default: torch's default device).
     """
@@ -36,13 +36,13 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
         return None
     if array.dtype.kind not in "biuf":
         array = array.astype(np.float32 if dtype.is_floating_point() else np.int64)
-    if TORCH_DTYPES[dtype] == "float32":  # and so are values of types that torch lacks
+    if TORCH_DTYPES[dtype] == "float32":  # also types that torch lacks
         dtype = ir.DataType.FLOAT
     if array.size:
         made = _Form(dtype, device).of(array)
         if made is not None:
             return made
-    if array.size > INLINE_ELEMENTS or bool(np.isnan(array).any() if array.dtype.kind == "f" else False):
+    if array.size > MAX_INLINE_ELEMENTS or (array.dtype.kind == "f" and bool(np.isnan(array).any())):
         return None
     if 0 in array.shape:
         return call("torch.empty", tuple(array.shape), dtype=dtype, device=device)
@@ -50,10 +50,10 @@ def tensor_literal(array: NDArray[Any], dtype: ir.DataType, device: Any = OMIT) 
 
 
 def text_literal(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:
-    """The expression that makes this array of strings, or None if it is large."""
+    """Return an expression that makes this array of strings, or None if it is large."""
     if 0 in shape:
         return quote("np.empty(s, dtype=object)", s=shape)
-    if len(items) > INLINE_ELEMENTS or sum(map(len, items)) > INLINE_LETTERS:
+    if len(items) > MAX_INLINE_ELEMENTS or sum(map(len, items)) > MAX_INLINE_CHARACTERS:
         return None
     nested = np.array(items, dtype=object).reshape(shape).tolist()
     return quote("np.array(v, dtype=object)", v=nested)
@@ -65,12 +65,17 @@ def _nested(values: Any, dtype: ir.DataType) -> Any:
     return shortest(values, dtype) if isinstance(values, float) else values
 
 
+def _implied(array: NDArray[Any]) -> ir.DataType:
+    """Return the dtype that torch gives to a tensor of these numbers if none is written."""
+    return {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
+
+
 def _has_negative_zero(array: NDArray[Any]) -> bool:
     return array.dtype.kind == "f" and bool((np.signbit(array) & (array == 0)).any())
 
 
 class _Form:
-    """The forms of arrays of one type on one device; each returns None where the array has not that form."""
+    """The forms of arrays of one type on one device. Methods return None if the array does not have the form."""
 
     def __init__(self, dtype: ir.DataType, device: Any) -> None:
         self.dtype, self.device = dtype, device
@@ -80,7 +85,7 @@ class _Form:
         if made is not None or self.dtype in PLAIN_ONLY or array.size < 4 or _has_negative_zero(array):
             return made
         core = array
-        if array.size > INLINE_ELEMENTS:
+        if array.size > MAX_INLINE_ELEMENTS:
             for axis in range(array.ndim):
                 first = core[(ANY,) * axis + (slice(0, 1),)]
                 core = first if bool((core == first).all()) else core
@@ -94,13 +99,12 @@ class _Form:
             made = form(squeezed)
             if made is not None:
                 return _in_shape(made, core.shape, array.shape)
-        if core.size < array.size and core.size <= INLINE_ELEMENTS and not np.isnan(squeezed.astype(float)).any():
+        if core.size < array.size and core.size <= MAX_INLINE_ELEMENTS and not np.isnan(squeezed.astype(float)).any():
             return _in_shape(self.numbers(squeezed), core.shape, array.shape)
         return None
 
     def numbers(self, array: NDArray[Any]) -> ast.expr:
-        implied = {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
-        return self._call("torch.tensor", literal(_nested(array.tolist(), self.dtype)), implied=implied)
+        return self._call("torch.tensor", literal(_nested(array.tolist(), self.dtype)), implied=_implied(array))
 
     def _call(self, function: str, *args: Any, implied: ir.DataType) -> ast.expr:
         return call(function, *args, dtype=OMIT if self.dtype == implied else self.dtype, device=self.device)
@@ -111,13 +115,13 @@ class _Form:
             return None
         if self.dtype != ir.DataType.BOOL and first in (0, 1):
             return self._call(f"torch.{'ones' if first else 'zeros'}", *array.shape, implied=ir.DataType.FLOAT)
-        implied = {"f": ir.DataType.FLOAT, "b": ir.DataType.BOOL}.get(array.dtype.kind, ir.DataType.INT64)
-        return self._call("torch.full", tuple(array.shape), _nested(first.item(), self.dtype), implied=implied)
+        value = _nested(first.item(), self.dtype)
+        return self._call("torch.full", tuple(array.shape), value, implied=_implied(array))
 
     # ---- one axis
 
     def _arange(self, array: NDArray[Any]) -> ast.expr | None:
-        """start, start + step, ... where every sum and product is exact."""
+        """`torch.arange(start, stop, step)`, if every sum and product is exact."""
         if array.dtype.kind not in "iuf":
             return None
         numbers = array[0].item(), array[1].item()
@@ -137,7 +141,7 @@ class _Form:
         """`torch.arange(n) * scale`, or `(torch.arange(n) + 0.5) * scale`: one product, rounded once."""
         if self.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or array.size >= WHOLE[self.dtype]:
             return None
-        counts = self._call("torch.arange", array.size, implied=ir.DataType.FLOAT)  # times a float it is that type
+        counts = self._call("torch.arange", array.size, implied=ir.DataType.FLOAT)  # times a float it is of that type
         for offset in (0, 0.5):
             scale = array[1] if offset == 0 else array[0] * 2
             numbers = (np.arange(array.size) + offset).astype(array.dtype)
@@ -150,7 +154,7 @@ class _Form:
 
     def _steps(self, array: NDArray[Any]) -> ast.expr | None:
         """`torch.arange(n) // k` and `torch.arange(n) % k`: rows and columns of a grid."""
-        if self.dtype != ir.DataType.INT64 or array[0] != 0 or array.size <= INLINE_ELEMENTS:
+        if self.dtype != ir.DataType.INT64 or array[0] != 0 or array.size <= MAX_INLINE_ELEMENTS:
             return None
         counts = np.arange(array.size)
         period = int(np.argmax(array != 0)) if array[1] == 0 else int(np.argmax(array != counts))
@@ -171,7 +175,7 @@ class _Form:
         return self._call("torch.eye", *sides, implied=ir.DataType.FLOAT)
 
     def _triangle(self, matrix: NDArray[Any]) -> ast.expr | None:
-        """One number on one side of a diagonal and zeros on the other: `torch.ones(n, n).tril()`."""
+        """One number on one side of a diagonal, zeros on the other: `torch.ones(n, n).tril()`."""
         rows, columns = matrix.shape
         filled = matrix[-1, 0] if matrix[-1, 0] != 0 else matrix[0, -1]
         if filled == 0 or (matrix[-1, 0] != 0 and matrix[0, -1] != 0):
@@ -186,12 +190,12 @@ class _Form:
         if self.dtype == ir.DataType.BOOL or filled == 1:
             whole = self._call("torch.ones", rows, columns, implied=ir.DataType.FLOAT)
         else:
-            implied = ir.DataType.FLOAT if matrix.dtype.kind == "f" else ir.DataType.INT64
-            whole = self._call("torch.full", (rows, columns), _nested(filled.item(), self.dtype), implied=implied)
+            value = _nested(filled.item(), self.dtype)
+            whole = self._call("torch.full", (rows, columns), value, implied=_implied(matrix))
         return quote(f"x.{name}(d)" if diagonal else f"x.{name}()", x=whole, d=diagonal)
 
     def _relative(self, matrix: NDArray[Any]) -> ast.expr | None:
-        """The table of relative positions in a window of h by w, as Swin has it (helper `relative_positions`)."""
+        """Swin's table of relative positions in a window of h by w (helper `relative_positions`)."""
         n = len(matrix)
         if self.dtype != ir.DataType.INT64 or matrix.shape != (n, n) or n < 4:
             return None
@@ -207,7 +211,7 @@ class _Form:
 
 
 def _in_shape(made: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> ast.expr:
-    """Put axes of 1 into what has none, so that it has the shape `core`, and repeat it to `shape`."""
+    """Insert axes of size 1 to give an expression the shape `core`, and repeat it to `shape`."""
     repeats = [m // n for n, m in zip(core, shape)]
     is_repeated = any(r > 1 for r in repeats)
     leading = next((i for i, n in enumerate(core) if n > 1), len(core))

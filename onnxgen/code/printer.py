@@ -1,14 +1,14 @@
-"""The one place where trees become lines of source.
+"""Prints syntax trees as lines of source.
 
-A line is never put together from text: a method is built as `ast`, held against the allow-list, and printed here. What
-a name, a comment or a literal holds can then only be that name, comment or literal; `meant.py` reads the finished file
-again, and it must be the very trees that were printed.
+Lines are never put together from text: a method is built as `ast`, checked against the allow-list, and printed here.
+So the content of a name, comment or literal cannot become code. `meant.py` compares the finished file with the trees.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cache
 from typing import TypeVar
 
@@ -17,23 +17,23 @@ from onnxgen.code.annotations import annotated
 from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
-LINE_LENGTH = 88  # of generated files; a shape comment that would pass it is left out
+LINE_LENGTH = 88  # of generated files; shape comments that do not fit are left out
 _REMARK = "_onnxgen_remark"
 _Statement = TypeVar("_Statement", bound=ast.stmt)
 
 
 def remarked(statement: _Statement, dims: str = "", nodes: tuple[FileText, ...] = ()) -> _Statement:
-    """A statement with a comment: the dims of what it makes, and the ONNX nodes that it comes from."""
+    """Add a comment to a statement: the dims of its result, and the ONNX nodes that it comes from."""
     if dims or nodes:
         setattr(statement, _REMARK, (comment(dims), nodes))
     return statement
 
 
 def comment(text: str) -> str:
-    """Text that may stand in a comment, or in a docstring: one line of printable ASCII without quotes and backslashes.
+    """Check text for a comment or docstring: one line of printable ASCII without quotes and backslashes.
 
     Raises:
-        Refused: it is other text; whoever shows text of a file passes it through `names.printable`.
+        Refused: it is other text. Text from an ONNX file must go through `names.printable` first.
     """
     if not is_plain(text):
         raise Refused(f"a comment has {text[:60]!a}")
@@ -41,41 +41,32 @@ def comment(text: str) -> str:
 
 
 def is_quotable(text: str) -> bool:
-    """Whether text may stand between double quotes: nothing in it ends the literal or means another character."""
+    """Return True if text can be between double quotes: it neither ends the literal nor has escapes."""
     return text.isprintable() and set(text).isdisjoint('"\\')
 
 
 def between_quotes(text: str) -> str:
-    """Text that a template puts between double quotes.
-
-    Raises:
-        Refused: it is not `is_quotable`.
-    """
+    """Check text that a template puts between double quotes. Raises `Refused` if it is not `is_quotable`."""
     if not is_quotable(text):
         raise Refused(f"text between quotes has {text[:60]!a}")
     return text
 
 
-def expression(tree: ast.expr) -> str:
-    """An expression's text."""
+def bare(tree: ast.expr) -> str:
+    """Print an expression where a tuple needs no parentheses: after `return` and `for`, and before `=`."""
+    if isinstance(tree, ast.Tuple) and tree.elts:
+        return ", ".join(map(ast.unparse, tree.elts)) + ("," if len(tree.elts) == 1 else "")
     return ast.unparse(tree)
 
 
-def bare(tree: ast.expr) -> str:
-    """The same, where a tuple needs no parentheses: behind `return` and `for`, and before `=`."""
-    if isinstance(tree, ast.Tuple) and tree.elts:
-        return ", ".join(map(expression, tree.elts)) + ("," if len(tree.elts) == 1 else "")
-    return expression(tree)
-
-
 def argument(tree: ast.arg, default: ast.expr | None = None) -> str:
-    """A parameter of a function: `x: Tensor = 1`."""
-    text = tree.arg + ("" if tree.annotation is None else f": {expression(tree.annotation)}")
-    return text + ("" if default is None else f" = {expression(default)}")
+    """Print a parameter of a function: `x: Tensor = 1`."""
+    text = tree.arg + ("" if tree.annotation is None else f": {ast.unparse(tree.annotation)}")
+    return text + ("" if default is None else f" = {ast.unparse(default)}")
 
 
 def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
-    """The lines of a block, with its comments; `level`: how far it is indented."""
+    """Print a block with its comments, at an indentation level."""
     made: list[str] = []
     for statement in block:
         made += _with_remark(statement, _head(statement), level)
@@ -97,38 +88,33 @@ def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
 
 
 def _head(statement: ast.stmt) -> str:
-    """A statement's first line, without the blocks in it."""
+    """Print a statement without its nested blocks."""
     if isinstance(statement, ast.Assign):
-        return f"{' = '.join(map(bare, statement.targets))} = {expression(statement.value)}"
+        return f"{' = '.join(map(bare, statement.targets))} = {ast.unparse(statement.value)}"
     if isinstance(statement, ast.Expr):
-        return expression(statement.value)
+        return ast.unparse(statement.value)
     if isinstance(statement, ast.Return):
         return "return" if statement.value is None else f"return {bare(statement.value)}"
     if isinstance(statement, (ast.If, ast.While)):
         word = "if" if isinstance(statement, ast.If) else "while"
-        return f"{word} {expression(statement.test)}:"
+        return f"{word} {ast.unparse(statement.test)}:"
     if isinstance(statement, ast.For):
-        return f"for {bare(statement.target)} in {expression(statement.iter)}:"
+        return f"for {bare(statement.target)} in {ast.unparse(statement.iter)}:"
     if isinstance(statement, ast.With):
-        return f"with {', '.join(expression(item.context_expr) for item in statement.items)}:"
+        return f"with {', '.join(ast.unparse(item.context_expr) for item in statement.items)}:"
     if isinstance(statement, (ast.Pass, ast.Break)):
         return "pass" if isinstance(statement, ast.Pass) else "break"
-    raise Refused(f"there is no way to print {type(statement).__name__}")
-
-
-def function(name: str, arguments: ast.arguments, body: list[ast.stmt], returns: ast.expr) -> ast.FunctionDef:
-    """A method."""
-    return ast.FunctionDef(name, arguments, body, [], returns)
+    raise Refused(f"cannot print a {type(statement).__name__}")
 
 
 @cache
 def annotation(text: str) -> ast.expr:
-    """What onnxgen calls a type, as Python reads it."""
+    """Parse an annotation."""
     return ast.parse(text, mode="eval").body
 
 
 def target(names: Sequence[str], form: str = "") -> ast.expr:
-    """What is assigned to: one name, or several; `form`: how they are nested, `"{}, ({}, {})"`."""
+    """Return the target of an assignment to one or several names. `form`: their nesting, `"{}, ({}, {})"`."""
     nodes: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
     if not form:
         return nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Store())
@@ -140,14 +126,12 @@ def target(names: Sequence[str], form: str = "") -> ast.expr:
 
 
 def assigned(tree: ast.expr, value: ast.expr) -> ast.Assign:
-    """`tree = value`, of a name, attribute or item that was written down to be read."""
-    if isinstance(tree, ast.Name):
-        return ast.Assign([ast.Name(tree.id, ast.Store())], value)
-    if isinstance(tree, ast.Attribute):
-        return ast.Assign([ast.Attribute(tree.value, tree.attr, ast.Store())], value)
-    if isinstance(tree, ast.Subscript):
-        return ast.Assign([ast.Subscript(tree.value, tree.slice, ast.Store())], value)
-    raise Refused(f"nothing can be assigned to {type(tree).__name__}")
+    """Return `tree = value`, for an expression that reads a name, attribute or item."""
+    if not isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)):
+        raise Refused(f"cannot assign to a {type(tree).__name__}")
+    target = copy(tree)
+    target.ctx = ast.Store()
+    return ast.Assign([target], value)
 
 
 @cache

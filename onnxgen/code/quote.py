@@ -1,7 +1,7 @@
-"""Expressions: Python's `ast` all the way, written as the PyTorch that they become.
+"""Builds expressions as Python's `ast` from templates of PyTorch code.
 
-`quote("F.relu(x)", x=value)` parses the template once and puts the given values where their names stand. Names, numbers
-and text from an ONNX file can therefore only ever become a literal or a placeholder node, never syntax.
+`quote("F.relu(x)", x=value)` parses the template once and puts the values in place of their names. So names, numbers
+and text from an ONNX file become literals or placeholder nodes, never syntax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.numbers import held, hold_same
-from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.dims import Sym
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Ref(ast.expr):
-    """The value with this id; becomes a local variable's name when a class is laid out."""
+    """Placeholder for the value with this id. Becomes the name of a local variable."""
 
     _fields = ()
 
@@ -35,7 +34,7 @@ class Ref(ast.expr):
 
 
 class SizeOf(ast.expr):
-    """A symbolic dim as a Python int; becomes `x.shape[1]` of a tensor that is at hand where it stands."""
+    """Placeholder for a symbolic dim as a Python int. Becomes `x.shape[1]` of a tensor in scope."""
 
     _fields = ()
 
@@ -45,13 +44,13 @@ class SizeOf(ast.expr):
 
 
 class DeviceOf(ast.expr):
-    """The device to compute on; becomes `x.device` of a tensor that is at hand where it stands."""
+    """Placeholder for the device to compute on. Becomes `x.device` of a tensor in scope."""
 
     _fields = ()
 
 
 class MemberRef(ast.expr):
-    """A parameter, buffer or submodule; becomes `self.conv1`, or what leads there from the class where it stands."""
+    """Placeholder for a parameter, buffer or submodule. Becomes `self.conv1`, or a longer path from `self`."""
 
     _fields = ()
 
@@ -69,15 +68,8 @@ OMIT = _Omit()
 
 
 def unless(value: Any, default: Any) -> Any:
-    """`value`, or `OMIT` when it is what torch takes anyway: `call` leaves such arguments out.
-
-    Raises:
-        WrongTranslation: an option is lost here.
-    """
-    made = OMIT if value == default else value
-    if made is not (OMIT if value == default else value):
-        raise WrongTranslation(f"the option {value!r} of the default {default!r} is written as {made!r}")
-    return made
+    """Return `value`, or `OMIT` if it is torch's default: `call` leaves such arguments out."""
+    return OMIT if value == default else value
 
 
 class NiceFloat(float):
@@ -90,7 +82,7 @@ class NiceFloat(float):
 
 
 class AsciiText(str):
-    """Text that prints as ASCII, whatever it holds: a generated file looks the same to every editor and reviewer."""
+    """Text that prints as ASCII, with escapes, so that a generated file looks the same in every editor."""
 
     __slots__ = ()
 
@@ -118,7 +110,7 @@ TORCH_DTYPES = {
     ir.DataType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
     ir.DataType.FLOAT8E5M2: "float8_e5m2",
     ir.DataType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    # torch has no such types: their values travel in the next wider one
+    # torch lacks these types: their values are stored in the next wider one
     ir.DataType.INT4: "int8",
     ir.DataType.INT2: "int8",
     ir.DataType.UINT4: "uint8",
@@ -129,10 +121,10 @@ TORCH_DTYPES = {
 
 
 def shortest(value: float, dtype: ir.DataType | None = ir.DataType.FLOAT) -> float:
-    """The float with the fewest digits that is the same number in `dtype`.
+    """Return the float with the fewest digits that is the same number in `dtype`.
 
-    Only float32 is shortened: torch keeps a Python scalar in float32 when it computes in half precision, so a
-    half-precision constant must be written with its exact value.
+    Only float32 is shortened: when torch computes in half precision, it keeps a Python scalar in float32, so a
+    half-precision constant must be written exactly.
     """
     short = _shortened(value) if dtype == ir.DataType.FLOAT else value
     hold_same(short, value)
@@ -162,7 +154,7 @@ def _number(value: float) -> ast.expr:
 
 
 def literal(value: Any) -> ast.expr:
-    """A Python value as an expression: numbers, text, sequences, dims, dtypes and numpy scalars."""
+    """Return a Python value as an expression: numbers, text, sequences, dims, dtypes and numpy scalars."""
     if isinstance(value, ast.expr):
         return value
     if value is None or isinstance(value, bool):
@@ -193,21 +185,21 @@ def _template(text: str) -> ast.expr:
 
 
 def quote(template: str, **values: Any) -> ast.expr:
-    """The expression that `template` spells, with each name that is in `values` replaced by that value."""
+    """Return the expression in `template`, with each name in `values` replaced by its value."""
     made = {name: literal(value) for name, value in values.items()}
     found: ast.expr = rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
     return found
 
 
 def tensor_of(owner: ast.expr, key: str) -> ast.expr:
-    """The tensor of a layer by its state-dict key, `self.fc.quantize.scale`; without a key what is there itself."""
+    """Return the tensor of a layer by its state-dict key: `self.fc.quantize.scale`. The key "" is `owner` itself."""
     for part in key.split(".") if key else ():
         owner = ast.Attribute(owner, part, ast.Load())
     return owner
 
 
 def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
-    """`function(*args, **kwargs)`; arguments that are `OMIT` are left out (positional ones only from the end)."""
+    """Return `function(*args, **kwargs)` without arguments that are `OMIT` (positional ones only at the end)."""
     positional = list(args)
     while positional and positional[-1] is OMIT:
         positional.pop()
@@ -218,15 +210,12 @@ def call(function: str | ast.expr, *args: Any, **kwargs: Any) -> ast.expr:
     )
 
 
-# Fields that hold text or numbers, and the one object that stands for reading a name: no nodes to look into.
-_PLAIN = {"ctx", "id", "attr", "arg", "kind", "is_async", "conversion"}
-
-
+_PLAIN = {"ctx", "id", "attr", "arg", "kind", "is_async", "conversion"}  # fields without nodes worth visiting
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Constant: ()}
 
 
 def _fields(tree: ast.AST) -> tuple[str, ...]:
-    """The fields of a node that hold nodes, or lists of them."""
+    """Return the fields of a node that hold nodes or lists of nodes."""
     found = _FIELDS.get(type(tree))
     if found is None:
         found = _FIELDS[type(tree)] = tuple(name for name in tree._fields if name not in _PLAIN)
@@ -234,8 +223,10 @@ def _fields(tree: ast.AST) -> tuple[str, ...]:
 
 
 def rewrite(tree: Any, change: Callable[[ast.AST], ast.expr | None]) -> Any:
-    """`tree` with nodes replaced by what `change` makes of them (None: keep). It is never modified itself: nodes above
-    a replaced one are copied, all others shared."""
+    """Replace nodes of `tree` by what `change` returns for them (None: keep).
+
+    `tree` is not modified: nodes above a replaced one are copied, all others shared.
+    """
     new = change(tree)
     if new is not None:
         return new
@@ -266,7 +257,7 @@ def _copy(tree: ast.AST) -> ast.AST:
 
 
 def walk(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of an expression but what says that names are read (`ctx`), parents first, left to right."""
+    """Yield every node of an expression except `ctx` nodes, parents first, left to right."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -280,9 +271,9 @@ def walk(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def refs(tree: ast.AST) -> Sequence[str]:
-    """The ids of the values that an expression uses, in order, with repetitions.
+    """Return the ids of the values that an expression uses, in order, with repetitions.
 
-    Remembered with the expression, which is never modified: every stage and every level of scopes asks again.
+    The result is cached in the expression, which is never modified.
     """
     found: tuple[str, ...] | None = tree.__dict__.get("_refs")
     if found is None:
@@ -291,7 +282,7 @@ def refs(tree: ast.AST) -> Sequence[str]:
 
 
 def depth(tree: ast.AST) -> int:
-    """How deep calls and operators are nested in an expression (a name or a literal is 0)."""
+    """Return the nesting depth of calls and operators in an expression (0 for a name or a literal)."""
     inner = 0
     for name in _fields(tree):
         field = getattr(tree, name, None)

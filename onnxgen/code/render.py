@@ -23,7 +23,7 @@ from onnxgen.code.copied import Import, copied, imported
 from onnxgen.code.meant import Meant, hold, without_docstring
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
-from onnxgen.code.settled import LONGEST, Settled
+from onnxgen.code.settled import MAX_BLACK_LINES, Settled
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.paths import templates_dir
 from onnxgen.common.timing import FORMAT, IMPORTS, stage
@@ -121,9 +121,8 @@ def render(
         return _finished(_rendered(values, templates), meant, templates)
     settled = Settled(classes, LINE_LENGTH)
     if settled.skipped:
-        notes.append(
-            f"the file has over {LONGEST:,} lines to format: long lines are left long (run `black` to wrap them)"
-        )
+        long = f"the file has over {MAX_BLACK_LINES:,} lines to format"
+        notes.append(f"{long}: long lines are left long (run `black` to wrap them)")
     return _finished(_rendered({**values, "classes": settled.classes}, None), meant, None, settled.restored)
 
 

@@ -1,7 +1,7 @@
-"""Lines that black would leave as they are, taken out of a file while black formats the rest.
+"""Takes lines that black would not change out of a file while black formats the rest.
 
 black takes up to 4 ms a line, and most lines of a large network are short statements that `ast.unparse` wrote as black
-would. A run of them becomes one statement, a name, which is replaced again in what black made.
+would. A run of such lines is replaced by one statement, a name, and put back after formatting.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import replace
 from onnxgen.code.class_source import ClassSource
 from onnxgen.code.printer import INDENT
 
-LONGEST = 20_000  # lines for black; a file with more keeps the long lines of its methods
+MAX_BLACK_LINES = 20_000  # lines to format; a file with more keeps the long lines of its methods
 _BODY = 2 * len(INDENT)  # the column at which methods' lines begin
-# An assignment, or a call alone, perhaps with a shape behind it. Not among them is what black spells in another way
-# than `ast.unparse`: powers, slices, strings, 1e+20, 1 .real, (1,); and statements that may decide about blank lines.
+# An assignment or a call, perhaps with a shape comment. Left out is what black writes differently from `ast.unparse`:
+# powers, slices, strings, 1e+20, 1 .real, (1,), and statements that may affect blank lines.
 _SIMPLE = re.compile(r"( *)([\w., ]+ = )?([\w .,()\[\]=+\-*/%@<>!&|^~]+?)(  # \[[^#]*\])?", re.ASCII)
 _OTHER = re.compile(
     r"\*\*|\w \.|,[)\]]|, =|\de\+|(?<![\w.])\d[\w.]*\.[A-Za-z_]|^ *\("
@@ -26,27 +26,27 @@ _MARK = re.compile(r"^( *)_settled_(\d+)_$", re.MULTILINE)
 
 
 class Settled:
-    """What was taken out of the classes of one file.
+    """The lines that were taken out of the classes of one file.
 
     Attributes:
-        skipped: black does not see the methods' bodies at all, since there are too many lines that it would change.
+        skipped: all lines of methods were taken out, since there are too many to format.
     """
 
     def __init__(self, classes: Sequence[ClassSource], line_length: int) -> None:
         self.line_length = line_length
         left = sum(not self._settled(line) for c in classes for line in (*c.init, *c.forward))
-        self.skipped = left > LONGEST
+        self.skipped = left > MAX_BLACK_LINES
         self.runs: list[list[str]] = []
         self.classes = [replace(c, init=self._without(c.init), forward=self._without(c.forward)) for c in classes]
 
     def restored(self, source: str) -> str:
-        """The formatted source with the lines where they were."""
+        """Put the lines back into the formatted source."""
         return _MARK.sub(lambda mark: mark[1] + f"\n{mark[1]}".join(self.runs[int(mark[2])]), source)
 
     def _without(self, lines: list[str]) -> list[str]:
-        """The lines, each run of settled ones (or all, where black is skipped) as a mark."""
+        """Replace each run of settled lines (or all lines, if skipped) by a mark."""
         left: list[str] = []
-        before = None  # the indentation of the run that the last line belongs to
+        before = None  # indentation of the current run
         for line in lines:
             indent = "" if self.skipped else line[: len(line) - len(line.lstrip(" "))]
             if not self.skipped and not self._settled(line):
@@ -64,5 +64,5 @@ class Settled:
         if len(line) + _BODY > self.line_length or _OTHER.search(line):
             return False
         found = _SIMPLE.fullmatch(line)
-        # black takes away parentheses around all of a value
+        # black removes parentheses around a whole value
         return found is not None and not (found[3].startswith("(") and found[3].endswith(")"))

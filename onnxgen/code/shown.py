@@ -1,4 +1,4 @@
-"""Which value shows a symbolic dim first: a statement that computes with the dim depends on it as on an argument."""
+"""Finds the first value that has a symbolic dim. Statements that compute with the dim depend on that value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxgen.shapes.info import Info
 
 
 def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str, Info]) -> dict[str, str]:
-    """The first value with each named dim alone, by the dim's name; not those of the inputs, which are always there."""
+    """Return the first value that has each named dim as an axis, by the dim's name; not dims of the inputs."""
     found: dict[str, str | None] = {}
     for argument in inputs:
         found.update(dict.fromkeys(named_dims(infos, argument.value)))
@@ -24,7 +24,7 @@ def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str
 
 
 def needed_dims(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
-    """The dims in these expressions that a value has to show (`where`: see `shown`)."""
+    """Return the dims in these expressions that are read from a value (`where`: see `shown`)."""
     if not where:
         return set()
     sizes = (node for tree in expressions for node in walk(tree) if isinstance(node, SizeOf))
@@ -32,12 +32,12 @@ def needed_dims(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> se
 
 
 def makers(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
-    """The values that have to exist before the sizes in these expressions can be told."""
+    """Return the values that must exist before the sizes in these expressions are known."""
     return {where[name] for name in needed_dims(expressions, where)}
 
 
 def named_dims(infos: Mapping[str, Info], value: str) -> list[str]:
-    """The named dims that a tensor has as an axis each."""
+    """Return the named dims that are axes of a tensor, alone and not in a sum or product."""
     facts = infos.get(value, Info())
     if facts.kind != "tensor" or facts.shape is None:
         return []

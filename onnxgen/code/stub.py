@@ -1,4 +1,4 @@
-"""A method that a person is to fill in, as the file has it."""
+"""Methods of a generated file that a person is to fill in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from onnxgen.code import printer
 
-SHOWN = 6  # nodes that are named
+MAX_NODES = 6  # named in a text
 
 
 @dataclass
@@ -15,13 +15,13 @@ class Stub:
     """A method that is left open.
 
     Attributes:
-        name: what it is called.
+        name: of the method.
         arguments, keywords: of the method.
-        returns: the annotation of what it returns.
+        returns: the annotation of its result.
         about: the operator, printable.
         doc: lines of its docstring after the first.
-        nodes: the nodes that call it, by name.
-        calls: where it is called, until it has its final name.
+        nodes: the names of the nodes that call it.
+        calls: the calls in the network, which get its final name.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Stub:
             [], [ast.arg("self"), *self.arguments], None, self.keywords, [None for _ in self.keywords], None, []
         )
         error = ast.Call(ast.Name("NotImplementedError", ast.Load()), [ast.Constant(self._message)], [])
-        return printer.function(self.name, given, [ast.Raise(error)], printer.annotation(self.returns))
+        return ast.FunctionDef(self.name, given, [ast.Raise(error)], [], printer.annotation(self.returns))
 
     @property
     def lines(self) -> list[str]:
-        """The method as a class has it."""
+        """The text of the method."""
         given = ["self", *map(printer.argument, self.arguments)]
         given += ["*", *map(printer.argument, self.keywords)] if self.keywords else []
         return [
@@ -66,5 +66,5 @@ def named(nodes: list[str]) -> str:
 
 
 def listed(nodes: list[str]) -> str:
-    shown = ", ".join(node or "(unnamed)" for node in nodes[:SHOWN])
-    return shown + (f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else "")
+    shown = ", ".join(node or "(unnamed)" for node in nodes[:MAX_NODES])
+    return shown + (f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else "")

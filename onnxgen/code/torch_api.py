@@ -1,6 +1,6 @@
-"""What is known of PyTorch's layers and functions, as PyTorch 2.4 and newer have them.
+"""Tables of PyTorch's layers and functions, as of PyTorch 2.4 and newer.
 
-The tables know them by the names that generated files use: `nn.Linear`, `F.relu`, `torch.sigmoid`.
+Names are those of generated files: `nn.Linear`, `F.relu`, `torch.sigmoid`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def _ranks(*layers: str) -> str:
 _POOL = "kernel_size stride padding=0"
 _CONV = "in_channels out_channels kernel_size stride=1 padding=0"
 _RECURRENT = "num_layers=1 bias=True batch_first=False dropout=0.0 bidirectional=False"
-# Parameters in their order; generated code may pass no others, and some that it never passes are left out. A default
-# stands where a class that several places share may write the argument, or leave it out.
+# Parameters in order. Generated code may pass no others; some that it never passes are left out. A default is given if
+# a class that several places share may pass the argument or leave it out.
 _CALLED = {
     "nn.AdaptiveAvgPool1d nn.AdaptiveAvgPool2d nn.AdaptiveAvgPool3d": "output_size",
     "nn.AdaptiveMaxPool1d nn.AdaptiveMaxPool2d nn.AdaptiveMaxPool3d": "output_size return_indices",
@@ -98,7 +98,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     for name, parameters in _PARSED.items()
 }
 
-# Activations: functions of one tensor that need no options, and the layers that compute the same.
+# Activations: functions of one tensor without options, and the equivalent layers.
 ACTIVATIONS = {
     **{
         f"F.{c.lower()}": f"nn.{c}" for c in "ReLU ReLU6 ELU SELU GELU SiLU Mish Hardswish Hardsigmoid Softplus".split()
@@ -107,7 +107,7 @@ ACTIVATIONS = {
     "torch.sigmoid": "nn.Sigmoid",
     "torch.tanh": "nn.Tanh",
 }
-# Functions of one tensor, and the layer of no weights that computes the same.
+# Functions of one tensor, and the equivalent layers, which have no weights.
 LAYER_OF = {
     **ACTIVATIONS,
     "F.softmax": "nn.Softmax",
@@ -123,13 +123,13 @@ CONVOLUTIONS = frozenset(_ranks("nn.Conv").split())
 TRANSPOSED = frozenset(_ranks("nn.ConvTranspose").split())
 BATCH_NORMS = frozenset(_ranks("nn.BatchNorm").split())
 NORMS = BATCH_NORMS | {*_ranks("nn.InstanceNorm").split(), "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm"}
-# Layers with weights whose calls keep nothing and draw nothing: two on the same values are one.
+# Layers with weights, but without state or randomness: two calls on the same values can be one.
 PURE = (
     CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"}
 )
-NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # they are never None
+NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # never None
 
-# What functions and methods make, by their last names: the same thing in another form; a tuple of parts; named fields.
+# Functions and methods, by their last names, that return a view, a tuple of parts, or named fields.
 VIEWS = frozenset(
     "unsqueeze squeeze reshape flatten unflatten transpose permute expand expand_as repeat float to bool long int "
     "contiguous broadcast_to movedim swapaxes".split()
@@ -139,7 +139,7 @@ SEVERAL = {"topk": ("values", "indices"), "sort": ("values", "indices")}
 
 
 def misfit(call: ast.Call) -> str:
-    """What a layer or function is given that it does not take; "" if there is nothing, or it is not in the table."""
+    """Describe an argument that the layer or function does not take; "" if there is none or it is not in the table."""
     name = dotted(call.func)
     if name.count(".") != 1:
         return ""
@@ -162,7 +162,7 @@ def is_none(tree: ast.expr) -> bool:
 
 
 def dotted(tree: ast.AST) -> str:
-    """The name that a tree is: "nn.Linear"; "" if it is none, or hangs on a value of the module."""
+    """Return the dotted name that a tree is, such as "nn.Linear", or ""."""
     if isinstance(tree, ast.Attribute):
         inner = dotted(tree.value)
         return f"{inner}.{tree.attr}" if inner else ""
@@ -170,5 +170,5 @@ def dotted(tree: ast.AST) -> str:
 
 
 def function_of(tree: ast.AST) -> str:
-    """The name of what a call calls; "" if it has none, or is no call."""
+    """Return the dotted name of the function that a call calls, or ""."""
     return dotted(tree.func) if isinstance(tree, ast.Call) else ""

@@ -177,7 +177,7 @@ class ClassWriter:
         return "" if "." in text or "?" in text else f"[{text}]"
 
     def _text(self, tree: ast.expr) -> str:
-        return printer.expression(self._final(tree))
+        return ast.unparse(self._final(tree))
 
     def _final(self, tree: ast.expr) -> ast.expr:
         """An expression with names for values, and what leads to members."""

@@ -104,7 +104,7 @@ def test_too_many_lines_for_black(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     onnx.save(irregular(100), tmp_path / "net.onnx")
     usual = build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")
     assert not any("black" in note for note in usual.report.notes)
-    monkeypatch.setattr(settled, "LONGEST", 0)
+    monkeypatch.setattr(settled, "MAX_BLACK_LINES", 0)
     quick = build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")
     assert any("black" in note for note in quick.report.notes)
     assert formatted(quick.source) == usual.source  # the same but for the wrapping, so the same fingerprint, too
