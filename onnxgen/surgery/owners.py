@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.lowering.dropout import SHOWN, matches
+from onnxgen.lowering.dropout import MAX_LISTED_PATHS, matches
 
 NORMS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,
@@ -66,5 +66,6 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
 
 def near(text: str, paths: list[str]) -> str:
     """Return a sentence that lists the paths most similar to a text."""
-    found = difflib.get_close_matches(text, paths, SHOWN, 0.5) or [p for p in paths if "." not in p][:SHOWN]
+    found = difflib.get_close_matches(text, paths, MAX_LISTED_PATHS, 0.5)
+    found = found or [p for p in paths if "." not in p][:MAX_LISTED_PATHS]
     return f"there are {', '.join(found)}{', ...' if len(paths) > len(found) else ''}" if found else "there are none"
